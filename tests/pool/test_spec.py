@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from shoal.errors import InvalidArgumentError
@@ -22,7 +24,7 @@ def test_a_uri_and_its_spec_say_the_same():
         ("local://-x", "not a valid pool name"),
         ("local://" + "x" * 41, "not a valid pool name"),
         ("local://x?max_node=3", "did you mean max_nodes"),
-        ("local://x?colour=red", 'unknown option "colour"; allowed options: name, backend, min_nodes'),
+        ("local://x?paint=red", 'unknown option "paint"; allowed options: name, backend, min_nodes'),
         ("local://x?max_nodes=0", "max_nodes"),
         ("local://x?max_nodes=two", "max_nodes"),
         ("local://x?min_nodes=5&max_nodes=3", "min_nodes=5 is above max_nodes=3"),
@@ -68,6 +70,44 @@ def test_what_is_wrong_with_a_foreign_one_is_said(uri, said):
     with pytest.raises(InvalidArgumentError, match=said) as caught:
         PoolSpec.parse(uri)
     assert "cret" not in str(caught.value)
+
+
+def test_a_pool_on_kubernetes_has_its_namespace_in_the_uri():
+    spec = PoolSpec.parse("kuberay://ml/retrain?max_nodes=8&group=big")
+    assert (spec.namespace, spec.name, spec.ray_cluster) == ("ml", "retrain", "retrain")
+    assert spec.uri == "kuberay://ml/retrain?max_nodes=8&group=big"
+    assert PoolSpec.parse(spec.uri) == spec
+    assert (
+        PoolSpec.parse({"backend": "kuberay", "namespace": "ml", "name": "retrain", "max_nodes": 8, "group": "big"})
+        == spec
+    )
+    assert PoolSpec.parse("kuberay://ml/x?cluster=y").ray_cluster == "y"
+    assert "namespace" not in PoolSpec.parse("local://x").model_dump()
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"),
+    [
+        ("kuberay://ml", "has the form kuberay://NAMESPACE/NAME"),
+        ("kuberay://ml/a/b", "has the form kuberay://NAMESPACE/NAME"),
+        ("kuberay://ml/x?namespace=y", "contains the option namespace twice"),
+        ("kuberay://Ml_/x", "namespace='Ml_' is no name of Kubernetes"),
+        ("kuberay://ml/x?group=Big", "group='Big' is no name of Kubernetes"),
+        ("kuberay://ml/x?address=http://h", "allowed only for ray:// pools: address"),
+        ("kuberay://ml/x?api=h", "it has to be a URL"),
+        ("kuberay://ml/x?api=http://h:8265/?a=b", "must end with the port or path"),
+        ("kuberay://ml/x?api=http://u:secret@h", "must not contain credentials; remove them"),
+        ("kuberay://ml/x?ca_file=/ca.pem", "ca_file is allowed only with an https:// address"),
+        ("kuberay://ml/x?ray=false", "ray=false is allowed only for local:// pools"),
+        ("kuberay://ml/x?gpus_per_node=-1", "gpus_per_node=-1 is allowed only for local:// pools"),
+        ("ray://x?address=http://h&group=big", "allowed only for kuberay:// pools: group"),
+        ("local://x?context=prod", "allowed only for kuberay:// pools: context"),
+    ],
+)
+def test_what_is_wrong_with_a_pool_on_kubernetes_is_said(uri, said):
+    with pytest.raises(InvalidArgumentError, match=re.escape(said)) as caught:
+        PoolSpec.parse(uri)
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("given", ["inf", "INF", float("inf"), "none", None])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shoal import history
-from shoal.errors import InvalidArgumentError, PoolDownError, TeamError
+from shoal.errors import InvalidArgumentError, NoPoolError, PoolDownError, TeamError
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import commands
 from shoal.pool.spec import LeaseOptions, PoolSpec
@@ -128,6 +128,19 @@ def test_nobody_has_a_team(store):
         session.get_one(Pool, NAME).state = PoolState.DOWN
     with pytest.raises(PoolDownError):  # it got as far as today
         ComputePool(NAME).scale(2)
+
+
+def test_the_only_pool_that_a_team_may_use_needs_no_name(store, monkeypatch):
+    with store.transaction() as session:
+        row = session.get_one(Pool, NAME)
+        columns = {column.name: getattr(row, column.name) for column in Pool.__table__.columns}
+        spec = PoolSpec.parse("local://theirs?only_team=ads").model_dump()
+        session.add(Pool(**{**columns, "name": "theirs", "spec": spec}))
+    assert ComputePool(team="fraud").name == NAME
+    monkeypatch.setenv("SHOAL_TEAM", "ads")
+    assert ComputePool().name == "theirs"
+    with pytest.raises(NoPoolError, match="several are up"):
+        ComputePool(team="*")
 
 
 @pytest.mark.parametrize("team", ["", "*", "x" * 256])

@@ -117,7 +117,7 @@ class ComputePoolHook(BaseHook):
             status = ComputePool(spec or self.pool_name).describe()
         except ShoalError as error:
             if isinstance(error, PoolNotFoundError) and spec is not None:
-                untried = " and contacts the cluster" if spec.backend == "ray" else ""
+                untried = " and contacts the cluster" if spec.backend != "local" else ""
                 return True, f"{spec.uri} does not exist yet: the first run that leases nodes creates it{untried}"
             return False, str(error)
         return True, f"{status.uri} is {status.state}, {len(status.active)} of {status.max_nodes} nodes active"

@@ -10,7 +10,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from shoal.errors import JobError
 from shoal.jobs.timeouts import HEAD_TIMEOUT_S
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead
-from shoal.pool.endpoint import Endpoint
+from shoal.pool.endpoint import Endpoint, HeadAccess
 
 SUBMIT_ATTEMPTS = 6
 """Tries to submit a job, 15 s in total. A new head refuses submissions with status 500 for about 5 s."""
@@ -47,18 +47,23 @@ class JobClient(RayHead):
         token: The pool's bearer token; empty if the head needs no token.
         ca: File with the certificates of the authorities (CAs) to trust for an https address. None: the CAs of this
             machine.
+        access: Way to the head through another server. None: requests go to `api`.
         wait: Seconds to wait before the second try of a submission; later waits are up to four times as long. Tests
             pass zero.
     """
 
-    def __init__(self, api: str, token: str, *, ca: Path | None = None, wait: float = 1.0) -> None:
+    def __init__(
+        self, api: str, token: str, *, ca: Path | None = None, wait: float = 1.0, access: HeadAccess | None = None
+    ) -> None:
         retrying = Retrying(
             retry=retry_if_exception_type((HeadBusyError, _SlowError)),
             stop=stop_after_attempt(SUBMIT_ATTEMPTS),
             wait=wait_exponential(multiplier=wait, max=4 * wait),
             reraise=True,
         )
-        super().__init__(api, token, ca=ca, timeout_s=HEAD_TIMEOUT_S, retrying=retrying, error=self._job_error)
+        super().__init__(
+            api, token, ca=ca, timeout_s=HEAD_TIMEOUT_S, retrying=retrying, error=self._job_error, access=access
+        )
 
     @classmethod
     def at(cls, endpoint: Endpoint) -> Self:
@@ -67,7 +72,7 @@ class JobClient(RayHead):
         Raises:
             PoolDownError: The token file is gone because the pool went down.
         """
-        return cls(endpoint.api, endpoint.token(), ca=endpoint.ca_path)
+        return cls(endpoint.api, endpoint.token(), ca=endpoint.ca_path, access=endpoint.access)
 
     def _job_error(self, failure: Failure) -> JobError:
         head, refused = f"the pool's head at {self._api}", f"the pool's head refused ({failure.status})"

@@ -240,7 +240,7 @@ def refuse_too_many_workers(spec: AnyJobSpec, pool: PoolSpec) -> None:
     Raises:
         InvalidArgumentError: The workers do not fit.
     """
-    if pool.backend == "ray" or pool.gpus_per_node < 0:
+    if pool.backend != "local" or pool.gpus_per_node < 0:
         return
     if not could_fit(spec, NodeSize(pool.cpus_per_node, pool.gpus_per_node), pool.max_nodes):
         config = (isinstance(spec, FunctionRequest) and spec.room_for) or spec.scaling_config

@@ -4,10 +4,12 @@ to the head."""
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from shoal.errors import InvalidArgumentError, PoolDownError
@@ -53,6 +55,20 @@ def driver_arguments(command: Sequence[str]) -> list[str] | None:
     return list(command[4:]) if os.path.dirname(python) == os.path.dirname(sys.executable) else None
 
 
+class HeadAccess(Protocol):
+    """Way to a head through another server, such as the API server of Kubernetes with its own credentials."""
+
+    @property
+    def url(self) -> str:
+        """Return the URL at which this process reaches the head's HTTP API."""
+
+    def headers(self, token: str) -> Mapping[str, str]:
+        """Return the headers of a request that now starts, with the credentials of both servers."""
+
+    def certificates(self) -> ssl.SSLContext:
+        """Return the certificates for an https URL: those to trust, and that of this client if it has one."""
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """Addresses and token of a pool's head.
@@ -63,6 +79,7 @@ class Endpoint:
         token_path: File (mode 0600) with the bearer token; None if the head needs no token.
         versions: Versions of the software on the head, as far as they are known (see `shoal.pool.backends.versions`).
         ca_path: File with the CA certificates to trust for an https URL. None: the CA certificates of this machine.
+        access: Way to the head, if this process does not send its requests to `api` itself.
     """
 
     api: str
@@ -70,6 +87,7 @@ class Endpoint:
     token_path: Path | None
     versions: Mapping[str, str] = field(default_factory=dict)
     ca_path: Path | None = None
+    access: HeadAccess | None = None
 
     @property
     def is_on_loopback(self) -> bool:

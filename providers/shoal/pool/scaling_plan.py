@@ -278,7 +278,8 @@ def _why_end(node: Node, pool: Pool, head: Node | None, target: int, now: float)
     if not node.is_head and (head is None or node.head_id != head.id):
         return "the node's head is gone"
     if node.state in _COMING and now >= node.start_deadline:
-        return "the node was not ready at its start deadline"
+        why = f": {node.error}" if node.error else ""
+        return f"the node was not ready at its start deadline{why}"
     if node.state is NodeState.DRAINING and (not node.busy or now >= (node.drain_deadline or 0.0)):
         return "the node is drained"
     return None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 
 from shoal.errors import NoPoolError, PoolNotFoundError
+from shoal.pool import teams
 from shoal.pool.bound_host import is_here
 from shoal.pool.journal import rows
 from shoal.state import Store
@@ -18,11 +19,12 @@ POOL_VARIABLE = "SHOAL_POOL"
 the pool that the job runs on."""
 
 
-def which_pool(store: Store, name: str | None = None, *, only_up: bool = False) -> str:
+def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, team: str | None = None) -> str:
     """Return the name of the pool to use: `name`, else ``$SHOAL_POOL``, else the only pool that is up.
 
     If no pool is up, the only pool in the store is used. A pool that is up on another host does not count as up,
-    because only that host can use it. Embedded pools (pools that belong to one process) are used only if they are
+    because only that host can use it, and neither does a pool that belongs to another team than `team`, or than that of
+    the process (`shoal.pool.teams.asking`). Embedded pools (pools that belong to one process) are used only if they are
     named.
 
     Inside a job, ``$SHOAL_POOL`` is the pool that the job runs on.
@@ -40,7 +42,9 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False) 
             return given
         known = rows.pool_names(session)
         pools = session.scalars(select(Pool).where(Pool.name.in_(known), Pool.state == PoolState.UP))
-        up = [pool.name for pool in pools if is_here(pool)]
+        asks = teams.asking(team)
+        usable = [pool for pool in pools if teams.may_change(pool.spec.get("only_team"), asks, is_reserved=True)]
+        up = [pool.name for pool in usable if is_here(pool)]
     candidates = up if up or only_up else known
     if len(candidates) == 1:
         return candidates[0]

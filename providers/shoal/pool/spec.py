@@ -4,137 +4,24 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Self, get_args
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.option_validation import Settings, unknown_value
 from shoal.pool.names import NAME_RULE, is_pool_name
+from shoal.pool.spec_fields import KUBERAY_FIELDS, LIBRARIES, RAY_FIELDS, BackendName, PoolFields
 from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.redaction import has_credentials, redact_address, redact_value
 
-_LIBRARIES = ("xgboost", "lightgbm", "mlflow")
-"""Values of `PoolSpec.libraries`."""
+_ONLY_KUBERAY = tuple(name for name in KUBERAY_FIELDS if name not in RAY_FIELDS)
 
-_RAY_FIELDS = ("address", "gcs", "token_file", "ca_file", "token_over_http", "shared_folders")
-
-
-BackendName = Literal["local", "ray"]
-"""Name of a backend (a kind of pool). `shoal.pool.backends.BACKENDS` maps each name to its class."""
-
-
-class PoolFields(BaseModel):
-    """Fields that `PoolSpec` and the Prefect block `ComputePool` have in common."""
-
-    name: str = Field(description=f"Name of the pool: {NAME_RULE}.")
-    backend: BackendName = Field(
-        default="local",
-        description="Place where the nodes run: `local` is this machine, `ray` is an existing Ray cluster.",
-    )
-    min_nodes: int = Field(
-        default=1, ge=1, description="Smallest number of nodes while the pool is up, including the head node."
-    )
-    max_nodes: int = Field(
-        default=4, ge=1, le=1000, description="Largest number of nodes of the pool, including the head node."
-    )
-    cpus_per_node: int = Field(default=1, ge=1, le=1024, description="Number of CPUs that each node offers.")
-    gpus_per_node: int = Field(
-        default=0,
-        ge=-1,
-        le=64,
-        description="Number of GPUs that each node offers. -1: all GPUs of this machine that no other node uses "
-        "when the node starts; only for local:// pools.",
-    )
-    object_store_mb: int = Field(
-        default=128, ge=80, description="Size in MB of each node's object store, the shared memory for Ray's objects."
-    )
-    # one day: a pool that is used every day stays up, but a forgotten pool goes down
-    idle_timeout: float | None = Field(
-        default=24 * 3600.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="Seconds without a job, lease or request after which the pool goes down. "
-        "With `none`, an idle pool stays up.",
-    )
-
-    ray: bool = Field(
-        default=True,
-        description="Whether the nodes of a local:// pool run Ray. A pool without Ray has no GPUs, starts in a second "
-        "or two, and takes less memory. The workers of its jobs are plain processes.",
-    )
-
-    ray_dashboard: bool = Field(
-        default=False,
-        description="Whether the head of a local:// pool runs Ray's dashboard, with Ray's Job API and state API. "
-        "The dashboard takes memory and makes the start slower, and shoal's jobs do not need it.",
-    )
-
-    libraries: str | None = Field(
-        default=None,
-        description=f"Libraries, separated by commas, that the head of a local:// pool imports while the pool starts, "
-        f"so that the first job starts sooner: {', '.join(_LIBRARIES)}. With mlflow, the head also creates shoal's own "
-        "MLflow database if there is none. Default: none; the first job that needs a library imports it for all jobs.",
-    )
-
-    python: str | None = Field(
-        default=None,
-        description="Path of the Python interpreter that runs the nodes and jobs of a local:// pool, such as "
-        "/opt/train/bin/python of an environment with other libraries than Airflow's. Install the same version of "
-        "shoal there. Default: the interpreter of the process that starts the pool.",
-    )
-
-    only_team: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=255,
-        description="Team to which the pool belongs. Other teams, and processes without a team, can neither use nor "
-        "change the pool. Default: the pool belongs to no team, and all may use it.",
-    )
-
-    address: str | None = Field(
-        default=None,
-        description="URL of the Job API of the existing Ray cluster, such as http://host:8265. "
-        "Required for ray:// pools, and allowed only for them.",
-    )
-    gcs: str | None = Field(
-        default=None,
-        description="Address (host:port) of the Ray cluster to which Ray drivers connect. "
-        "Default: port 6379 of the host in `address`. Allowed only for ray:// pools.",
-    )
-    token_file: str | None = Field(
-        default=None,
-        description="Path of a file (mode 0600) that contains the bearer token of the Ray cluster. "
-        "A relative path is relative to $SHOAL_HOME. Default: the cluster needs no token. Allowed only for ray:// "
-        "pools.",
-    )
-
-    ca_file: str | None = Field(
-        default=None,
-        description="Path of a PEM file with the CA certificates to trust for an https:// `address`. "
-        "A relative path is relative to $SHOAL_HOME. Default: the CA certificates of this machine. "
-        "Allowed only for ray:// pools.",
-    )
-    token_over_http: Literal["allow"] | None = Field(
-        default=None,
-        description="`allow`: send the token even to an http:// `address` on another host, although other users of "
-        "the network can read it. Default: such a pool is refused. Allowed only for ray:// pools.",
-    )
-    shared_folders: str | None = Field(
-        default=None,
-        description="Absolute paths of folders, separated by commas, that all nodes and all hosts that submit jobs "
-        "mount at the same path. Jobs may name files there. Default: none, so data and results need URIs. Allowed "
-        "only for ray:// pools.",
-    )
+_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+"""Pattern of the names of Kubernetes namespaces, RayClusters and worker groups."""
 
 
 class PoolSpec(PoolFields, Settings):
@@ -151,7 +38,7 @@ class PoolSpec(PoolFields, Settings):
             raise ValueError("true and false are not allowed as values of this option: give a number or a text")
         return value
 
-    @field_validator("idle_timeout", *_RAY_FIELDS, mode="before")
+    @field_validator("idle_timeout", *RAY_FIELDS, *_ONLY_KUBERAY, mode="before")
     @classmethod
     def _none(cls, value: Any) -> Any:
         return None if isinstance(value, str) and value.lower() == "none" else value
@@ -167,59 +54,91 @@ class PoolSpec(PoolFields, Settings):
             raise ValueError(f'"{self.name}" is not a valid pool name: {NAME_RULE}')
         if self.min_nodes > self.max_nodes:
             raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}: change one of the two")
-        given = [name for name in _RAY_FIELDS if getattr(self, name) is not None]
-        if self.backend != "ray" and given:
-            raise ValueError(
-                f"a {self.backend}:// pool has options that are allowed only for ray:// pools: {', '.join(given)}; "
-                "remove these options"
-            )
+        self._check_backend_of_options()
         if not self.ray:
             self._check_without_ray()
-        if unknown := [name for name in self.library_names() if name not in _LIBRARIES]:
-            raise ValueError(f"libraries={self.libraries}: {unknown[0]} is not one of {', '.join(_LIBRARIES)}")
+        if unknown := [name for name in self.library_names() if name not in LIBRARIES]:
+            raise ValueError(f"libraries={self.libraries}: {unknown[0]} is not one of {', '.join(LIBRARIES)}")
         if self.only_team == "*":
             raise ValueError("only_team=* is not the name of a team: name the team, or remove the option")
         if self.python is not None and not self.python.startswith("/"):
             raise ValueError(f"python={self.python} is not an absolute path: begin the path with /")
-        if self.backend == "ray":
+        if self.backend != "local":
             self._check_cluster()
+        if self.backend == "kuberay":
+            self._check_kuberay()
         return self
 
+    def _check_backend_of_options(self) -> None:
+        """Raise an error if the spec has options that pools of its kind do not have."""
+        allowed = {"local": (), "ray": RAY_FIELDS, "kuberay": KUBERAY_FIELDS}[self.backend]
+        for kind, names in (("ray", RAY_FIELDS), ("kuberay", _ONLY_KUBERAY)):
+            given = [name for name in names if getattr(self, name) is not None and name not in allowed]
+            if given:
+                raise ValueError(
+                    f"a {self.backend}:// pool has options that are allowed only for {kind}:// pools: "
+                    f"{', '.join(given)}; remove these options"
+                )
+
+    def _check_kuberay(self) -> None:
+        """Raise an error if the spec of a kuberay:// pool has wrong names, or no namespace."""
+        if self.namespace is None:
+            raise ValueError(
+                f"a kuberay:// pool needs a namespace: write kuberay://NAMESPACE/{self.name}, or give the option "
+                "namespace"
+            )
+        for name in ("namespace", "cluster", "group"):
+            value = getattr(self, name)
+            if value is not None and not _LABEL.fullmatch(value):
+                raise ValueError(
+                    f"{name}={shown(value)} is no name of Kubernetes: 1 to 63 of a-z, 0-9 and -, starting and ending "
+                    "with a letter or digit"
+                )
+
+    @property
+    def ray_cluster(self) -> str:
+        """Return the name of the RayCluster of a kuberay:// pool."""
+        return self.cluster or self.name
+
     def _check_cluster(self) -> None:
-        """Raise an error if the spec of a ray:// pool has wrong options, or none that it needs."""
+        """Raise an error if the spec of a pool on a Ray cluster has wrong options, or none that it needs."""
         for name in ("ray_dashboard", "libraries", "python"):
             if getattr(self, name):
                 raise ValueError(f"{name} is allowed only for local:// pools: remove the option")
         if self.gpus_per_node < 0:
             raise ValueError("gpus_per_node=-1 is allowed only for local:// pools: give the number of GPUs")
-        if has_credentials(self.address or ""):
-            raise InvalidArgumentError(
-                f"address={redact_value(self.address or '')}: the URL must not contain credentials; put the token "
-                "in a file and give token_file="
-            )
-        parts = _url_parts(self.address or "")
-        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        field = "address" if self.backend == "ray" else "api"
+        url = getattr(self, field) or ""
+        if has_credentials(url):
+            token = "put the token in a file and give token_file=" if self.backend == "ray" else "remove them"
+            raise InvalidArgumentError(f"{field}={redact_value(url)}: the URL must not contain credentials; {token}")
+        parts = _url_parts(url)
+        is_url = parts is not None and parts.scheme in ("http", "https") and bool(parts.hostname)
+        if self.backend == "kuberay" and url and not is_url:
+            raise ValueError(f"api={redact_address(url)!r}: it has to be a URL, for example https://ray.example.com")
+        if self.backend == "ray" and not is_url:
             raise ValueError(
-                f"address={redact_address(self.address or '')!r}: a ray:// pool needs the URL of the cluster's Job "
+                f"address={redact_address(url)!r}: a ray:// pool needs the URL of the cluster's Job "
                 f"API, for example ray://{self.name}?address=http://10.0.0.5:8265"
             )
+        self._check_certificates_and_folders(field, url, parts)
+
+    def _check_certificates_and_folders(self, field: str, url: str, parts: SplitResult | None) -> None:
         if wrong := [folder for folder in self.shared() if not folder.startswith("/")]:
             raise ValueError(
                 f"shared_folders={self.shared_folders}: {wrong[0]} is not an absolute path; begin each path with /"
             )
-        if self.ca_file is not None and parts.scheme != "https":
+        if self.ca_file is not None and (parts is None or parts.scheme != "https"):
             raise ValueError(
-                f"ca_file is allowed only with an https:// address, not with address={self.address!r}: remove "
+                f"ca_file is allowed only with an https:// address, not with {field}={url!r}: remove "
                 "ca_file, or use an https:// address"
             )
-        if parts.query:
-            raise ValueError(
-                f'address={self.address!r}: the URL must end with the port or path; remove the part after "?"'
-            )
+        if parts is not None and parts.query:
+            raise ValueError(f'{field}={url!r}: the URL must end with the port or path; remove the part after "?"')
 
     def _check_without_ray(self) -> None:
         """Raise an error if the spec has options that a pool without Ray cannot have."""
-        if self.backend == "ray":
+        if self.backend != "local":
             raise ValueError("ray=false is allowed only for local:// pools: remove the option")
         if self.gpus_per_node:
             raise ValueError(
@@ -288,9 +207,10 @@ class PoolSpec(PoolFields, Settings):
     @property
     def uri(self) -> str:
         """Return the URI from which :meth:`parse` builds this spec."""
-        given = self.model_dump(exclude_defaults=True, exclude={"name", "backend"})
+        given = self.model_dump(exclude_defaults=True, exclude={"name", "backend", "namespace"})
         query = "&".join(f"{key}={_in_uri(value)}" for key, value in given.items())
-        return f"{self.backend}://{self.name}" + (f"?{query}" if query else "")
+        place = f"{self.namespace}/{self.name}" if self.backend == "kuberay" else self.name
+        return f"{self.backend}://{place}" + (f"?{query}" if query else "")
 
 
 def _items(value: str | None) -> list[str]:
@@ -404,12 +324,18 @@ def _fields_of_uri(uri: str) -> dict[str, Any]:
         raise InvalidArgumentError(
             f'"{redact_address(uri)}": {unknown_value("backend", parts.scheme, " or ".join(map(repr, backends)))}'
         )
-    if parts.path.strip("/") or parts.fragment or "@" in parts.netloc or ":" in parts.netloc:
+    path = parts.path.strip("/")
+    is_kuberay = parts.scheme == "kuberay"
+    has_path = not path or "/" in path if is_kuberay else bool(path)
+    if has_path or parts.fragment or "@" in parts.netloc or ":" in parts.netloc:
+        form = "NAMESPACE/NAME" if is_kuberay else "NAME"
         raise InvalidArgumentError(
-            f'"{redact_address(uri)}": a pool URI has the form {parts.scheme}://NAME?option=value, without user, port, '
-            "path or fragment"
+            f'"{redact_address(uri)}": a pool URI has the form {parts.scheme}://{form}?option=value, without user, '
+            f"port{', further path' if is_kuberay else ', path'} or fragment"
         )
-    fields: dict[str, Any] = {"backend": parts.scheme, "name": parts.netloc}
+    fields: dict[str, Any] = {"backend": parts.scheme, "name": path if is_kuberay else parts.netloc}
+    if is_kuberay:
+        fields["namespace"] = parts.netloc
     try:
         options = parse_qsl(parts.query, keep_blank_values=True)
     except ValueError as error:

@@ -37,7 +37,7 @@ class NodeStatus:
         cpus: CPUs that the node offers.
         gpus: GPUs that the node offers.
         busy: Whether work was running on the node when its supervisor last checked.
-        error: Reason why the node failed or could not be ended; None if there is no error.
+        error: Reason why the node failed, could not be ended, or is not ready yet; None if no reason is known.
         log: Path of the node's log file on the pool's host. Empty if the node is not local.
         leaving_at: Time at which the node will end, as announced with `retire_node`, in seconds since the epoch; None
             if no end was announced.
@@ -288,7 +288,10 @@ def _current_state(node: Node, seen: Seen) -> NodeState:
 
 
 def _node_status(node: Node, state: NodeState, seen: Seen, log: str) -> NodeStatus:
+    waits = seen.waiting.get(node.id)
     error = node.error or (seen.lost.get(node.id, seen.silence) if state is NodeState.FAILED else None)
+    if state is NodeState.PLANNED and waits:
+        error = waits.reason
     return _from_row(NodeStatus, node, state=state.value, error=error, log=log)
 
 
@@ -308,6 +311,8 @@ def _reason(snapshot: Snapshot, now: float) -> str | None:
         )
     if last and last.state is OperationState.ROLLED_BACK:
         return f"the last operation was rolled back: {last.error}"
+    if stuck := next((node for node in snapshot.nodes if node.state is NodeState.PLANNED and node.error), None):
+        return f"{stuck.name} is not ready: {stuck.error}"
     if waiting := queue(snapshot):
         return f"leases that wait for nodes: {len(waiting)}; {leased(snapshot)} of {pool.max_nodes} nodes are taken"
     return None

@@ -195,6 +195,9 @@ class Pool(Base):
     clock: Mapped[dict[str, Any] | None]
     """Stamp of the last clock correction (`shoal.pool.journal.rows`). The next correction compares its own stamp with
     this stamp to compute by how much the wall clock has jumped."""
+    decision: Mapped[dict[str, Any] | None]
+    """Last decision about the pool's size: `number`, which increases with each change of the size, and `size`. A
+    backend whose API can compare numbers refuses older decisions. None before the first decision."""
 
 
 class Demand(Base):
@@ -293,7 +296,7 @@ class Node(Base):
     supervisor: Mapped[dict[str, Any] | None]
     """Identity of the node's supervisor process, which the supervisor writes before it starts the node. None before."""
     endpoint: Mapped[dict[str, str] | None]
-    """Addresses of the node. None until the node is ready."""
+    """Addresses of the node, and its pod if it has one. A node that was never ready has no `ray_node_id` here."""
     busy: Mapped[bool]
     """Whether work was running on the node, as last reported by the supervisor."""
     # When the wall clock jumps, the size of the jump is added to all stored times of a node
@@ -306,6 +309,11 @@ class Node(Base):
     """Time at which the node is expected to end, as announced with `retire_node`. None: no end was announced."""
     error: Mapped[str | None] = mapped_column(_Text)
     created_at: Mapped[float]
+
+    @property
+    def was_ready(self) -> bool:
+        """Return whether the node is ready or has been ready."""
+        return "ray_node_id" in (self.endpoint or {})
 
 
 class Job(Base):

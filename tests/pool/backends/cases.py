@@ -16,6 +16,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Node
 from tests.pool.backends.foreign import ForeignCluster
+from tests.support.fake_kubernetes import FakeKubernetes
 
 
 class Case(Protocol):
@@ -80,6 +81,31 @@ class Foreign:
 
     def trace(self, node: Node) -> object:
         return None if self.cluster.alive() else "the cluster was ended, and is not ours to end"
+
+    def leave_behind(self, node_id: str) -> bool:
+        return False
+
+
+@dataclass
+class Kubernetes:
+    """A RayCluster without workers, in the double of the Kubernetes API."""
+
+    kube: FakeKubernetes
+
+    @property
+    def uri(self) -> str:
+        return self.kube.uri("conform", max_nodes=4)
+
+    def lose(self, node: Node) -> None:
+        self.kube.become = lambda pod: {"phase": "Pending"}
+        self.kube.delete_pod(node.endpoint["pod"])
+
+    def mend(self) -> None:
+        self.kube.become = lambda pod: None
+
+    def trace(self, node: Node) -> object:
+        left = node.endpoint["pod"] in self.kube.pods()
+        return left or (None if self.kube.pods(heads=True) else "the head was ended, and is not ours to end")
 
     def leave_behind(self, node_id: str) -> bool:
         return False

@@ -8,6 +8,7 @@ from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends.ray.client import Cluster
 from shoal.pool.spec import PoolSpec
 from tests.pool.backends.foreign import ForeignCluster
+from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.pool_processes import nothing_left
 from tests.support.waiting import wait_until
 
@@ -22,6 +23,16 @@ def static_cluster() -> Iterator[ForeignCluster]:
         seen = Cluster(PoolSpec.parse(cluster.uri()))
         wait_until(lambda: seen.autoscaling() is False, "the monitor's first report")
         yield cluster
+
+
+@pytest.fixture
+def kube(fresh_home, monkeypatch, tmp_path) -> Iterator[FakeKubernetes]:
+    """A Kubernetes API; no detached reconciler, so whoever acts or sweeps does it all."""
+    pytest.importorskip("kubernetes", reason="the extra kuberay is not installed")
+    monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
+    kube = FakeKubernetes(tmp_path)
+    yield kube
+    kube.close()
 
 
 @pytest.fixture

@@ -17,7 +17,9 @@ from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from tests.pool.backends.cases import Case, Foreign, Local, backend
+from shoal.state.schema import Pool
+from tests.pool.backends.cases import Case, Foreign, Kubernetes, Local, backend
+from tests.support.fake_kubernetes import ray_cluster
 from tests.support.pool_processes import node_rows
 from tests.support.waiting import wait_until
 
@@ -43,7 +45,8 @@ def pool(case):
 
 
 def ref(case, size):
-    return PoolRef(PoolSpec.parse(case.uri), size, 0.0)
+    with Store().reading() as session:
+        return PoolRef.of(session.get_one(Pool, PoolSpec.parse(case.uri).name), size, 0.0)
 
 
 def refs():
@@ -160,6 +163,15 @@ def test_down_leaves_no_row_and_up_brings_it_again(case, pool):
     assert not any(case.trace(node) for node in leaving)
     pool.down()  # again: nothing happens
     assert names(pool.up()) == ["conform-0"]
+
+
+def test_a_ray_cluster_on_kubernetes_keeps_every_guarantee(kube):
+    case = Kubernetes(kube)
+    kube.add("rayclusters", ray_cluster("conform"))
+    pool = ComputePool(case.uri).up()
+    for test in GUARANTEES:
+        pool.scale(1)
+        test(case, pool)
 
 
 @pytest.mark.ray

@@ -92,9 +92,8 @@ class ComputePool:
         self._spec = PoolSpec.parse(source) if isinstance(source, PoolSpec) or (source and is_uri(source)) else None
         self._store = store or Store()
         self._clock = clock
-        self.name = (
-            self._spec.name if self._spec else which_pool(self._store, source if isinstance(source, str) else None)
-        )
+        name = source if isinstance(source, str) else None
+        self.name = self._spec.name if self._spec else which_pool(self._store, name, team=team)
         self.holder = storable(holder or python_holder())
         self.ancestors = ancestors
         team = teams.asking(team)
@@ -603,8 +602,8 @@ class ComputePool:
         spec = self._known_spec()
         if spec.backend != "ray":
             raise InvalidArgumentError(
-                f'pool "{self.name}" is a local pool, and this check is only for ray:// pools: run `shoal doctor` on '
-                "the pool's host"
+                f'pool "{self.name}" is a {spec.backend}:// pool, and this check is only for ray:// pools: run `shoal '
+                "doctor` on the pool's nodes"
             )
         # Import the module only for `ray://` pools, because the import also loads an HTTP client, which local pools do
         # not need.

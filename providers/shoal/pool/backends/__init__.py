@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shoal.pool.backends.base import Arrival, Backend, NodeRef, PoolRef, Seen
+from shoal.pool.backends.base import Arrival, Backend, NodeRef, PoolRef, Seen, Waiting
 from shoal.pool.backends.local.backend import LocalBackend
-from shoal.pool.spec import BackendName
+from shoal.pool.spec_fields import BackendName
 
 
 def _ray() -> Backend:
@@ -18,7 +18,13 @@ def _ray() -> Backend:
     return RayBackend()
 
 
-BACKENDS: dict[BackendName, Callable[[], Backend]] = {"local": LocalBackend, "ray": _ray}
+def _kuberay() -> Backend:
+    from shoal.pool.backends.kuberay.backend import KubeRayBackend
+
+    return KubeRayBackend()
+
+
+BACKENDS: dict[BackendName, Callable[[], Backend]] = {"local": LocalBackend, "ray": _ray, "kuberay": _kuberay}
 """Functions that create the backends, by the values of `PoolSpec.backend`."""
 
-__all__ = ["BACKENDS", "Arrival", "Backend", "LocalBackend", "NodeRef", "PoolRef", "Seen"]
+__all__ = ["BACKENDS", "Arrival", "Backend", "LocalBackend", "NodeRef", "PoolRef", "Seen", "Waiting"]

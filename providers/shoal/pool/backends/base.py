@@ -5,8 +5,8 @@ There are two kinds of backends:
 
 - shoal runs the nodes (`local`). A supervisor process owns each node, and writes the node's state to the node's row.
   `look` only has to report which nodes are gone.
-- An external API starts the nodes (`ray`; later KubeRay, Spark, Snowflake). No process of shoal runs beside a node, so
-  `look` also reports which of the requested nodes have started. `start` and `end` send the total number of nodes,
+- An external API starts the nodes (`ray`, `kuberay`; later Spark, Snowflake). No process of shoal runs beside a node,
+  so `look` also reports which of the requested nodes have started. `start` and `end` send the total number of nodes,
   because these APIs take a size and not a single node.
 """
 
@@ -19,7 +19,7 @@ from typing import Literal, Protocol
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
 from shoal.state.process import ProcessId
-from shoal.state.schema import Node, NodeState
+from shoal.state.schema import Node, NodeState, Pool
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,32 @@ class PoolRef:
         size: Number of nodes that the pool should have now; 0 while the pool goes down.
         stamp: Time at which this size was decided, in seconds since the epoch. A process that was paused after the
             decision compares the stamps, so that it does not overwrite a newer decision.
+        id: Identity of the pool: another pool, or one that was deleted and created again, has another id.
+        epoch: Number of times that the pool was started.
+        decision: Number of the decision about this size. A later decision has a larger number, on every host.
+        held: Pods of the nodes that stay (values of ``pod_uid`` in their endpoints).
     """
 
     spec: PoolSpec
     size: int
     stamp: float
+    id: str = ""
+    epoch: int = 0
+    decision: int = 0
+    held: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, pool: Pool, size: int, stamp: float, held: frozenset[str] = frozenset()) -> PoolRef:
+        """Build the reference to a pool from its row."""
+        return cls(
+            PoolSpec.model_validate(pool.spec),
+            size,
+            stamp,
+            id=f"{pool.name}/{pool.created_at:.3f}",
+            epoch=pool.epoch,
+            decision=(pool.decision or {}).get("number", 0),
+            held=held,
+        )
 
 
 @dataclass(frozen=True)
@@ -67,7 +88,8 @@ class Arrival:
 
     Attributes:
         endpoint: Data of the Ray node: ``ray_node_id``, and for the head also ``api``, ``gcs`` and, if the cluster
-            reports it, ``memory_bytes``. Each row of a pool gets a different Ray node.
+            reports it, ``memory_bytes``. Each row of a pool gets a different Ray node. On Kubernetes also ``pod`` and
+            ``pod_uid``.
         cpus: CPUs that the node really has.
         gpus: GPUs that the node really has.
     """
@@ -78,6 +100,20 @@ class Arrival:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """A node that was requested from an external API and is not ready yet.
+
+    Attributes:
+        reason: Reason why the node is not ready, with the next step if there is one. The text stays the same as long as
+            the reason does, because each change is written to the store.
+        endpoint: What exists of the node already, such as ``pod`` and ``pod_uid``; None if nothing exists.
+    """
+
+    reason: str
+    endpoint: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
 class Seen:
     """Result of `Backend.look`: the nodes that are lost, and the requested nodes that have joined the Ray cluster. The
     rows of all other nodes are still correct.
@@ -85,11 +121,13 @@ class Seen:
     Attributes:
         lost: The reason why each lost node is lost, by the node's id.
         arrived: The data of each requested node that has joined the Ray cluster, by the id in the node's row.
+        waiting: The requested nodes that have not joined yet, as far as a reason is known, by the id in the node's row.
         silence: Reason why the nodes could not be checked at all; None if they were checked.
     """
 
     lost: Mapping[str, str] = field(default_factory=dict)
     arrived: Mapping[str, Arrival] = field(default_factory=dict)
+    waiting: Mapping[str, Waiting] = field(default_factory=dict)
     silence: str | None = None
 
 
@@ -134,7 +172,7 @@ class Backend(Protocol):
         """Check which nodes are lost, and which nodes that were requested from an external API (such as an autoscaler)
         have started. This method must not change anything and must not raise an error.
 
-        The reconciler and `describe_pool` call this method often, so it may send at most one or two requests.
+        The reconciler and `describe_pool` call this method often, so it may send only a few requests.
         """
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlencode, urlsplit
 from tenacity import Retrying
 
 from shoal.errors import PoolUnreachableError
+from shoal.pool.endpoint import HeadAccess
 
 T = TypeVar("T")
 
@@ -100,6 +101,7 @@ class RayHead:
         timeout_s: Seconds to wait for the connection, and for the answer to one request.
         retrying: Rule that decides, from the exception of the last try, whether a job submission is tried again.
         error: Function that returns the exception to raise for a failed request.
+        access: Way to the head through another server. None: requests go to `api`.
     """
 
     def __init__(
@@ -111,15 +113,19 @@ class RayHead:
         timeout_s: float,
         retrying: Retrying,
         error: Callable[[Failure], Exception],
+        access: HeadAccess | None = None,
     ) -> None:
-        self._api = api
+        self._api = access.url if access else api
         self._retrying = retrying
         self._error = error
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        own = {"Authorization": f"Bearer {token}"} if token else {}
+        self._headers: Callable[[], Mapping[str, str]] = partial(access.headers, token) if access else lambda: own
         # This is the standard library's client, because httpx takes 200 ms of CPU time in each process that uses it.
         # http.client ignores the proxies in environment variables. They could not reach a head at a loopback address.
         # Certificates are loaded only for https, because loading them takes 40 ms of CPU time.
-        kind = HTTPConnection if api.lower().startswith("http:") else partial(HTTPSConnection, context=_trusted(ca))
+        kind: Callable[..., HTTPConnection] = HTTPConnection
+        if not self._api.lower().startswith("http:"):
+            kind = partial(HTTPSConnection, context=access.certificates() if access else _trusted(ca))
         self._connection = partial(kind, timeout=timeout_s)
 
     def get(self, path: str, read: Callable[[Any], T], params: Mapping[str, str] | None = None) -> T:
@@ -211,7 +217,7 @@ class RayHead:
             except (OSError, UnicodeError) as error:  # UnicodeError: the host's name is too long for DNS
                 raise self._no_answer(Problem.NO_CONNECTION, method, error) from error
             try:
-                connection.request(method, api.path + path, content, {**self._headers, **(headers or {})})
+                connection.request(method, api.path + path, content, {**self._headers(), **(headers or {})})
                 response = connection.getresponse()
                 return _Answer(method, response.status, response.read().decode(errors="replace"))
             except TimeoutError as error:

@@ -4,13 +4,13 @@ and end."""
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from shoal.pool import scaling_plan
-from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen
+from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen, Waiting
 from shoal.pool.bound_host import is_bound_here
 from shoal.pool.journal import lease_limits, rows, usage
 from shoal.pool.journal.rollback import end_operation
@@ -36,14 +36,16 @@ from shoal.state.schema import Lease, Node, NodeState, Operation, OperationState
 def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
     """Write the result of a check of a pool's nodes to the rows of these nodes.
 
-    A lost node gets the state failed, and a requested node that has joined the Ray cluster gets the state ready. Nodes
-    whose rows have changed since the check are skipped.
+    A lost node gets the state failed, a requested node that has joined the Ray cluster gets the state ready, and one
+    that waits gets the reason. Nodes whose rows have changed since the check are skipped.
     """
     for node, seen_as in list(_changed_nodes(snapshot, looked_at, seen)):
         if isinstance(seen_as, str):
             node.state, node.error = NodeState.FAILED, seen_as
+        elif isinstance(seen_as, Waiting):
+            node.error, node.endpoint = seen_as.reason, dict(seen_as.endpoint) if seen_as.endpoint else None
         else:
-            node.state, node.endpoint = NodeState.READY, dict(seen_as.endpoint)
+            node.state, node.endpoint, node.error = NodeState.READY, dict(seen_as.endpoint), None
             node.cpus, node.gpus = seen_as.cpus, seen_as.gpus
 
 
@@ -61,22 +63,30 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
 
 def _changed_nodes(
     snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen
-) -> Iterator[tuple[Node, str | Arrival]]:
+) -> Iterator[tuple[Node, str | Arrival | Waiting]]:
     """Yield each node that has changed since its row was written, together with the change. For a lost node, the change
     is the reason for the loss. For a requested node that has joined the Ray cluster, it is the data of the Ray node."""
     refs = {ref.id: ref for ref in looked_at}
-    taken = {node.endpoint["ray_node_id"] for node in snapshot.nodes if node.endpoint}
+    taken = {key: node.id for node in snapshot.nodes for key in _identities(node.endpoint)}
     for node in snapshot.nodes:
         if NodeRef.of(node) != refs.get(node.id):
             continue
-        reason, arrival = seen.lost.get(node.id), seen.arrived.get(node.id)
+        reason, arrival = seen.lost.get(node.id), seen.arrived.get(node.id) or seen.waiting.get(node.id)
         if reason and node.state not in (NodeState.FAILED, NodeState.ENDING):
             yield node, reason
-        # Two processes that check the cluster at the same time may assign the same new Ray node to different rows of
-        # the pool's nodes. Only the row that is written first gets the Ray node.
-        elif arrival and node.state is NodeState.PLANNED and arrival.endpoint["ray_node_id"] not in taken:
-            taken.add(arrival.endpoint["ray_node_id"])
-            yield node, arrival
+        # Two processes that check the cluster at the same time may assign the same new Ray node or pod to different
+        # rows of the pool's nodes. Only the row that is written first gets the Ray node.
+        elif arrival and node.state is NodeState.PLANNED:
+            keys = _identities(arrival.endpoint)
+            is_news = isinstance(arrival, Arrival) or (arrival.reason, arrival.endpoint) != (node.error, node.endpoint)
+            if is_news and all(taken.get(key, node.id) == node.id for key in keys):
+                taken |= dict.fromkeys(keys, node.id)
+                yield node, arrival
+
+
+def _identities(endpoint: Mapping[str, str] | None) -> list[tuple[str, str]]:
+    """Return the parts of a node's endpoint that no other node of the pool has."""
+    return [(key, value) for key in ("ray_node_id", "pod_uid") if (value := (endpoint or {}).get(key))]
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,8 @@ class Intents:
     and one if the pool goes down."""
     size: int
     """Number of nodes that the pool should have from now on."""
+    held: frozenset[str]
+    """Pods of the nodes that stay (see `PoolRef.held`)."""
 
 
 def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
@@ -114,11 +126,15 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     pool = snapshot.pool
     if pool.state is PoolState.STOPPING and not nodes:
         pool.state = PoolState.DOWN
+    size = wanted(snapshot)
+    if pool.decision is None or pool.decision["size"] != size:
+        pool.decision = {"number": (pool.decision or {}).get("number", 0) + 1, "size": size}
     usage.follow_leases(session, pool.name, now)
     ending = [NodeRef.of(node) for node in nodes if node.state is NodeState.ENDING]
-    return Intents(
-        _mark_spawned(nodes, now), ending, [*expired, *spent, *ended, *granted, *gone_down], wanted(snapshot)
-    )
+    staying = [node.endpoint or {} for node in nodes if node.state is not NodeState.ENDING]
+    held = frozenset(endpoint["pod_uid"] for endpoint in staying if "pod_uid" in endpoint)
+    decided = [*expired, *spent, *ended, *granted, *gone_down]
+    return Intents(_mark_spawned(nodes, now), ending, decided, size, held)
 
 
 def _expire_leases(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
@@ -237,7 +253,7 @@ def _intend_start(
 
 
 def _intend_end(session: Session, snapshot: Snapshot, node: Node, reason: str, now: float) -> None:
-    never_ready = node.endpoint is None
+    never_ready = not node.was_ready
     failed = node.state is NodeState.FAILED or (never_ready and now >= node.start_deadline)
     cause = session.get(Operation, node.operation_id) if node.operation_id else None
     # If a node failed before it was ready, the failure counts for the operation for which the node was started. If that

@@ -31,7 +31,7 @@ def end_operation(session: Session, snapshot: Snapshot, verdict: Verdict, now: f
     operation = next(row for row in snapshot.operations if row.id == verdict.operation_id)
     operation.state, operation.error, operation.ended_at = verdict.state, verdict.reason, now
     if now >= operation.deadline:
-        late = [node for node in snapshot.nodes if node.operation_id == operation.id and node.endpoint is None]
+        late = [node for node in snapshot.nodes if node.operation_id == operation.id and not node.was_ready]
         why = {node.name: node.error or f"{node.state.value} still at the deadline" for node in late}
         operation.node_errors = operation.node_errors | why
     _apply(session, snapshot, operation, verdict, now)

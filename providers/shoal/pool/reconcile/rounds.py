@@ -84,7 +84,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
         rows.adopt(snapshot.pool)
         record_seen(session, snapshot, refs, seen)
         intents = advance(session, snapshot, now)
-        ref = PoolRef(PoolSpec.model_validate(snapshot.pool.spec), intents.size, now)
+        ref = PoolRef.of(snapshot.pool, intents.size, now, intents.held)
     if intents.start:
         with act(JournalStep.START):
             backend.start(ref, intents.start)

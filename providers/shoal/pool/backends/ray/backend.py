@@ -14,16 +14,14 @@ from collections.abc import Mapping, Sequence
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import Arrival, NodeRef, PoolRef, Seen
-from shoal.pool.backends.ray.client import Cluster, ClusterNode, ConnectionRefusedByClusterError
+from shoal.pool.backends.ray.client import Cluster, ConnectionRefusedByClusterError
 from shoal.pool.backends.ray.token_file import ca_path, remove_token, token_path
+from shoal.pool.backends.ray_nodes import GCS_PORT, ClusterNode
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_START_TIMEOUT
 
 log = logging.getLogger(__name__)
-
-_GCS_PORT = 6379
-"""Default port of the GCS (Ray's control service), used unless the pool's option `gcs` gives another port."""
 
 
 class RayBackend:
@@ -167,7 +165,7 @@ def _arrival(spec: PoolSpec, node: ClusterNode, there: Sequence[ClusterNode], py
     return Arrival(
         {
             "api": str(spec.address).rstrip("/"),
-            "gcs": spec.gcs or f"{head.ip}:{_GCS_PORT}",
+            "gcs": spec.gcs or f"{head.ip}:{GCS_PORT}",
             "ray_node_id": node.id,
             "memory_bytes": str(node.memory_bytes),
             **(versions.to_record({"python": python}) if python else {}),

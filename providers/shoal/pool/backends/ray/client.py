@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,9 @@ from shoal.errors import PoolUnreachableError
 from shoal.pool.backends.ray.autoscaler_job import ASKING, READ_ONLY
 from shoal.pool.backends.ray.token_file import ca_path, token_path
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead, last_line
+from shoal.pool.backends.ray_nodes import ClusterNode, alive_nodes, python_version
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
-
-_MOST_NODES = 10_000
-"""Largest number of nodes to request from Ray's state API. Without a limit in the request, the API returns only 100."""
 
 _RUN = 'exec "${SHOAL_PYTHON:-python}" -c "$0" "$@"'
 """Shell command that runs a script with the cluster's Python: `$SHOAL_PYTHON` if this variable is set on the cluster,
@@ -35,19 +32,6 @@ class ConnectionRefusedByClusterError(PoolUnreachableError):
 
 class _BusyClusterError(PoolUnreachableError):
     """The head could not answer the request at this time. A later try may succeed."""
-
-
-@dataclass(frozen=True)
-class ClusterNode:
-    """One node that is alive in a Ray cluster, as the cluster's head reports it."""
-
-    id: str
-    name: str
-    is_head: bool
-    ip: str
-    cpus: int
-    gpus: int
-    memory_bytes: int = 0
 
 
 class Cluster:
@@ -85,24 +69,11 @@ class Cluster:
 
     def nodes(self) -> list[ClusterNode]:
         """Return the cluster's nodes that are alive: first the head, then the other nodes, sorted by name."""
-        found = self._head.get(
-            "/api/v0/nodes",
-            lambda answer: [_node(row) for row in answer["data"]["result"]["result"]],
-            params={
-                "detail": "true",
-                "limit": str(_MOST_NODES),
-                "filter_keys": "state",
-                "filter_predicates": "=",
-                "filter_values": "ALIVE",
-            },
-        )
-        return sorted(found, key=lambda node: (not node.is_head, node.name, node.id))
+        return alive_nodes(self._head)
 
     def python(self) -> str | None:
         """Return the full version of the cluster's Python, such as 3.11.7, or None if the head does not report it."""
-        with suppress(PoolUnreachableError):
-            return self._head.get("/api/v0/cluster_metadata", lambda answer: str(answer["data"]["pythonVersion"]))
-        return None
+        return python_version(self._head)
 
     def autoscaling(self) -> bool | None:
         """Return whether the cluster has a Ray autoscaler. Return None if the head's status does not show this, because
@@ -231,16 +202,3 @@ def _token(spec: PoolSpec) -> tuple[str, str | None]:
 def _node_types(answer: Any) -> list[str]:
     status = answer["data"].get("clusterStatus") or {}
     return list(((status.get("autoscalerReport") or {}).get("nodeTypeMapping") or {}).values())
-
-
-def _node(row: Mapping[str, Any]) -> ClusterNode:
-    resources = row["resources_total"] or {}
-    return ClusterNode(
-        id=str(row["node_id"]),
-        name=str(row["node_name"]),
-        is_head=bool(row["is_head_node"]),
-        ip=str(row["node_ip"]),
-        cpus=int(resources.get("CPU", 0)),
-        gpus=int(resources.get("GPU", 0)),
-        memory_bytes=int(resources.get("memory", 0)),
-    )

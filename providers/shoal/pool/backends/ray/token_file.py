@@ -86,6 +86,14 @@ def keep_token(pool: str, token: str) -> str:
     return f"{_folder()}/{pool}"
 
 
+def kept_token(pool: str) -> str:
+    """Return the token in the file that `keep_token` has written; empty if there is no such file."""
+    try:
+        return (home() / _folder() / pool).read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
 def remove_token(pool: str) -> None:
     """Remove the file that `keep_token` has written, if there is one."""
     (home() / _folder() / pool).unlink(missing_ok=True)

@@ -1,0 +1,263 @@
+"""Backend for Ray clusters on Kubernetes. KubeRay's operator starts and ends the pods; shoal changes the number of
+replicas of one worker group, and names the pods that have to go.
+
+A row of a `kuberay://` pool is assigned to a pod as soon as the pod exists, and is ready when the pod's Ray node has
+joined the cluster. So demand, leases and rollback work as in other pools.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from shoal.errors import InvalidArgumentError, PoolUnreachableError
+from shoal.pool.backends import versions
+from shoal.pool.backends.base import Arrival, NodeRef, PoolRef, Seen, Waiting
+from shoal.pool.backends.kuberay import head_access, reasons, scaling
+from shoal.pool.backends.kuberay.binding import Matched, match
+from shoal.pool.backends.kuberay.client import ConflictError, KubeClient
+from shoal.pool.backends.kuberay.head_access import TokenRefusedError
+from shoal.pool.backends.kuberay.resources import Pod, RayCluster
+from shoal.pool.backends.ray.token_file import ca_path, keep_token, kept_token, remove_token
+from shoal.pool.backends.ray_http import RayHead
+from shoal.pool.backends.ray_nodes import GCS_PORT, ClusterNode, alive_nodes, python_version
+from shoal.pool.endpoint import Endpoint
+from shoal.pool.spec import PoolSpec
+from shoal.pool.timeouts import CLUSTER_START_TIMEOUT
+from shoal.state.home import home
+
+log = logging.getLogger(__name__)
+
+_MOST_CONFLICTS = 10
+"""Number of times that a patch is tried although the RayCluster has changed meanwhile. The operator writes its status a
+few times after each change."""
+
+
+class KubeRayBackend:
+    """Backend for RayClusters, with or without Ray's autoscaler."""
+
+    bound_to_host = False
+    start_timeout = CLUSTER_START_TIMEOUT
+    start_timeout_per_node = 0.0
+
+    def admit(self, spec: PoolSpec, size: int) -> None:
+        """Raise an error if there is no such RayCluster, if shoal may not read or cannot scale it, or if the size is
+        above the limit of its worker group."""
+        client = KubeClient(spec)
+        cluster = client.ray_cluster()
+        if cluster is None:
+            raise InvalidArgumentError(f'{_missing(spec)}: create it, or correct the URI of pool "{spec.name}"')
+        group = cluster.group(spec)
+        problem = reasons.group_problem(group, size - 1)
+        if cluster.is_suspended or cluster.is_deleted:
+            problem = reasons.cluster_problem(spec, cluster, {}, time.time())
+        if problem:
+            raise InvalidArgumentError(f'pool "{spec.name}" cannot have {size} nodes: {problem}')
+        client.check_rights()
+
+    def prepare(self, spec: PoolSpec) -> None:
+        """Do nothing, because the RayCluster and its token exist already."""
+
+    def discard(self, name: str, *, everything: bool) -> None:
+        """Remove the file with Ray's token. The next process that needs the token reads it from the Secret again."""
+        remove_token(name)
+
+    def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
+        """Report the nodes whose pod or Ray node is gone, assign pods to the rows that wait, and say why these wait."""
+        if not nodes:
+            return Seen()
+        try:
+            client = KubeClient(spec)
+            cluster = client.ray_cluster()
+            if cluster is None:
+                return _without_cluster(spec, nodes)
+            pods = client.pods()
+            group = cluster.group(spec)
+            head, ray, silence = self._ray_nodes(client, spec, cluster, pods)
+        except (PoolUnreachableError, InvalidArgumentError) as error:
+            return Seen(silence=str(error))
+        found = match(nodes, pods, ray, group.name)
+        is_head_ready = any(node.is_head and "ray_node_id" in (node.endpoint or {}) for node in nodes)
+        is_head_lost = any(node.is_head and node.id in found.lost for node in nodes)
+        workers = sum(not node.is_head for node in nodes)
+        return Seen(
+            lost={row: reasons.why_lost(_pod_of(nodes, row), pod) for row, pod in found.lost.items()},
+            arrived={
+                row: _arrival(spec, cluster, pod, node, python_version(head) if head and node.is_head else None)
+                for row, (pod, node) in found.joined.items()
+            },
+            waiting=_waiting(client, spec, cluster, found, reasons.group_problem(group, workers)),
+            silence=silence if is_head_ready and not is_head_lost else None,
+        )
+
+    def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
+        """Raise the replicas of the worker group to the size of the pool."""
+        try:
+            client = KubeClient(pool.spec)
+            for _ in range(_MOST_CONFLICTS):
+                cluster = client.ray_cluster()
+                plan = scaling.plan_start(cluster, pool) if cluster else scaling.Plan()
+                if plan.patch is None or _patched(client, plan.patch):
+                    return
+            log.warning("RayCluster %s/%s changes all the time", pool.spec.namespace, pool.spec.ray_cluster)
+        except PoolUnreachableError as error:
+            log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
+
+    def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
+        """Lower the replicas of the worker group to the size of the pool, name the pods that have to go, and check that
+        they are gone. When the pool goes down, the RayCluster gets the replicas that it had when the pool came up."""
+        try:
+            client = KubeClient(pool.spec)
+            for _ in range(_MOST_CONFLICTS):
+                cluster = client.ray_cluster()
+                if cluster is None:
+                    return {node.id: None for node in nodes}
+                pods = client.pods()
+                plan = scaling.plan_end(cluster, pods, pool, nodes)
+                if plan.patch is None:
+                    break
+                if changed := _patched(client, plan.patch):
+                    cluster = changed
+                    break
+            else:
+                raise PoolUnreachableError(
+                    f"RayCluster {pool.spec.namespace}/{pool.spec.ray_cluster} changes all the time"
+                )
+        except (PoolUnreachableError, InvalidArgumentError) as error:
+            hint = f"to stop trying, run `shoal pool down {pool.spec.name} --abandon`"
+            return {node.id: f"pods may be left: {error}; {hint}" for node in nodes}
+        by_uid = {pod.uid: pod for pod in pods}
+        return {node.id: _left(node, by_uid, plan.doomed, cluster) for node in nodes}
+
+    def existing(self) -> list[str]:
+        """Return an empty list, because the pods belong to their RayCluster."""
+        return []
+
+    def clear(self, node_id: str) -> str | None:
+        """Do nothing, because the pods belong to their RayCluster."""
+        return None
+
+    def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
+        """Build the head's addresses from the data in the head's row, and the way of this process to the head."""
+        path = None
+        if head.get("token_secret"):
+            path = home() / keep_token(spec.name, KubeClient(spec).token(head["token_secret"]))
+        way = head_access.access(spec, head["service"])
+        return Endpoint(head["api"], head["gcs"], path, versions.recorded(head), ca_path(spec), way)
+
+    def log(self, node: NodeRef) -> str:
+        """Return the command that shows the log of the node's pod."""
+        endpoint = node.endpoint or {}
+        return f"kubectl logs -n {endpoint['namespace']} {endpoint['pod']}" if "pod" in endpoint else ""
+
+    def _ray_nodes(
+        self, client: KubeClient, spec: PoolSpec, cluster: RayCluster, pods: Sequence[Pod]
+    ) -> tuple[RayHead | None, list[ClusterNode] | None, str | None]:
+        """Return the client of Ray's head, Ray's nodes, and why they are not known. Without a head's pod that has an
+        address, Ray is not asked."""
+        if not any(pod.is_head and pod.is_alive and pod.ip for pod in pods):
+            return None, None, "the head has no pod that runs"
+        try:
+            for is_kept in (True, False):
+                token = _token(client, spec, cluster, is_kept=is_kept)
+                head = head_access.ray_head(spec, cluster.head_service, token)
+                try:
+                    return head, alive_nodes(head), None
+                except TokenRefusedError as error:
+                    refused = error
+            return None, None, str(refused)
+        except PoolUnreachableError as error:
+            return None, None, str(error)
+
+
+def _token(client: KubeClient, spec: PoolSpec, cluster: RayCluster, *, is_kept: bool) -> str:
+    """Return Ray's token, and keep it in a file. If the file may be used, the Secret is only read without a file."""
+    if not cluster.has_token:
+        return ""
+    if is_kept and (token := kept_token(spec.name)):
+        return token
+    token = client.token(cluster.token_secret)
+    keep_token(spec.name, token)
+    return token
+
+
+def _missing(spec: PoolSpec) -> str:
+    return f"RayCluster {spec.namespace}/{spec.ray_cluster} does not exist"
+
+
+def _without_cluster(spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
+    was_ready = {node.id: "ray_node_id" in (node.endpoint or {}) for node in nodes}
+    return Seen(
+        lost={row: _missing(spec) for row, ready in was_ready.items() if ready},
+        waiting={row: Waiting(_missing(spec)) for row, ready in was_ready.items() if not ready},
+    )
+
+
+def _patched(client: KubeClient, patch: scaling.Patch) -> RayCluster | None:
+    """Send a patch, and return the changed RayCluster. Return None if it has changed since it was read."""
+    try:
+        return client.patch(patch)
+    except ConflictError as error:
+        log.info("%s", error)
+        return None
+
+
+def _pod_of(nodes: Sequence[NodeRef], row: str) -> str:
+    return next((node.endpoint or {}).get("pod", "") for node in nodes if node.id == row)
+
+
+def _waiting(
+    client: KubeClient, spec: PoolSpec, cluster: RayCluster, found: Matched, group_problem: str | None
+) -> dict[str, Waiting]:
+    """Return the reasons of the rows that wait. Events are only requested if they may explain something."""
+    unclear = any(pod is None or pod.phase == "Pending" for pod in found.waiting.values())
+    warnings = client.warnings() if unclear else {}
+    return {
+        row: Waiting(
+            (group_problem or reasons.cluster_problem(spec, cluster, warnings, time.time()))
+            if pod is None
+            else reasons.why_waiting(pod, warnings, client.log_end),
+            _of_pod(spec, pod) if pod else None,
+        )
+        for row, pod in found.waiting.items()
+    }
+
+
+def _of_pod(spec: PoolSpec, pod: Pod) -> dict[str, str]:
+    return {"namespace": str(spec.namespace), "pod": pod.name, "pod_uid": pod.uid}
+
+
+def _arrival(spec: PoolSpec, cluster: RayCluster, pod: Pod, node: ClusterNode, python: str | None) -> Arrival:
+    of_head = {
+        "api": head_access.service_url(spec, cluster.head_service),
+        "gcs": f"{pod.ip}:{GCS_PORT}",
+        "service": cluster.head_service,
+        "token_secret": cluster.token_secret if cluster.has_token else "",
+    }
+    return Arrival(
+        {
+            **_of_pod(spec, pod),
+            "ray_node_id": node.id,
+            "memory_bytes": str(node.memory_bytes),
+            **(of_head if node.is_head else {}),
+            **(versions.to_record({"python": python}) if python else {}),
+        },
+        node.cpus,
+        node.gpus,
+    )
+
+
+def _left(node: NodeRef, pods: Mapping[str, Pod], doomed: frozenset[str], cluster: RayCluster) -> str | None:
+    """Return what is left of a node that has to end, or None."""
+    uid = (node.endpoint or {}).get("pod_uid")
+    if uid is None:
+        # The operator may still create a pod for the row until it has seen the smaller number of replicas.
+        is_seen = node.is_head or cluster.observed >= cluster.generation
+        return None if is_seen else "KubeRay's operator has not seen the smaller number of replicas yet"
+    pod = pods.get(uid)
+    if pod is None or (pod.is_alive and pod.uid not in doomed):
+        return None
+    if pod.is_head:
+        return None
+    return f"pod {pod.name} is being deleted" if pod.is_deleted else f"KubeRay has not deleted pod {pod.name} yet"

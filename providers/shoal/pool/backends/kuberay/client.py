@@ -1,0 +1,200 @@
+"""Requests to the Kubernetes API about the RayCluster of one pool."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from shoal.errors import PoolUnreachableError
+from shoal.pool.backends.kuberay.credentials import api_client
+from shoal.pool.backends.kuberay.resources import CLUSTER_LABEL, Pod, RayCluster
+from shoal.pool.backends.kuberay.scaling import Patch
+from shoal.pool.spec import PoolSpec
+from shoal.pool.timeouts import CLUSTER_PATIENCE
+
+_API = ("ray.io", "v1")
+_LOG_LINES = 5
+"""Number of lines of a container's log in a reason."""
+
+
+class ConflictError(Exception):
+    """The RayCluster has changed since it was read, so the patch was refused."""
+
+
+class KubeClient:
+    """Client for the RayCluster of one pool.
+
+    Raises:
+        PoolUnreachableError: Raised by every method if the Kubernetes API does not answer or refuses the request.
+    """
+
+    def __init__(self, spec: PoolSpec) -> None:
+        from kubernetes import client
+
+        self._spec = spec
+        self._namespace = str(spec.namespace)
+        kube = api_client(spec)
+        self._server = kube.configuration.host
+        self._core = client.CoreV1Api(kube)
+        self._custom = client.CustomObjectsApi(kube)
+
+    def ray_cluster(self) -> RayCluster | None:
+        """Return the RayCluster, or None if it does not exist."""
+        found = self._call(
+            "get rayclusters",
+            lambda: self._custom.get_namespaced_custom_object(
+                *_API, self._namespace, "rayclusters", self._spec.ray_cluster, _request_timeout=CLUSTER_PATIENCE
+            ),
+            missing=self._is_missing,
+        )
+        return None if found is None else RayCluster.of(found)
+
+    def check_rights(self) -> None:
+        """Check that the pods of the RayCluster may be listed, and the RayCluster be changed. Nothing is changed."""
+        self.pods()
+        self.patch([{"op": "test", "path": "/metadata/name", "value": self._spec.ray_cluster}], dry_run="All")
+
+    def patch(self, patch: Patch, **options: Any) -> RayCluster:
+        """Change the RayCluster, and return it.
+
+        Raises:
+            ConflictError: The RayCluster has changed since it was read.
+        """
+        found = self._call(
+            "patch rayclusters",
+            lambda: self._custom.patch_namespaced_custom_object(
+                *_API,
+                self._namespace,
+                "rayclusters",
+                self._spec.ray_cluster,
+                patch,
+                field_manager="shoal",
+                _content_type="application/json-patch+json",
+                _request_timeout=CLUSTER_PATIENCE,
+                **options,
+            ),
+        )
+        return RayCluster.of(found)
+
+    def pods(self) -> list[Pod]:
+        """Return the pods of the RayCluster, the oldest first."""
+        found = self._core_list(
+            "list pods", self._core.list_namespaced_pod, label_selector=f"{CLUSTER_LABEL}={self._spec.ray_cluster}"
+        )
+        return sorted(map(Pod.of, found), key=lambda pod: (pod.created, pod.name))
+
+    def warnings(self) -> dict[str, str]:
+        """Return the newest warning about each object of the namespace, by the object's name. The result is empty if
+        shoal may not read events, because they only explain more."""
+        try:
+            found = self._core_list(
+                "list events", self._core.list_namespaced_event, field_selector="type=Warning", limit=500
+            )
+        except PoolUnreachableError:
+            return {}
+        # Newer events have `eventTime` and no `lastTimestamp`.
+        found.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
+        return {
+            event["involvedObject"]["name"]: f"{event.get('reason')}: {event.get('message') or event.get('note')}"
+            for event in found
+        }
+
+    def token(self, secret: str) -> str:
+        """Return Ray's token from a Secret."""
+        found = self._call(
+            "get secrets",
+            lambda: self._json(self._core.read_namespaced_secret, secret, self._namespace),
+        )
+        value = (found.get("data") or {}).get("auth_token")
+        if value is None:
+            raise PoolUnreachableError(
+                f"Secret {self._namespace}/{secret} of RayCluster {self._spec.ray_cluster} has no key auth_token"
+            )
+        return base64.b64decode(value).decode().strip()
+
+    def log_end(self, pod: str, container: str) -> str:
+        """Return the last lines of a container's previous run. Return an empty string if they cannot be read, because
+        they only explain more."""
+        try:
+            read: Callable[..., Any] = self._core.read_namespaced_pod_log
+            response = read(
+                pod,
+                self._namespace,
+                container=container,
+                previous=True,
+                tail_lines=_LOG_LINES,
+                _preload_content=False,
+                _request_timeout=CLUSTER_PATIENCE,
+            )
+            return " | ".join(line.strip() for line in response.data.decode(errors="replace").splitlines() if line)
+        except Exception:  # the client raises its own errors and those of urllib3
+            return ""
+
+    def _core_list(self, what: str, method: Callable[..., Any], **options: Any) -> list[dict[str, Any]]:
+        found = self._call(what, lambda: self._json(method, self._namespace, **options))
+        items: list[dict[str, Any]] = found["items"]
+        return items
+
+    @staticmethod
+    def _json(method: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
+        """Call a method of the client, and return the answer as JSON. The client's own classes would refuse values that
+        a later version of Kubernetes adds."""
+        response = method(*args, _preload_content=False, _request_timeout=CLUSTER_PATIENCE, **options)
+        answer: dict[str, Any] = json.loads(response.data)
+        return answer
+
+    def _call(self, what: str, request: Callable[[], Any], missing: Callable[[Any], bool] = lambda error: False) -> Any:
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return request()
+        except ApiException as error:
+            if missing(error):
+                return None
+            # A failed `test` of a JSON patch has status 422, as have changes that the RayCluster's schema refuses.
+            if error.status in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY):
+                raise ConflictError(self._explained(what, error)) from error
+            raise PoolUnreachableError(self._explained(what, error)) from error
+        except (HTTPError, OSError, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise PoolUnreachableError(
+                f'the Kubernetes API at {self._server} does not answer, so pool "{self._spec.name}" cannot be checked: '
+                f"{reason}"
+            ) from error
+
+    def _explained(self, what: str, error: Any) -> str:
+        """Return the message for an answer with an error."""
+        message = _status(error).get("message") or error.reason
+        place = f"the Kubernetes API at {self._server}"
+        match error.status:
+            case HTTPStatus.UNAUTHORIZED:
+                return (
+                    f'{place} does not accept the credentials of pool "{self._spec.name}": log in again, or choose '
+                    "another kubeconfig= or context= in the pool's URI"
+                )
+            case HTTPStatus.FORBIDDEN:
+                return (
+                    f"{place} does not allow to {what} in namespace {self._namespace}: {message}. Apply the Role in "
+                    "docs/kubernetes.md to this user or service account"
+                )
+            case HTTPStatus.NOT_FOUND if "rayclusters" in what and not self._is_missing(error):
+                return f"{place} knows no RayClusters: install KubeRay's operator first, then try again"
+        return f"{place} cannot {what} in namespace {self._namespace}: {error.status} {message}"
+
+    def _is_missing(self, error: Any) -> bool:
+        """Return whether an answer says that the object does not exist. Without KubeRay, the API does not know the
+        resource at all, and names no object."""
+        return error.status == HTTPStatus.NOT_FOUND and bool((_status(error).get("details") or {}).get("name"))
+
+
+def _status(error: Any) -> Mapping[str, Any]:
+    """Return the object `Status` in an answer with an error; empty if there is none."""
+    try:
+        status = json.loads(error.body)
+    except (TypeError, ValueError):
+        return {}
+    return status if isinstance(status, dict) else {}

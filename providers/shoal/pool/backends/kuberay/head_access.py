@@ -1,0 +1,98 @@
+"""How requests reach Ray's HTTP API: the head's service, the proxy of the Kubernetes API server, or a given URL."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tenacity import Retrying, stop_after_attempt
+
+from shoal.errors import PoolUnreachableError
+from shoal.pool.backends.kuberay.credentials import api_client, in_cluster
+from shoal.pool.backends.ray.token_file import ca_path
+from shoal.pool.backends.ray_http import Failure, Problem, RayHead
+from shoal.pool.endpoint import HeadAccess
+from shoal.pool.spec import PoolSpec
+from shoal.pool.timeouts import CLUSTER_PATIENCE
+
+
+class TokenRefusedError(PoolUnreachableError):
+    """Ray's head or the API server refused the credentials."""
+
+
+_PORT = 8265
+"""Port of the head's HTTP API in KubeRay's service."""
+
+
+def service_url(spec: PoolSpec, service: str) -> str:
+    """Return the URL of the head's HTTP API inside of Kubernetes, by which all hosts call the head."""
+    return (spec.api or f"http://{service}.{spec.namespace}.svc:{_PORT}").rstrip("/")
+
+
+@dataclass(frozen=True)
+class ApiServerProxy:
+    """Way to the head through the proxy of the Kubernetes API server.
+
+    Attributes:
+        spec: The pool.
+        service: Name of the head's service.
+    """
+
+    spec: PoolSpec
+    service: str
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the proxy."""
+        server = api_client(self.spec).configuration.host.rstrip("/")
+        return f"{server}/api/v1/namespaces/{self.spec.namespace}/services/http:{self.service}:{_PORT}/proxy"
+
+    def headers(self, token: str) -> Mapping[str, str]:
+        """Return the headers with the credentials of Kubernetes, and Ray's token in a header of its own, because the
+        API server does not pass `Authorization` on."""
+        # `auth_settings` renews a token that has expired.
+        bearer = api_client(self.spec).configuration.auth_settings().get("BearerToken")
+        mine = {"Authorization": bearer["value"]} if bearer and bearer.get("value") else {}
+        return {**mine, **({"X-Ray-Authorization": f"Bearer {token}"} if token else {})}
+
+    def certificates(self) -> ssl.SSLContext:
+        """Return the certificates of the kubeconfig file."""
+        configuration = api_client(self.spec).configuration
+        context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+        if not configuration.verify_ssl:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, configuration.key_file)
+        return context
+
+
+def access(spec: PoolSpec, service: str) -> HeadAccess | None:
+    """Return the way of this process to the head; None if it reaches `service_url` itself."""
+    return None if spec.api or in_cluster(spec) else ApiServerProxy(spec, service)
+
+
+def ray_head(spec: PoolSpec, service: str, token: str) -> RayHead:
+    """Return the client of the head's HTTP API."""
+    return RayHead(
+        service_url(spec, service),
+        token,
+        ca=ca_path(spec),
+        timeout_s=CLUSTER_PATIENCE,
+        retrying=Retrying(stop=stop_after_attempt(1), reraise=True),
+        error=lambda failure: _error(spec, failure),
+        access=access(spec, service),
+    )
+
+
+def _error(spec: PoolSpec, failure: Failure) -> PoolUnreachableError:
+    head = f"the Ray head of RayCluster {spec.namespace}/{spec.ray_cluster}"
+    if failure.problem is Problem.TOKEN_REFUSED:
+        return TokenRefusedError(
+            f"{head} is not accessible ({failure.status}: {failure.reason}): its Secret has another token, or this "
+            "user may not use services/proxy; docs/kubernetes.md has the Role"
+        )
+    if failure.problem in (Problem.BUSY, Problem.REFUSED, Problem.NOT_RAY):
+        return PoolUnreachableError(f"{head} cannot answer now ({failure.status}: {failure.reason})")
+    return PoolUnreachableError(f"{head} does not answer ({failure.reason})")

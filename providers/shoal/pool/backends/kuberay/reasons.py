@@ -1,0 +1,99 @@
+"""Reasons why a node on Kubernetes is not ready or was lost, as users can act on them: pure, without requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from shoal.pool.backends.kuberay.resources import Container, Pod, RayCluster, WorkerGroup
+from shoal.pool.spec import PoolSpec
+
+_OPERATOR_PATIENCE = 10.0
+"""Seconds within which the operator has to see a change of the RayCluster. It normally takes less than one second."""
+
+_STARTING = ("ContainerCreating", "PodInitializing")
+_PULL = ("ImagePullBackOff", "ErrImagePull", "InvalidImageName", "ErrImageNeverPull")
+
+LogEnd = Callable[[str, str], str]
+"""Function that returns the end of the log of a pod's container."""
+
+
+def cluster_problem(spec: PoolSpec, cluster: RayCluster, warnings: Mapping[str, str], now: float) -> str:
+    """Return why a RayCluster has no pod for a node yet."""
+    place = f"RayCluster {spec.namespace}/{cluster.name}"
+    if cluster.is_deleted:
+        return f"{place} is being deleted"
+    if cluster.is_suspended:
+        return f"{place} is suspended: set spec.suspend to false"
+    warning = warnings.get(cluster.name, "")
+    if warning.startswith("InvalidRayCluster"):
+        return f"{place} is invalid: {warning}"
+    if cluster.problem:
+        return f"KubeRay cannot create the pod: {cluster.problem}"
+    sent = cluster.claim.at if cluster.claim else 0.0
+    if cluster.observed < cluster.generation and now - sent > _OPERATOR_PATIENCE:
+        manager = cluster.manager or "KubeRay's operator"
+        return f"{manager} does not act on {place}: check that the operator runs and watches namespace {spec.namespace}"
+    if warning.startswith("Failed"):
+        return f"KubeRay cannot create the pod: {warning}"
+    return "KubeRay has not created the pod yet"
+
+
+def group_problem(group: WorkerGroup, rows: int) -> str | None:
+    """Return why a worker group cannot have as many pods as a pool has rows of workers; None if it can."""
+    if group.is_suspended:
+        return f"worker group {group.name} is suspended: set its field suspend to false"
+    if rows > group.max_replicas:
+        return f"worker group {group.name} has maxReplicas={group.max_replicas}: raise it, or request fewer nodes"
+    return None
+
+
+def why_waiting(pod: Pod, warnings: Mapping[str, str], log_end: LogEnd) -> str:
+    """Return why the Ray node of a pod has not joined the cluster yet."""
+    if pod.is_deleted:
+        return f"pod {pod.name} is being deleted; Kubernetes has not confirmed its end"
+    if not pod.is_alive:
+        return f"pod {pod.name} has ended: {pod.message or pod.phase}"
+    if pod.unscheduled:
+        return f"pod {pod.name} is not scheduled: {pod.unscheduled}"
+    for container in pod.containers:
+        if problem := _container_problem(container, lambda name: log_end(pod.name, name)):
+            return f"pod {pod.name}: {problem}"
+    warning = warnings.get(pod.name, "")
+    if pod.phase == "Pending" and warning and not warning.startswith("FailedScheduling"):
+        return f"pod {pod.name} does not start: {warning}"
+    if pod.phase == "Pending":
+        return f"pod {pod.name} starts"
+    return f"pod {pod.name} runs, and its Ray node has not joined the cluster yet"
+
+
+def why_lost(name: str, pod: Pod | None) -> str:
+    """Return why a node was lost.
+
+    Args:
+        name: Name of the pod that the node had.
+        pod: The pod; None if it is gone.
+    """
+    if pod is None:
+        return f"pod {name} is gone: it was deleted, or its machine has left Kubernetes"
+    if pod.disruption:
+        return f"pod {name} ends: {pod.disruption}"
+    if pod.message or not pod.is_alive:
+        return f"pod {name} has ended: {pod.message or ('it is being deleted' if pod.is_deleted else pod.phase)}"
+    ended = next((container.ended for container in pod.containers if container.ended and not container.is_init), "")
+    return f"Ray has ended in pod {name}" + (f" ({ended})" if ended else "")
+
+
+def _container_problem(container: Container, log_end: Callable[[str], str]) -> str | None:
+    if container.waiting in _PULL:
+        return (
+            f"image {container.image} cannot be pulled ({container.waiting}: {container.message}): check the image's "
+            "name and the pull secret"
+        )
+    if container.waiting == "CrashLoopBackOff" or (container.has_ended and not container.waiting):
+        log = log_end(container.name)
+        return f"container {container.name} ends again and again ({container.ended or container.message})" + (
+            f"; the end of its log: {log}" if log else ""
+        )
+    if container.waiting and container.waiting not in _STARTING:
+        return f"container {container.name} does not start ({container.waiting}: {container.message})"
+    return None

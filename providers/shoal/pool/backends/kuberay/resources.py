@@ -1,0 +1,304 @@
+"""RayClusters and pods, as far as the backend reads them from the objects of the Kubernetes API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.errors import InvalidArgumentError
+from shoal.pool.spec import PoolSpec
+
+CLAIM = "shoal.readthedocs.io/pool"
+"""Annotation of a RayCluster: the pool that uses it, and the pool's last decision about its size."""
+
+CLUSTER_LABEL = "ray.io/cluster"
+GROUP_LABEL = "ray.io/group"
+_TYPE_LABEL = "ray.io/node-type"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Content of the annotation `CLAIM`.
+
+    Attributes:
+        id: Identity of the pool (see `PoolRef.id`).
+        epoch: Epoch of the pool.
+        decision: Number of the last decision that was sent. Older decisions are refused.
+        at: Time of this decision, in seconds since the epoch.
+        replicas: Replicas of the worker group when the pool came up; None if the pool is down.
+        min_replicas: The group's `minReplicas` at that time.
+    """
+
+    id: str
+    epoch: int
+    decision: int
+    at: float
+    replicas: int | None = None
+    min_replicas: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether the pool is up, so that no other pool may use the RayCluster."""
+        return self.replicas is not None
+
+    def to_json(self) -> str:
+        """Return the annotation's value."""
+        return json.dumps(vars(self), sort_keys=True)
+
+    @classmethod
+    def of(cls, text: str | None) -> Claim | None:
+        """Read the annotation's value. None if there is none, or if shoal has not written it."""
+        try:
+            return cls(**json.loads(text)) if text else None
+        except (ValueError, TypeError):
+            return None
+
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """One worker group of a RayCluster.
+
+    Attributes:
+        index: Place of the group in the list of groups.
+        name: Name of the group.
+        replicas: Number of workers that the operator starts, within the limits.
+        min_replicas: Smallest number of workers.
+        max_replicas: Largest number of workers.
+        hosts: Pods per replica (``numOfHosts``).
+        has_strategy: Whether the group has a `scaleStrategy`.
+        named: Pods in `workersToDelete`.
+        is_suspended: Whether the group is suspended, so that it has no pods.
+    """
+
+    index: int
+    name: str
+    replicas: int
+    min_replicas: int
+    max_replicas: int
+    hosts: int = 1
+    has_strategy: bool = False
+    named: tuple[str, ...] = ()
+    is_suspended: bool = False
+
+    @classmethod
+    def of(cls, index: int, spec: Mapping[str, Any]) -> WorkerGroup:
+        """Read a group. The operator limits the replicas to `minReplicas` and `maxReplicas`, and so does this."""
+        low, high = int(spec.get("minReplicas") or 0), int(spec.get("maxReplicas", 2**31 - 1))
+        given = spec.get("replicas")
+        strategy = spec.get("scaleStrategy")
+        return cls(
+            index,
+            str(spec["groupName"]),
+            min(max(low if given is None else int(given), low), high),
+            low,
+            high,
+            int(spec.get("numOfHosts") or 1),
+            strategy is not None,
+            tuple((strategy or {}).get("workersToDelete") or ()),
+            bool(spec.get("suspend")),
+        )
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """One RayCluster.
+
+    Attributes:
+        name: Name of the RayCluster.
+        version: Its `resourceVersion`.
+        generation: Number of changes of its spec.
+        observed: Generation that the operator has last seen; 0 if none.
+        groups: Its worker groups.
+        claim: The pool that uses or has used the cluster; None if there is none.
+        has_annotations: Whether it has any annotation.
+        is_suspended: Whether the cluster is suspended, so that it has no pods.
+        is_autoscaled: Whether Ray's autoscaler changes the replicas.
+        is_deleted: Whether the cluster is being deleted.
+        has_token: Whether requests to Ray need a token.
+        token_secret: Name of the Secret with this token.
+        head_service: Name of the head's service.
+        problem: Message of the operator about pods that it cannot create or delete; empty if there is none.
+        manager: Controller that manages the cluster instead of KubeRay's operator; None for the operator.
+    """
+
+    name: str
+    version: str
+    generation: int
+    observed: int
+    groups: tuple[WorkerGroup, ...]
+    claim: Claim | None = None
+    has_annotations: bool = False
+    is_suspended: bool = False
+    is_autoscaled: bool = False
+    is_deleted: bool = False
+    has_token: bool = False
+    token_secret: str = ""
+    head_service: str = ""
+    problem: str = ""
+    manager: str | None = None
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> RayCluster:
+        """Read a RayCluster as the API returns it."""
+        meta, spec, status = found["metadata"], found["spec"], found.get("status") or {}
+        auth = spec.get("authOptions")
+        failures = [
+            str(condition.get("message") or condition.get("reason"))
+            for condition in status.get("conditions") or ()
+            if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
+        ]
+        return cls(
+            name=meta["name"],
+            version=meta["resourceVersion"],
+            generation=int(meta.get("generation") or 0),
+            observed=int(status.get("observedGeneration") or 0),
+            groups=tuple(
+                WorkerGroup.of(index, group) for index, group in enumerate(spec.get("workerGroupSpecs") or ())
+            ),
+            claim=Claim.of((meta.get("annotations") or {}).get(CLAIM)),
+            has_annotations=bool(meta.get("annotations")),
+            is_suspended=bool(spec.get("suspend")),
+            is_autoscaled=bool(spec.get("enableInTreeAutoscaling")),
+            is_deleted=bool(meta.get("deletionTimestamp")),
+            has_token=auth is not None and auth.get("mode", "token") == "token",
+            token_secret=(auth or {}).get("secretName") or meta["name"],
+            head_service=(status.get("head") or {}).get("serviceName") or f"{meta['name']}-head-svc",
+            problem="; ".join(failures),
+            manager=spec.get("managedBy"),
+        )
+
+    def group(self, spec: PoolSpec) -> WorkerGroup:
+        """Return the worker group whose pods are nodes of a pool.
+
+        Raises:
+            InvalidArgumentError: There is no such group, there are several and the pool names none, or a replica of the
+                group has several pods.
+        """
+        names = ", ".join(group.name for group in self.groups) or "none"
+        place = f"RayCluster {spec.namespace}/{self.name}"
+        if spec.group is None and len(self.groups) > 1:
+            raise InvalidArgumentError(
+                f"{place} has several worker groups ({names}), and shoal scales only one: give group= in the URI of "
+                f'pool "{spec.name}"'
+            )
+        found = next((group for group in self.groups if spec.group in (None, group.name)), None)
+        if found is None:
+            raise InvalidArgumentError(f"{place} has no worker group {spec.group or ''}; its groups: {names}")
+        if found.hosts > 1:
+            raise InvalidArgumentError(
+                f"worker group {found.name} of {place} has numOfHosts={found.hosts}, and shoal scales only groups with "
+                "one pod per replica: use another group"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Container:
+    """State of one container of a pod.
+
+    Attributes:
+        name: Name of the container.
+        image: Its image.
+        is_init: Whether it runs before the other containers.
+        waiting: Reason why it does not run, such as ImagePullBackOff; empty if it runs or has ended.
+        message: Message about this reason.
+        ended: How it ended last, such as ``OOMKilled, exit code 137``; empty if it never ended with an error.
+        has_ended: Whether it has ended with an error and does not run now.
+    """
+
+    name: str
+    image: str
+    is_init: bool
+    waiting: str = ""
+    message: str = ""
+    ended: str = ""
+    has_ended: bool = False
+
+    @classmethod
+    def of(cls, status: Mapping[str, Any], *, is_init: bool) -> Container:
+        """Read an entry of `containerStatuses`."""
+        state, last = status.get("state") or {}, status.get("lastState") or {}
+        waiting = state.get("waiting") or {}
+        now = state.get("terminated") or {}
+        failed = next((end for end in (now, last.get("terminated") or {}) if end.get("exitCode")), {})
+        reason = failed.get("reason")
+        return cls(
+            status["name"],
+            status.get("image", ""),
+            is_init,
+            waiting.get("reason", ""),
+            waiting.get("message", ""),
+            f"{f'{reason}, ' if reason and reason != 'Error' else ''}exit code {failed['exitCode']}" if failed else "",
+            bool(now.get("exitCode")),
+        )
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod of a RayCluster.
+
+    Attributes:
+        name: Name of the pod.
+        uid: Identity of the pod.
+        group: Worker group of the pod.
+        is_head: Whether Ray's head runs in the pod.
+        ip: Address of the pod; empty if it has none yet.
+        phase: Pending, Running, Succeeded, Failed or Unknown.
+        is_deleted: Whether the pod is being deleted.
+        created: Time of its creation, as the API writes it.
+        message: Reason and message of its phase, such as ``Evicted: …``; empty if there is none.
+        unscheduled: Message of the scheduler if it has found no machine; empty otherwise.
+        disruption: Message about the end of the pod that Kubernetes has decided, such as a preemption; empty if there
+            is none.
+        containers: State of its containers, init containers first.
+    """
+
+    name: str
+    uid: str
+    group: str
+    is_head: bool
+    ip: str = ""
+    phase: str = "Pending"
+    is_deleted: bool = False
+    created: str = ""
+    message: str = ""
+    unscheduled: str = ""
+    disruption: str = ""
+    containers: tuple[Container, ...] = field(default=())
+
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Pod:
+        """Read a pod as the API returns it."""
+        meta, status = found["metadata"], found.get("status") or {}
+        labels = meta.get("labels") or {}
+        conditions = {condition["type"]: condition for condition in status.get("conditions") or ()}
+        scheduled, disrupted = conditions.get("PodScheduled", {}), conditions.get("DisruptionTarget", {})
+        return cls(
+            name=meta["name"],
+            uid=meta["uid"],
+            group=labels.get(GROUP_LABEL, ""),
+            is_head=labels.get(_TYPE_LABEL) == "head",
+            ip=status.get("podIP") or "",
+            phase=status.get("phase") or "Pending",
+            is_deleted=bool(meta.get("deletionTimestamp")),
+            created=meta.get("creationTimestamp") or "",
+            message=_sentence(status),
+            unscheduled=_sentence(scheduled) if scheduled.get("status") == "False" else "",
+            disruption=_sentence(disrupted) if disrupted.get("status") == "True" else "",
+            containers=tuple(
+                Container.of(entry, is_init=is_init)
+                for is_init, key in ((True, "initContainerStatuses"), (False, "containerStatuses"))
+                for entry in status.get(key) or ()
+            ),
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether the pod runs or may still run."""
+        return not self.is_deleted and self.phase not in ("Failed", "Succeeded")
+
+
+def _sentence(source: Mapping[str, Any]) -> str:
+    return ": ".join(str(source[key]) for key in ("reason", "message") if source.get(key))

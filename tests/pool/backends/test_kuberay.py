@@ -1,0 +1,404 @@
+"""`kuberay://`: RayClusters on Kubernetes, in the double of the API (`tests/support/fake_kubernetes.py`)."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
+from shoal.jobs.head_client import JobClient
+from shoal.pool.api import ComputePool
+from shoal.pool.backends import NodeRef, PoolRef
+from shoal.pool.backends.kuberay.backend import KubeRayBackend
+from shoal.pool.backends.kuberay.resources import CLAIM, Pod, RayCluster
+from shoal.pool.backends.kuberay.scaling import plan_end, plan_start
+from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.spec import PoolSpec
+from shoal.pool.timeouts import START_TIMEOUT
+from shoal.state import Store
+from shoal.state.schema import Pool
+from tests.support.fake_kubernetes import RAY_TOKEN, ray_cluster
+from tests.support.pool_processes import node_rows
+
+ROOT = Path(__file__).parents[3]
+SOON = {"rollback_after_seconds": 0.5}
+
+
+def attach(kube, **options):
+    """A pool with one node on a RayCluster of the name c."""
+    return ComputePool(kube.uri("c", **{"max_nodes": 4, **options})).up()
+
+
+def replicas(kube):
+    return kube.group("c")["replicas"]
+
+
+def claim(kube):
+    return json.loads(kube.objects["rayclusters", "c"]["metadata"]["annotations"][CLAIM])
+
+
+def waits(pool):
+    """Why the first node that is not ready waits, as users read it."""
+    reconcile(Store(), pool.name)
+    reconcile(Store(), pool.name)
+    status = pool.describe()
+    assert status.reason == f"{status.pending[0].name} is not ready: {status.pending[0].error}"
+    return status.pending[0].error
+
+
+def test_down_restores_the_replicas_that_were_found_and_deletes_nothing_else(kube):
+    kube.add("rayclusters", ray_cluster("c", replicas=1, max_replicas=3))
+    kube.settle()
+    [found] = kube.pods()
+    pool = attach(kube)
+    assert (replicas(kube), claim(kube)["replicas"]) == (1, 1)
+    pool.scale(4)
+    assert (replicas(kube), len(kube.pods())) == (3, 3)
+    assert found in {node.endpoint["pod"] for node in node_rows()}
+    pool.scale(1)
+    assert (replicas(kube), kube.pods()) == (1, [found])
+    pool.scale(3)
+    pool.down()
+    assert (replicas(kube), kube.pods()) == (1, [found])
+    assert claim(kube)["replicas"] is None
+
+
+def test_a_rollback_names_its_own_pods_and_keeps_the_others(kube):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    pool.scale(2)
+    [older] = kube.pods()
+    kube.become = lambda pod: {"phase": "Pending"}
+    with pytest.raises(ScaleError, match="2 of 4 nodes were ready at the deadline") as caught:
+        pool.scale(4, options=SOON)
+    assert set(caught.value.nodes) == {"c-2", "c-3"}
+    assert all("starts" in error for error in caught.value.nodes.values())
+    kube.settle()
+    assert (replicas(kube), kube.pods()) == (1, [older])
+
+
+def test_pods_that_no_row_knows_yet_are_named_too(kube):
+    """A pod is created between the look at the pods and the rollback."""
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    pool.scale(2)
+    kube.change("rayclusters", "c", lambda made: made["spec"]["workerGroupSpecs"][0].update(replicas=3))
+    kube.settle()
+    held, *spare = kube.pods()
+    with Store().reading() as session:
+        ref = PoolRef.of(session.get_one(Pool, "c"), 2, 0.0, frozenset({kube.objects["pods", held]["metadata"]["uid"]}))
+    assert KubeRayBackend().end(ref, [NodeRef("0", "never", "c", 1, None)]) != {}
+    kube.settle()
+    assert kube.pods() == [held]
+    assert set(kube.group("c")["scaleStrategy"]["workersToDelete"]) == set(spare)
+
+
+def test_a_size_above_the_groups_limit_is_refused_at_once(kube):
+    kube.add("rayclusters", ray_cluster("c", max_replicas=2))
+    pool = attach(kube)
+    before = kube.objects["rayclusters", "c"]["metadata"]["resourceVersion"]
+    with pytest.raises(InvalidArgumentError, match=r"cannot have 4 nodes: worker group small has maxReplicas=2"):
+        pool.scale(4)
+    assert kube.objects["rayclusters", "c"]["metadata"]["resourceVersion"] == before
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "said"),
+    [
+        ({"suspend": True}, {}, r"RayCluster ml/c is suspended: set spec\.suspend to false"),
+        ({"workerGroupSpecs": []}, {}, "has no worker group"),
+        ({}, {"group": "big"}, "has no worker group big; its groups: small"),
+        ({"workerGroupSpecs": [{"groupName": "a"}, {"groupName": "b"}]}, {}, r"several worker groups \(a, b\).*group="),
+        ({"workerGroupSpecs": [{"groupName": "a", "numOfHosts": 2}]}, {}, "numOfHosts=2.*one pod per replica"),
+        ({}, {"cluster": "other"}, 'RayCluster ml/other does not exist: create it, or correct the URI of pool "c"'),
+        ({}, {"kubeconfig": "/nowhere"}, "kubeconfig file /nowhere cannot be read"),
+        ({}, {"context": "other"}, "context=other cannot be used"),
+    ],
+)
+def test_what_shoal_cannot_scale_is_refused_before_anything_changes(kube, spec, options, said):
+    kube.add("rayclusters", ray_cluster("c", **spec))
+    with pytest.raises(InvalidArgumentError, match=said):
+        attach(kube, **options)
+    assert node_rows() == []
+    assert "annotations" not in kube.objects["rayclusters", "c"]["metadata"]
+
+
+def test_credentials_and_rights_are_checked_before_anything_changes(kube):
+    kube.add("rayclusters", ray_cluster("c"))
+    for forbidden in ("get rayclusters", "list pods", "patch rayclusters"):
+        kube.refused = {forbidden}
+        with pytest.raises(
+            PoolUnreachableError, match=f"does not allow to {forbidden} in namespace ml.*Apply the Role"
+        ):
+            attach(kube)
+    kube.refused = set()
+    kube.has_crd = False
+    with pytest.raises(PoolUnreachableError, match="knows no RayClusters: install KubeRay's operator"):
+        attach(kube)
+    kube.has_crd = True
+    kube.write_kubeconfig(token="expired")
+    with pytest.raises(PoolUnreachableError, match=r"does not accept the credentials.*log in again"):
+        attach(kube)
+    kube.write_kubeconfig(server="http://127.0.0.1:1")
+    with pytest.raises(PoolUnreachableError, match=r"the Kubernetes API at http://127.0.0.1:1 does not answer"):
+        attach(kube)
+    assert node_rows() == []
+    kube.write_kubeconfig()
+    assert attach(kube).get_nodes() == [{"name": "c-0", "cpus": 1, "gpus": 0}]  # the file is read again
+
+
+def scheduled(reason, message):
+    return {"conditions": [{"type": "PodScheduled", "status": "False", "reason": reason, "message": message}]}
+
+
+def container(state, **more):
+    return {"containerStatuses": [{"name": "ray-worker", "image": "no/such:1", "state": state, **more}]}
+
+
+CRASHED = {"lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (
+            scheduled("Unschedulable", "0/3 nodes are available: 3 Insufficient cpu."),
+            "is not scheduled: Unschedulable: 0/3 nodes are available: 3 Insufficient cpu.",
+        ),
+        (
+            container({"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}),
+            "image no/such:1 cannot be pulled (ImagePullBackOff: not found): check the image's name",
+        ),
+        (
+            container({"waiting": {"reason": "CrashLoopBackOff"}}, **CRASHED),
+            "container ray-worker ends again and again (OOMKilled, exit code 137); the end of its log: no memory",
+        ),
+        (
+            container({"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "x" not found'}}),
+            'container ray-worker does not start (CreateContainerConfigError: secret "x" not found)',
+        ),
+        ({"phase": "Running", "podIP": "10.9.9.9"}, "runs, and its Ray node has not joined the cluster yet"),
+    ],
+)
+def test_why_a_pod_is_not_ready_is_shown_at_once_and_in_the_error(kube, status, said):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    kube.log = "no memory\n"
+    kube.become = lambda pod: {"phase": "Pending", **status}
+    pool.scale(2, is_async=True)
+    assert said in waits(pool)
+    [row] = [node for node in node_rows() if not node.is_head]
+    assert row.endpoint["pod"] == kube.pods()[0]
+    with pytest.raises(ScaleError) as caught:
+        pool.scale(3, options=SOON)
+    assert any(said in error for error in caught.value.nodes.values())
+
+
+def test_why_there_is_no_pod_is_shown_at_once(kube, monkeypatch):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    kube.pod_quota = 1
+    pool.scale(2, is_async=True)
+    assert "KubeRay cannot create the pod" in (reason := waits(pool))
+    assert "exceeded quota: pods" in reason
+    kube.pod_quota = 100
+    kube.operates = False
+    kube.change("rayclusters", "c", lambda made: made["spec"]["workerGroupSpecs"][0].update(maxReplicas=5))
+    kube.change("rayclusters", "c", lambda made: made["status"].update(conditions=[]), is_status=True)
+    monkeypatch.setattr("shoal.pool.backends.kuberay.reasons._OPERATOR_PATIENCE", -1.0)
+    assert waits(pool) == (
+        "KubeRay's operator does not act on RayCluster ml/c: check that the operator runs and watches namespace ml"
+    )
+    kube.operates = True
+    kube.add("secrets", {"metadata": {"name": "c"}, "data": {"auth_token": b64encode(RAY_TOKEN.encode()).decode()}})
+    auth = {"mode": "token"}
+    kube.change("rayclusters", "c", lambda made: made["spec"].update(rayVersion="2.40.0", authOptions=auth))
+    assert "RayCluster ml/c is invalid: InvalidRayClusterSpec" in waits(pool)
+
+
+def test_a_mount_that_fails_is_only_in_the_events(kube):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    kube.become = lambda pod: {"phase": "Pending", **container({"waiting": {"reason": "ContainerCreating"}})}
+    pool.scale(2, is_async=True)
+    assert "starts" in waits(pool)
+    kube._event(kube.pods()[0], "FailedMount", 'configmap "x" not found')
+    assert 'does not start: FailedMount: configmap "x" not found' in waits(pool)
+    kube.refused = {"list events"}
+    assert "starts" in waits(pool)
+
+
+def lost(pool):
+    """Why the worker was lost, after one look."""
+    seen = KubeRayBackend().look(PoolSpec.parse(pool.describe().uri), [NodeRef.of(node) for node in node_rows()])
+    return [*seen.lost.values(), seen.silence]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"phase": "Failed", "reason": "Evicted", "message": "low on memory"}, "has ended: Evicted: low on memory"),
+        (
+            {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]},
+            "ends: PreemptionByScheduler",
+        ),
+        (container({"running": {}}, **CRASHED), "Ray has ended in pod .* \\(OOMKilled, exit code 137\\)"),
+    ],
+)
+def test_why_a_node_was_lost_is_said_and_it_is_replaced(kube, change, said):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    pool.scale(2)
+    [pod] = kube.pods()
+    kube.operates = False
+    kube.change("pods", pod, lambda made: made["status"].update({**change, "ray": False}), is_status=True)
+    [reason, silence] = lost(pool)
+    assert silence is None
+
+    assert re.search(said, reason), reason
+
+
+def test_a_pod_whose_machine_is_gone_does_not_keep_its_replacement_away(kube):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    pool.scale(2)
+    [pod] = kube.pods()
+    kube.stuck = {pod}
+    kube.delete_pod(pod)
+    for _ in range(6):
+        reconcile(Store(), pool.name)
+    assert len(pool.get_nodes()) == 2
+    assert pool.describe().leaving[0].error == f"pod {pod} is being deleted"
+    kube.stuck = set()
+    pool.down()
+
+
+def test_if_only_ray_has_ended_the_pods_stay_and_get_new_rows(kube):
+    """As after the head's container has ended without fault tolerance of the GCS: all of Ray's ids are new."""
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    pool.scale(3)
+    before = kube.pods(heads=True)
+    kube.ray_restarts += 1
+    for _ in range(8):  # some minutes later: nodes that are lost soon after their start are replaced after a pause
+        reconcile(Store(), pool.name, clock=lambda: time.time() + START_TIMEOUT)
+    assert kube.pods(heads=True) == before
+    assert [node["name"] for node in pool.get_nodes()] == ["c-3", "c-4", "c-5"]
+
+
+def test_of_two_writers_at_once_the_later_looks_again(kube):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    left = [3]
+
+    def write():
+        if left[0]:
+            left[0] -= 1
+            kube.change("rayclusters", "c", lambda made: made["metadata"].update(labels={"n": str(left[0])}))
+
+    kube.before_patch = write
+    assert pool.scale(2) is True
+    assert left == [0]
+
+
+def test_an_older_decision_changes_nothing(kube):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    with Store().reading() as session:
+        late = PoolRef.of(session.get_one(Pool, "c"), 4, 0.0)
+    pool.scale(2)
+    KubeRayBackend().start(late, [])
+    assert replicas(kube) == 1
+    pool.down()
+    KubeRayBackend().start(late, [])
+    assert replicas(kube) == 0
+
+
+def test_another_pool_may_not_use_the_cluster_until_the_first_is_down(kube):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    other = ComputePool(kube.uri("other", cluster="c"))
+    with pytest.raises(
+        InvalidArgumentError, match='RayCluster ml/c is used by another pool, "c": run `shoal pool down`'
+    ):
+        other.up()
+    pool.down()
+    assert len(other.up().get_nodes()) == 1
+    other.down()
+
+
+def test_raised_and_lowered_beside_rays_autoscaler():
+    """Pure: with the autoscaler, the pool raises `minReplicas`, names its own pods, and leaves the autoscaler's."""
+
+    def seen(**group):
+        made = ray_cluster("c", replicas=1, low=0, max_replicas=9, enableInTreeAutoscaling=True)
+        made["metadata"] |= {"resourceVersion": "7", "generation": 1}
+        made["spec"]["workerGroupSpecs"][0].update(group)
+        return made
+
+    def changed(plan):
+        return {step["path"].rpartition("/")[2]: step["value"] for step in plan.patch if "/spec/" in step["path"]}
+
+    spec = PoolSpec.parse("kuberay://ml/c?max_nodes=9")
+    up = plan_start(RayCluster.of(seen()), PoolRef(spec, 4, 0.0, "c/1", 1, 1))
+    assert changed(up) == {"groupName": "small", "replicas": 3, "minReplicas": 3}
+    after = seen(replicas=5, minReplicas=3)
+    after["metadata"]["annotations"] = {
+        CLAIM: next(step["value"] for step in up.patch if "annotations/" in step["path"])
+    }
+    pods = [Pod(f"p{n}", f"u{n}", "small", False, "1", "Running") for n in range(5)]
+    ending = [NodeRef(str(n), "x", "c", 1, None, endpoint={"pod_uid": f"u{n}", "ray_node_id": "r"}) for n in (1, 2)]
+    down = plan_end(RayCluster.of(after), pods, PoolRef(spec, 2, 0.0, "c/1", 1, 2, frozenset({"u0"})), ending)
+    assert changed(down) == {
+        "groupName": "small", "replicas": 3, "minReplicas": 0, "scaleStrategy": {"workersToDelete": ["p1", "p2"]}
+    }  # fmt: skip
+
+
+def test_requests_to_ray_go_through_the_api_server_with_both_credentials(kube):
+    kube.add("rayclusters", ray_cluster("c", authOptions={"mode": "token"}))
+    endpoint = attach(kube).endpoint()
+    assert endpoint.api == "http://c-head-svc.ml.svc:8265"
+    assert endpoint.token() == RAY_TOKEN
+    assert endpoint.token_path.stat().st_mode & 0o777 == 0o600
+    client = JobClient.at(endpoint)
+    assert client.get("/api/v0/cluster_metadata", lambda answer: answer["data"]["pythonVersion"]) == "3.11.9"
+    secret = kube.objects["secrets", "c"]
+    endpoint.token_path.write_text("old")  # the RayCluster was deleted and created again
+    assert len(ComputePool("c").get_nodes()) == 1
+    assert secret["data"] and ComputePool("c").endpoint().token() == RAY_TOKEN
+    ComputePool("c").down()
+    assert not endpoint.token_path.exists()
+
+
+def test_the_role_in_the_guide_is_enough_and_none_of_its_rights_is_too_many(kube):
+    [role] = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "kubernetes.md").read_text(), re.DOTALL)
+    rules = yaml.safe_load(role)["rules"]
+    kube.allowed = {f"{verb} {kind}" for rule in rules for kind in rule["resources"] for verb in rule["verbs"]}
+    cluster = ray_cluster("retrain", authOptions={"mode": "token"})
+    kube.add("rayclusters", cluster)
+    pool = ComputePool(kube.uri("retrain", max_nodes=4)).up()
+    kube.become = lambda pod: {"phase": "Pending", **container({"waiting": {"reason": "CrashLoopBackOff"}}, **CRASHED)}
+    kube.log = "no memory"
+    pool.scale(2, is_async=True)
+    assert "the end of its log: no memory" in waits(pool)
+    client = JobClient.at(pool.endpoint())
+    client.upload("x.zip", b"")
+    client.submit(["true"], "job-1", {})
+    client.delete("job-1")
+    pool.down()
+    assert set(kube.requests) == kube.allowed
+
+
+def test_a_cluster_that_was_deleted_is_lost_and_down_ends(kube):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    del kube.objects["rayclusters", "c"]
+    assert lost(pool) == ["RayCluster ml/c does not exist", None]
+    pool.down()
+    assert node_rows() == []
