@@ -453,7 +453,7 @@ def test_a_head_imports_the_libraries_of_its_pool(
     monkeypatch.setattr("shoal.pool.backends.local.raylet.Raylet", MagicMock())
     spec = PoolSpec.parse(f"local://imports?{options}")
     LocalBackend().prepare(spec)
-    load_node(spec)(Node(), spec, None, fresh_home)
+    load_node(spec)(Node(id="1", name="head", is_head=True, cpus=1), spec, None, fresh_home).stop()
     assert asked == [libraries]
 
 

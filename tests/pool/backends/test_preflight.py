@@ -88,5 +88,5 @@ def test_the_facts_of_this_machine(fresh_home, monkeypatch, tmp_path):
 
 
 def test_a_pool_of_this_host_has_no_such_nodes(fresh_home):
-    with pytest.raises(InvalidArgumentError, match="run `shoal doctor` on the pool's host"):
+    with pytest.raises(InvalidArgumentError, match="run `shoal doctor` on the pool's nodes"):
         ComputePool("local://mine").preflight()
