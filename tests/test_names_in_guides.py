@@ -16,6 +16,7 @@ from tests.support.guides import GUIDES, ROOT
 NO_PYTHON = re.compile(
     r"shoal\.(alias|categories|data_\w+|decision|input_cols|missing|reason|spec_digest"  # tags in MLflow
     r"|(job|model)(\.\w+)*"  # events and resources of Prefect
+    r"|readthedocs\.io"  # an annotation in Kubernetes
     r"|subject|text|html|json)"  # variables of a message's templates, and a file
 )
 

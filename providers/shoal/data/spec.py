@@ -171,6 +171,9 @@ class DatasetSpec(Settings):
         if self._staged_copy is not None:
             self._staged_copy.written()
         document: dict[str, Any] = write(self)
+        if self.torch == TorchDefaults():
+            # Only a function's job has other values, and the fingerprints of all other jobs stay as they are.
+            document.pop("torch", None)
         return document
 
 
