@@ -94,7 +94,8 @@ def test_a_function_is_told_once_until_it_has_saved_a_checkpoint(renewed: TwoNod
         return context.should_checkpoint()
 
     def announce() -> None:
-        wait_until((tmp_path / "begun").exists, "the function")
+        # Two workers import PyTorch first, which takes longer than half a minute on a busy machine.
+        wait_until((tmp_path / "begun").exists, "the function", seconds=120)
         renewed.drain_second()
 
     thread = Thread(target=announce)
