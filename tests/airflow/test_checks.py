@@ -150,8 +150,8 @@ WRONG = [
     (mapped_sensor, {"expected_nodes": [1, 9]}, "task nodes: expected_nodes=9 is above max_nodes=2"),
     # The pool.
     (train, {"pool_name": "local://p?max_node=2"}, 'unknown option "max_node": did you mean max_nodes'),
-    (train, {"pool_name": "kuberay://team/p"}, '"kuberay://team/p": unknown backend "kuberay"'),
-    (train, {"pool_name": "kuberay://p"}, "unknown backend \"kuberay\": it can be 'local' or 'ray'"),
+    (train, {"pool_name": "spark://team/p"}, '"spark://team/p": unknown backend "spark"'),
+    (train, {"pool_name": "spark://p"}, "unknown backend \"spark\": it can be 'local' or 'ray' or 'kuberay'"),
     (train, {"pool_name": "locl://p"}, "did you mean local"),
     (train, {"pool_name": "My Pool"}, '"My Pool" is not a valid pool name: 1 to 40 of a-z'),
     (train, {"pool_name": 3}, "pool_name=3: it has to be the name or the URI"),

@@ -82,7 +82,7 @@ def test_the_form_has_every_option_of_a_pool(info):
     (connection,) = info["connection-types"]
     fields = connection["conn-fields"]
     assert {"name", *fields} == set(PoolSpec.model_fields)
-    assert fields["backend"]["schema"]["enum"] == ["local", "ray", None]
+    assert fields["backend"]["schema"]["enum"] == ["local", "ray", "kuberay", None]
     assert fields["max_nodes"]["label"] == "Max nodes"
     assert connection["connection-type"] == ComputePoolHook.conn_type
 
