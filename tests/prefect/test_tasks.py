@@ -154,7 +154,7 @@ def test_cleaning_up_releases_what_the_run_claims(up):
 def test_a_function_is_trained_with_its_arguments(up, monkeypatch, tmp_path):
     asked = []
 
-    def submit(spec, *, holder, task, connection_url, secret_of):
+    def submit(spec, *, holder, task, connection_url, secret_of, team):
         asked.append(spec)
         raise JobFailedError("job failed: no rank is left")
 
@@ -181,7 +181,7 @@ def test_a_function_is_trained_with_its_arguments(up, monkeypatch, tmp_path):
 def test_a_prediction_is_a_job(up, monkeypatch, tmp_path):
     asked = []
 
-    def submit(spec, *, holder, task, connection_url, secret_of):
+    def submit(spec, *, holder, task, connection_url, secret_of, team):
         asked.append(spec)
         raise JobFailedError("job failed: far enough")
 
@@ -204,7 +204,7 @@ def test_a_prediction_is_a_job(up, monkeypatch, tmp_path):
 def test_a_retry_asks_for_the_same_job_and_another_task_run_for_another(up, monkeypatch):
     asked = []
 
-    def submit(spec, *, holder, task, connection_url, secret_of):
+    def submit(spec, *, holder, task, connection_url, secret_of, team):
         asked.append((holder, task.run, spec.run_config.pool_name))
         raise JobFailedError("job failed: eta is no number")
 
