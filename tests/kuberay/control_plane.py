@@ -254,7 +254,7 @@ class ControlPlane:
         )
 
         def established() -> bool:
-            conditions = self.request("GET", path)["status"].get("conditions", ())
+            conditions = self.request("GET", path)["status"].get("conditions") or ()
             return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
         wait_until(established, f"the resource type of {file.name}")

@@ -171,7 +171,7 @@ def test_a_real_ray_cluster_runs_a_job_and_changes_its_size(core: Any, custom: A
     ray = Ray(core, namespace, head.status.pod_ip)
     assert ray.alive() == sorted([head.status.pod_ip, first.status.pod_ip])
     assert ray.run_job(
-        "import ray; ray.init(); print('sum', sum(ray.get([ray.remote(abs).remote(-i) for i in range(5)])))"
+        "import ray; ray.init(); print('sum', sum(ray.get([ray.remote(lambda x: -x).remote(-i) for i in range(5)])))"
     ).endswith("sum 10\n")
 
     replicas = "/spec/workerGroupSpecs/0/replicas"
