@@ -59,7 +59,13 @@ class DataConnector(own.DataConnector):
 
     @classmethod
     def from_dataframe(
-        cls, df: Any, ingestor_class: IngesterClass | None = None, *, expand_dims: bool = True, **kwargs: Any
+        cls,
+        df: Any,
+        ingestor_class: IngesterClass | None = None,
+        *,
+        expand_dims: bool = True,
+        equal: bool = False,
+        **kwargs: Any,
     ) -> Self:
         """Write a DataFrame as Parquet to a staging location, as `shoal.data.DataConnector.from_dataframe` does.
 
@@ -67,6 +73,7 @@ class DataConnector(own.DataConnector):
             df: Snowpark DataFrame, or any other table.
             ingestor_class: Class that reads the rows in the workers.
             expand_dims: Whether a column of numbers is a tensor ``[batch_size, 1]`` instead of ``[batch_size]``.
+            equal: Accepted, and always true: ``get_shard().to_torch_dataset()`` gives all ranks as many rows.
             kwargs: Further arguments of `shoal.data.DataConnector.from_dataframe`.
         """
         connector = super().from_dataframe(df, ingestor_class=ingestor_class or ArrowIngester, **kwargs)
@@ -119,20 +126,6 @@ class ShardedDataConnector(DataConnector, own.ShardedDataConnector):
     All ranks get the same number of rows, with ``equal=True`` and without: where Snowflake drops rows, a few rows are
     repeated.
     """
-
-    @classmethod
-    def from_dataframe(
-        cls, df: Any, ingestor_class: IngesterClass | None = None, *, equal: bool = False, **kwargs: Any
-    ) -> Self:
-        """Write a DataFrame as Parquet to a staging location; see `DataConnector.from_dataframe`.
-
-        Args:
-            df: Snowpark DataFrame, or any other table.
-            ingestor_class: Class that reads the rows in the workers.
-            equal: Accepted, and always true: ``get_shard().to_torch_dataset()`` gives all ranks as many rows.
-            kwargs: Further arguments of `DataConnector.from_dataframe`.
-        """
-        return super().from_dataframe(df, ingestor_class, **kwargs)
 
 
 class MLJob(Generic[T]):
