@@ -83,7 +83,8 @@ def load_node(spec: PoolSpec) -> Start:
             if register is not None:
                 return NodeWithoutRay(node, NodeRegister(Path(register)), folder)
             head = NodeWithoutRay(node, NodeRegister(NodeRegister.path_in(folder)), folder)
-            return HeadWithoutRay(head, job_server(spec, folder))
+            jobs = job_server(spec, folder)
+            return Head(head, jobs, jobs.busy)
 
         return start_without_ray
     from shoal.pool.backends.local.raylet import Raylet
@@ -95,7 +96,7 @@ def load_node(spec: PoolSpec) -> Start:
         jobs = job_server(spec, folder) if spec.libraries else None
         try:
             raylet = Raylet(node, spec, gcs, folder)
-            return RayHead(raylet, jobs or job_server(spec, folder))
+            return Head(raylet, jobs or job_server(spec, folder), raylet.busy)
         except BaseException:
             if jobs:
                 jobs.close()
@@ -157,30 +158,31 @@ def log_failure(node: str, error: Exception) -> str:
     return f"{type(error).__name__}: {error}" + (f" ({untested})" if untested else "")
 
 
-class RayHead:
-    """The head node of a pool with Ray. The head runs a `JobServer` instead of Ray's dashboard.
+class Head:
+    """The head node of a pool, which also runs the drivers of jobs; with Ray, instead of Ray's dashboard.
 
     Args:
-        raylet: The running Ray node.
+        node: The head as a node.
         jobs: Server that runs the drivers of jobs.
+        busy: Function that returns whether the head is in use.
     """
 
-    def __init__(self, raylet: Raylet, jobs: JobServer) -> None:
-        self._raylet = raylet
+    def __init__(self, node: Raylet | NodeWithoutRay, jobs: JobServer, busy: Callable[[], bool]) -> None:
+        self._node = node
         self._jobs = jobs
-        self.dead = raylet.dead
-        self.busy = raylet.busy
-        self.drain = raylet.drain
+        self.dead = node.dead
+        self.busy = busy
+        self.drain = node.drain
 
     @property
     def endpoint(self) -> dict[str, str]:
         """Return the node's addresses, including the URL of the Job API (``api``)."""
-        return {**self._raylet.endpoint, "api": self._jobs.url}
+        return {**self._node.endpoint, "api": self._jobs.url}
 
     def stop(self) -> None:
-        """End the node's processes."""
+        """End the drivers of jobs and the node."""
         self._jobs.close()
-        self._raylet.stop()
+        self._node.stop()
 
 
 class NodeWithoutRay:
@@ -214,29 +216,3 @@ class NodeWithoutRay:
     def drain(self, seconds: float, reason: str) -> None:
         """Let drivers place no new workers on the node, and tell those of running jobs that it will shut down."""
         self._registration.leave_soon()
-
-
-class HeadWithoutRay:
-    """The head of a pool without Ray.
-
-    Args:
-        node: The head as a node.
-        jobs: Server that runs the drivers of jobs.
-    """
-
-    def __init__(self, node: NodeWithoutRay, jobs: JobServer) -> None:
-        self._node = node
-        self._jobs = jobs
-        self.dead = node.dead
-        self.busy = jobs.busy
-        self.drain = node.drain
-
-    @property
-    def endpoint(self) -> dict[str, str]:
-        """Return the node's addresses, including the URL of the Job API (``api``)."""
-        return {**self._node.endpoint, "api": self._jobs.url}
-
-    def stop(self) -> None:
-        """End the drivers of jobs, and remove the node from the register."""
-        self._jobs.close()
-        self._node.stop()
