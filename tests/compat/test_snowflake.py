@@ -67,7 +67,7 @@ def test_shapes_of_lists_and_numbers(connector: DataConnector, native: int | Non
     assert (batch["col1"].shape, batch["col2"].shape) == ((*sizes, 2), (*sizes, 1))
 
 
-def test_the_shapes_travel_with_the_dataset_and_can_be_refused() -> None:
+def test_the_shapes_travel_with_the_dataset_and_can_be_refused(fresh_home: Path) -> None:
     connector = ShardedDataConnector.from_dataframe(ROWS.to_pandas(), equal=True)
     (part,) = connector.random_split([1.0])
     in_worker = OwnConnector.from_spec(part.to_spec().model_dump())

@@ -91,11 +91,7 @@ def test_a_fit_is_a_job_on_the_pool_and_a_connector_is_used_for_several(outside,
     predictions = estimator.predict(frame)
     assert np.sqrt(np.mean((predictions - frame["y"]) ** 2)) == pytest.approx(losses[-1], rel=1e-3)
     assert np.allclose(estimator.to_sklearn().predict(frame[["a", "b", "c"]]), predictions)
-    # The frame's is removed by whoever no longer needs it last: this process, or the driver after the job's end.
-    wait_until(
-        lambda: [str(folder) for folder in (home() / "staging").iterdir()] == [connector.staging],
-        "the end of the frame's staged rows",
-    )
+    assert [str(folder) for folder in (home() / "staging").iterdir()] == [connector.staging]  # the frame's is gone
 
     another = RunConfig(pool_name=pool.name, artifact_location=str(tmp_path))
     with pytest.raises(JobFailedError, match='the label "broken" is null, NaN or infinite in 1 of'):
