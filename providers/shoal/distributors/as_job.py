@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from shoal.distributors import submitted_call
 from shoal.distributors.call_pool import pool_for_job
 from shoal.distributors.submitted_call import Returns, SubmittedCall
+from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import locations
 from shoal.training.boosting.request import TrainRequest, TrainResult
@@ -32,6 +33,7 @@ from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult
+    from shoal.jobs.partitions.results import PartitionResults
 
 T = TypeVar("T")
 
@@ -167,6 +169,30 @@ def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
     """Return the `JobCall` object that predicts the rows of a dataset as a job."""
     read = partial(submitted_call.prediction, output_path=spec.output_path)
     return JobCall(spec.run_config, spec.framework, spec.on_pool, read, partial(pool_for_job, spec))
+
+
+def partitions(spec: PartitionsJobSpec, program: bytes) -> JobCall[PartitionResults]:
+    """Return the `JobCall` object that calls a function for each partition of a dataset as a job.
+
+    Raises:
+        InvalidArgumentError: The folder for the results cannot be written.
+    """
+    from shoal.jobs.files import code_store, storage
+    from shoal.jobs.mlflow import job_run
+    from shoal.training.pytorch.program import may_call_ray
+
+    location = spec.run_config.artifact_location
+    locations.try_out(storage.root(location))
+
+    def on_pool(pool_name: str) -> PartitionsJobSpec:
+        changed: dict[str, Any] = {"program": code_store.store(program)}
+        if "tracking" not in spec.model_fields_set:
+            changed["tracking"] = job_run.tracking_of_training(os.environ)
+        return spec.model_copy(update=changed).on_pool(pool_name)
+
+    read = partial(submitted_call.partition_results, location=location)
+    pool = partial(pool_for_job, spec, may_call_ray=may_call_ray(program))
+    return JobCall(spec.run_config, spec.framework, on_pool, read, pool)
 
 
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:

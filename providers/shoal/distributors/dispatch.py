@@ -26,9 +26,20 @@ from shoal.training.run_config import RunConfig
 if TYPE_CHECKING:
     from shoal.distributors.as_job import PoolOf
     from shoal.distributors.submitted_call import Returns, SubmittedCall
+    from shoal.jobs.partitions.results import PartitionResults
+    from shoal.jobs.specs.partitions import PartitionsJobSpec
     from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 
-__all__ = ["Call", "check_submit", "function", "is_connected", "prediction", "training", "worker_environment"]
+__all__ = [
+    "Call",
+    "check_submit",
+    "function",
+    "is_connected",
+    "partitions",
+    "prediction",
+    "training",
+    "worker_environment",
+]
 
 T = TypeVar("T")
 
@@ -136,6 +147,31 @@ def prediction(spec: PredictJobSpec) -> Call[PredictResult]:
             return run(spec, claim=_claim(spec.run_config, spec.framework), env=env)
 
     return _ClusterCall(predict_here)
+
+
+def partitions(spec: PartitionsJobSpec, program: bytes) -> Call[PartitionResults]:
+    """Return the `Call` object that calls a function for each partition of a dataset."""
+    if not is_connected():
+        from shoal.distributors import as_job
+
+        return as_job.partitions(spec, program)
+
+    def run_here() -> PartitionResults:
+        from shoal.jobs.files import artifacts
+        from shoal.jobs.journal.attempts import Key
+        from shoal.jobs.partitions.engine import run
+        from shoal.jobs.partitions.results import PartitionResults
+
+        config = spec.run_config
+        claim, env = _claim(config, spec.framework), worker_environment(config)
+        folder = artifacts.folder(Key(claim.job_id, claim.attempt), config.artifact_location)
+        artifacts.check(folder, claim, config.artifact_location)
+        artifacts.mark(folder, claim)
+        with _secrets_hidden(config):
+            answer = run(spec, program, claim=claim, folder=folder, env=env)
+        return PartitionResults(answer.manifest, answer.digest)
+
+    return _ClusterCall(run_here)
 
 
 def worker_environment(config: RunConfig) -> dict[str, str]:

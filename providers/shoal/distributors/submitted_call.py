@@ -14,7 +14,7 @@ from shoal.training.locations import resolved
 from shoal.training.pytorch.request import FunctionResult, MissingValue
 
 if TYPE_CHECKING:
-    from shoal.jobs import AnyJobSpec, JobHandle, JobResult, JobStatus, PredictResult
+    from shoal.jobs import AnyJobSpec, JobHandle, JobResult, JobStatus, PartitionResults, PredictResult
     from shoal.training.progress import OnProgress
 
 T = TypeVar("T")
@@ -110,8 +110,8 @@ def attach(job_id: str, *, artifact_location: str | None = None) -> SubmittedCal
 
     The handle's :meth:`~SubmittedCall.result` returns the same value as that of the handle from `submit`: the booster
     of an estimator, the `Response` of a `PyTorchDistributor`, the value of a decorated function or a
-    `TorchDistributor`, or the `PredictResult` of a prediction. For a job that was submitted in another way, the kind of
-    the job's spec determines the value.
+    `TorchDistributor`, the `PredictResult` of a prediction, or the `PartitionResults` of
+    `shoal.many`. For a job that was submitted in another way, the kind of the job's spec determines the value.
 
     Args:
         job_id: Id of the job.
@@ -191,7 +191,7 @@ def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) 
     Raises:
         InvalidArgumentError: `artifact_location` is not that of the job.
     """
-    from shoal.jobs import FunctionJobSpec, PredictJobSpec
+    from shoal.jobs import FunctionJobSpec, PartitionsJobSpec, PredictJobSpec
 
     location = _location(spec.run_config.artifact_location, job_id, artifact_location)
     if isinstance(spec, PredictJobSpec):
@@ -199,6 +199,8 @@ def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) 
     read: Callable[[JobResult], Any] = partial(_booster, location=location)
     if isinstance(spec, FunctionJobSpec):
         read = partial(function_value, location=location, returns=spec.returns)
+    elif isinstance(spec, PartitionsJobSpec):
+        read = partial(partition_results, location=location)
     may_lack_credentials = artifact_location is None and location is not None and "://" in location
     return partial(_with_advice, read) if may_lack_credentials else read
 
@@ -244,6 +246,13 @@ def prediction(result: JobResult, *, output_path: str) -> PredictResult:
         result.seconds,
         result.peak_memory_per_worker,
     )
+
+
+def partition_results(result: JobResult, *, location: str | None) -> PartitionResults:
+    """Read the results of a job that has called a function for each partition of a dataset."""
+    from shoal.jobs import load_partitions
+
+    return load_partitions(result, location)
 
 
 def function_value(result: JobResult, *, location: str | None, returns: Returns) -> Any:

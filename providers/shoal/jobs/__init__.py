@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from shoal.jobs.mlflow.retention import ModelPruning as ModelPruning
     from shoal.jobs.mlflow.retention import prune_models as prune_models
     from shoal.jobs.mlflow.withdrawal import withdraw_promotion as withdraw_promotion
+    from shoal.jobs.partitions.results import PartitionFailedError as PartitionFailedError
+    from shoal.jobs.partitions.results import PartitionResult as PartitionResult
+    from shoal.jobs.partitions.results import PartitionResults as PartitionResults
+    from shoal.jobs.partitions.results import load_partitions as load_partitions
     from shoal.jobs.results import ChampionResult as ChampionResult
     from shoal.jobs.results import JobResult as JobResult
     from shoal.jobs.results import PromotionResult as PromotionResult
@@ -52,6 +56,8 @@ if TYPE_CHECKING:
     from shoal.jobs.specs.function import FunctionJobSpec as FunctionJobSpec
     from shoal.jobs.specs.function import FunctionRegister as FunctionRegister
     from shoal.jobs.specs.function import parse_spec as parse_spec
+    from shoal.jobs.specs.partitions import PartitionsJobSpec as PartitionsJobSpec
+    from shoal.jobs.specs.partitions import PartitionsScalingConfig as PartitionsScalingConfig
     from shoal.jobs.specs.prediction import PredictJobSpec as PredictJobSpec
     from shoal.jobs.specs.prediction import PredictResult as PredictResult
     from shoal.jobs.specs.register import Register as Register

@@ -192,6 +192,11 @@ class JobResult(PlainResult):
         description="Path of the pickled return values of a training function, one per rank. None: the job ran no "
         "training function.",
     )
+    partitions: dict[str, int] | None = Field(
+        default=None,
+        description="Number of partitions by status, `succeeded` and `failed`. None: the job was not divided into "
+        "partitions.",
+    )
     num_workers: int = Field(default=0, description="Number of workers that the job ran on.")
     seconds: float = Field(description="Time in seconds from the driver's start to the result.")
     node_seconds: float | None = Field(

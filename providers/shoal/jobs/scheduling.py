@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Self
 
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
+from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node
@@ -157,6 +158,8 @@ class Gang:
         """Return the group of workers for a job's spec, or for the request that an estimator or distributor creates."""
         if isinstance(spec, FunctionRequest):
             return cls._of_function(spec)
+        if isinstance(spec, PartitionsJobSpec) and spec.scaling_config.num_workers == -1:
+            return cls()  # as many workers as have room
         # None means that the job uses GPUs if every node has a GPU. Predictions never use GPUs, and LightGBM uses GPUs
         # only if its options ask for them.
         uses_gpu: bool | None = False

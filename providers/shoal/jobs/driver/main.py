@@ -27,7 +27,7 @@ from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting, function, pool_nodes, prediction
+from shoal.jobs.driver import boosting, function, partitions, pool_nodes, prediction
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
 from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
@@ -49,6 +49,7 @@ from shoal.jobs.remote import handover, package
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import NodeSize, could_fit, needs_ray
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
+from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.jobs.timeouts import DRIVER_END_S
@@ -209,6 +210,8 @@ class Driver:
                 forget_lean()
             if isinstance(self._spec, FunctionJobSpec):
                 function.begin(self._spec)
+            if isinstance(self._spec, PartitionsJobSpec):
+                partitions.begin(self._spec)
             self._begin_run()
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
@@ -252,7 +255,7 @@ class Driver:
     def _starts_workers(self, gcs: str) -> bool:
         """Return whether this process starts the workers of the job itself on a pool with Ray: they need no Ray, and
         all nodes are on this machine."""
-        if not isinstance(self._spec, JobSpec) or needs_ray(self._spec) or not is_on_loopback(gcs):
+        if not isinstance(self._spec, JobSpec | PartitionsJobSpec) or needs_ray(self._spec) or not is_on_loopback(gcs):
             return False
         return bool(pool_nodes.find(self._store, self._job.pool, gcs))
 
@@ -353,6 +356,8 @@ class Driver:
         spec = staged_queries.staged(self._spec, self._key, self._secrets)
         if isinstance(spec, FunctionJobSpec):
             return function.work(spec, place)
+        if isinstance(spec, PartitionsJobSpec):
+            return partitions.work(spec, place)
         if isinstance(spec, PredictJobSpec):
             return prediction.work(spec, place), None
         return boosting.work(spec, place), None

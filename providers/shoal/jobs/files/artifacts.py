@@ -59,7 +59,8 @@ def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
     claim.check(folder, shared=storage.root(artifact_location), beside=_LOGS)
 
 
-def _mark(folder: str, claim: Claim) -> None:
+def mark(folder: str, claim: Claim) -> None:
+    """Create the folder of an attempt if it does not exist, and mark it as that of the attempt."""
     shared = folder.rsplit("/", 2)[0]  # see `folder`: the folder of the job and that of its attempt belong to shoal
     claim.check(folder, shared=shared, beside=_LOGS)
     claim.mark(folder, shared=shared)
@@ -86,7 +87,7 @@ def save(folder: str, claim: Claim, trained: TrainResult, inputs: Mapping[str, s
 
     The model is written last. So a folder that contains a model is complete.
     """
-    _mark(folder, claim)
+    mark(folder, claim)
     path = f"{folder}/{_MODELS[trained.framework]}"
     document = json.loads(trained.model_dump_json(exclude={"model"})) | ({_INPUTS: dict(inputs)} if inputs else {})
     report = json.dumps(document).encode()
@@ -186,7 +187,7 @@ def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str
     """Write the return values of a training function, one per rank, into a file in the attempt's folder."""
     import cloudpickle
 
-    _mark(folder, claim)
+    mark(folder, claim)
     path = f"{folder}/{_RESULTS}"
     content = cloudpickle.dumps(answer)
     with act(JobStep.PUBLISH):

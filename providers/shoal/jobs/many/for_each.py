@@ -17,6 +17,7 @@ from shoal.errors import DataError, InvalidArgumentError, shown
 from shoal.jobs import credentials
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
+from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.training.run_config import RunConfig
@@ -63,6 +64,11 @@ def for_each(
         >>> DistributedTrainOperator.partial(task_id="train", pool_name="retrain").expand(spec=specs)
     """
     base, job_id = _without_job_id(spec)
+    if isinstance(base, PartitionsJobSpec):
+        raise InvalidArgumentError(
+            "for_each accepts only the spec of a training, but this spec already divides its dataset into partitions: "
+            "name further columns in its option by"
+        )
     if isinstance(base, PredictJobSpec):
         raise InvalidArgumentError(
             "for_each accepts only the spec of a training, but this is the spec of a batch prediction: write one "

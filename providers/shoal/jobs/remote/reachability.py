@@ -11,6 +11,7 @@ from shoal.jobs.files import storage
 from shoal.jobs.remote import frames
 from shoal.jobs.remote.frames import is_reachable, is_remote, path_here
 from shoal.jobs.specs.function import AnyJobSpec
+from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec, is_stored
 from shoal.pool.api import ComputePool
@@ -78,6 +79,11 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
                 f'{what} {redact_value(path)} is on this machine, where the nodes of pool "{pool.name}" cannot reach '
                 f"it: {remedy}; or, {_SHARED}"
             )
+    if spec.run_config.artifact_location == storage.IN_STORE and isinstance(spec, PartitionsJobSpec):
+        raise InvalidArgumentError(
+            "the rows and results of partitions must be written to a location that all nodes can reach: set "
+            f"run_config.artifact_location to a URI in {_OBJECT_STORE}"
+        )
     if spec.run_config.artifact_location == storage.IN_STORE and any(each.sql for each in spec.datasets()):
         raise InvalidArgumentError(
             "a dataset has the option sql, so its rows must be written to a location that all nodes can read: set "

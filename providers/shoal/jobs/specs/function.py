@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, model_validator
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnySpec
+from shoal.jobs.specs.partitions import PARTITIONS, PartitionsJobSpec
 from shoal.jobs.specs.prediction import PREDICT, PredictJobSpec
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
@@ -133,13 +134,14 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
         return super().with_datasets(replaced).model_copy(update={"dataset_map": datasets})
 
 
-AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec
-"""Spec of any job: a boosting training, a training function, or a batch prediction."""
+AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec | PartitionsJobSpec
+"""Spec of any job: a boosting training, a training function, a batch prediction, or a function for each partition."""
 
 _KINDS: dict[str, type[AnyJobSpec]] = {
     **dict.fromkeys(get_args(Framework), JobSpec),
     FRAMEWORK: FunctionJobSpec,
     PREDICT: PredictJobSpec,
+    PARTITIONS: PartitionsJobSpec,
 }
 """The class of a spec, by the value of its field `framework`."""
 

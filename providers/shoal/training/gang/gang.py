@@ -201,8 +201,17 @@ class Gang:
         *,
         timeout: float | None = None,
         on_note: OnNote | None = None,
+        report_uneven: bool = True,
     ) -> list[Any]:
         """Call a function in every worker and wait for all results.
+
+        Args:
+            function: The function.
+            args_per_rank: Arguments of the function, for each rank.
+            timeout: Seconds until the call fails; None: no limit.
+            on_note: Function that gets the workers' notes.
+            report_uneven: Whether the log says which ranks return long after others, because ranks that train together
+                would wait for each other.
 
         Raises:
             WorkerLostError: A worker's process or node was lost.
@@ -214,7 +223,7 @@ class Gang:
             raise TrainingError("this gang has ended and cannot run another function: start a new one with Gang.start")
         try:
             deadline = math.inf if timeout is None else time.monotonic() + timeout
-            return self._run(function, args_per_rank, deadline, on_note)
+            return self._run(function, args_per_rank, deadline, on_note, report_uneven)
         except _TimeLimitError:
             self.end()
             raise TrainingError(
@@ -233,7 +242,7 @@ class Gang:
         limit = WORKER_FINISH_S if timeout is None else min(timeout, WORKER_FINISH_S)
         try:
             if self.sound:
-                self._run(interpreter_end.end, [()] * self.shape.num_workers, time.monotonic() + limit, None)
+                self._run(interpreter_end.end, [()] * self.shape.num_workers, time.monotonic() + limit, None, False)
         except _TimeLimitError:
             say(
                 f"a worker was killed, because its threads and exit handlers did not end within {limit:g} s after the "
@@ -310,6 +319,7 @@ class Gang:
         args_per_rank: Sequence[Sequence[Any]],
         deadline: float,
         on_note: OnNote | None,
+        report_uneven: bool,
     ) -> list[Any]:
         size = self.shape.num_workers
         self._started.run(function, args_per_rank, self._answered)
@@ -327,7 +337,7 @@ class Gang:
             if isinstance(event, _Done):
                 talking.discard(event.rank)
             elif isinstance(event, _Answer):
-                if not results:
+                if not results and report_uneven:
                     report_at = time.monotonic() + UNEVEN_RETURN_S
                 results[event.rank] = event.value
             elif isinstance(event, _Note):

@@ -1,0 +1,301 @@
+"""Write and read the outcomes of partitions: a Parquet file for each bucket, and a manifest of all partitions."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.parquet.paths import is_local, resolve
+from shoal.errors import JobError
+from shoal.jobs.partitions.keys import Key, key_column, keys_in
+from shoal.jobs.partitions.messages import Kind, Outcome, Status
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROW_GROUP_BYTES = 32 * 2**20
+"""Bytes of values and logs after which a row group of a result file is complete. A worker keeps this much in memory,
+and a reader of one value reads one row group."""
+
+_PARTITIONS = b"shoal.partitions"
+"""Key of the metadata of a result file under which it has the number of its partitions."""
+
+MANIFEST = "manifest.parquet"
+
+
+def file_name(bucket: int) -> str:
+    """Return the name of the result file of a bucket."""
+    return f"bucket-{bucket:05d}.parquet"
+
+
+def _schema(key_type: pa.DataType) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("key", key_type),
+            ("key_text", pa.string()),
+            ("status", pa.string()),
+            ("attempts", pa.int32()),
+            ("rows", pa.int64()),
+            ("seconds", pa.float64()),
+            ("metrics", pa.string()),
+            ("error", pa.string()),
+            ("kind", pa.string()),
+            ("sha256", pa.string()),
+            ("size_bytes", pa.int64()),
+            ("log", pa.large_string()),
+            ("value", pa.large_binary()),
+        ]
+    )
+
+
+_IN_FILES_ONLY = ("log", "value")
+
+
+class ResultWriter:
+    """Writer of the result file of a bucket. The file gets its name when it is complete.
+
+    Args:
+        folder: Folder or URI of the result files.
+        bucket: Number of the bucket.
+        key_type: Type of the keys.
+    """
+
+    def __init__(self, folder: str, bucket: int, key_type: pa.DataType) -> None:
+        self._filesystem, root = resolve(folder)
+        self._path = f"{root}/{file_name(bucket)}"
+        self._target = f"{root}/.{file_name(bucket)}.{uuid.uuid4().hex}" if is_local(folder) else self._path
+        self._key_type = key_type
+        self._pending: list[Outcome] = []
+        self._pending_bytes = 0
+        self._writer: Any = None
+        self._stream: Any = None
+        self._partitions = 0
+
+    def expect(self, partitions: int) -> None:
+        """Set the number of partitions of the bucket, by which readers see that the file is complete."""
+        self._partitions = partitions
+
+    def add(self, outcome: Outcome) -> None:
+        """Add the outcome of a partition."""
+        self._pending.append(outcome)
+        self._pending_bytes += len(outcome.log) + (len(outcome.value.content) if outcome.value else 0)
+        if self._pending_bytes >= ROW_GROUP_BYTES:
+            self._write()
+
+    def close(self) -> None:
+        """Write the rest, and give the file its name."""
+        self._write()
+        self._writer.close()
+        self._stream.close()
+        if self._target != self._path:
+            self._filesystem.move(self._target, self._path)
+
+    def _write(self) -> None:
+        from pyarrow import parquet
+
+        if self._writer is None:
+            schema = _schema(self._key_type).with_metadata({_PARTITIONS: str(self._partitions).encode()})
+            self._stream = self._filesystem.open_output_stream(self._target)
+            # Values are often compressed already, and models of a few kilobytes gain nothing from dictionaries.
+            self._writer = parquet.ParquetWriter(self._stream, schema, use_dictionary=["status", "kind"])
+        table = _table(self._pending, self._key_type)
+        self._writer.write_table(table, row_group_size=max(1, len(self._pending)))
+        self._pending, self._pending_bytes = [], 0
+
+
+def _table(outcomes: Sequence[Outcome], key_type: pa.DataType) -> pa.Table:
+    import pyarrow as pa
+
+    values = [None if each.value is None else each.value.content for each in outcomes]
+    columns = {
+        "key": key_column((each.key for each in outcomes), key_type),
+        "key_text": [each.text for each in outcomes],
+        "status": [each.status for each in outcomes],
+        "attempts": [each.attempts for each in outcomes],
+        "rows": [each.rows for each in outcomes],
+        "seconds": [each.seconds for each in outcomes],
+        "metrics": [json.dumps(each.metrics) for each in outcomes],
+        "error": [each.error for each in outcomes],
+        "kind": [None if each.value is None else each.value.kind for each in outcomes],
+        "sha256": [None if value is None else hashlib.sha256(value).hexdigest() for value in values],
+        "size_bytes": [0 if value is None else len(value) for value in values],
+        "log": [each.log for each in outcomes],
+        "value": values,
+    }
+    return pa.table(columns, _schema(key_type))
+
+
+def complete_files(folder: str, key_type: pa.DataType) -> dict[int, pa.Table]:
+    """Return what the complete result files of a folder say of their partitions, without logs and values, by bucket.
+
+    The tables also have the columns ``file``, ``row_group`` and ``row``, the place of each partition.
+    """
+    from pyarrow import fs
+
+    filesystem, root = resolve(folder)
+    found: dict[int, pa.Table] = {}
+    for info in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True)):
+        name = info.base_name
+        if info.is_file and name.startswith("bucket-") and name.endswith(".parquet"):
+            table = _summary(filesystem, info.path, key_type)
+            if table is not None:
+                found[int(name[7:-8])] = table
+    return found
+
+
+def _summary(filesystem: Any, path: str, key_type: pa.DataType) -> pa.Table | None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(filesystem.open_input_file(path)) as file:
+            expected = (file.schema_arrow.metadata or {}).get(_PARTITIONS)
+            groups = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
+            if expected is None or sum(groups) != int(expected) or file.schema_arrow.field("key").type != key_type:
+                return None
+            columns = [name for name in _schema(key_type).names if name not in _IN_FILES_ONLY]
+            table = file.read([*columns]).replace_schema_metadata(None)
+    except (OSError, pa.ArrowException, KeyError):
+        return None  # half-written, or of another version
+    name = path.rpartition("/")[2]
+    table = table.append_column("file", pa.array([name] * len(table), pa.string()))
+    table = table.append_column(
+        "row_group", pa.array([i for i, rows in enumerate(groups) for _ in range(rows)], pa.int32())
+    )
+    return table.append_column("row", pa.array([row for rows in groups for row in range(rows)], pa.int32()))
+
+
+def manifest_of(tables: Iterable[pa.Table]) -> bytes:
+    """Return the content of the manifest, a Parquet file with a row for each partition, in the order of the keys."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = pa.concat_tables(tables)
+    by_key = pa.table(dict(_sort_columns(table)))
+    order = [(name, "ascending") for name in by_key.column_names]
+    positions = pa.compute.sort_indices(by_key, sort_keys=order)
+    with io.BytesIO() as file:
+        parquet.write_table(table.take(positions), file)
+        return file.getvalue()
+
+
+def _sort_columns(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
+    import pyarrow as pa
+    import pyarrow.compute
+
+    column = table.column("key")
+    if not pa.types.is_struct(column.type):
+        yield "key", column
+        return
+    for index in range(column.type.num_fields):
+        yield (
+            str(index),
+            pa.chunked_array([chunk.field(index) for chunk in column.chunks], column.type.field(index).type),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRow:
+    """What the manifest says of a partition.
+
+    Args:
+        key: Key of the partition.
+        text: Text of the key.
+        status: Whether the function has returned.
+        attempts: Number of attempts; 2 if the process of the first attempt was lost.
+        rows: Number of rows.
+        seconds: Seconds of the call of the function.
+        metrics: Metrics that the function has reported.
+        error: Reason of a failure; empty if there is none.
+        kind: Form of the value; None if there is none.
+        sha256: Digest of the value.
+        size_bytes: Size of the value.
+        file: Name of the result file.
+        row_group: Index of the row group in the file.
+        row: Index of the partition in the row group.
+    """
+
+    key: Key
+    text: str
+    status: Status
+    attempts: int
+    rows: int
+    seconds: float
+    metrics: dict[str, float]
+    error: str
+    kind: Kind | None
+    sha256: str | None
+    size_bytes: int
+    file: str
+    row_group: int
+    row: int
+
+
+def read_manifest(content: bytes) -> list[ManifestRow]:
+    """Return the rows of a manifest."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = parquet.read_table(pa.BufferReader(content))
+    keys = keys_in(table.column("key"))
+    rows = table.drop_columns(["key", "key_text", "metrics"]).to_pylist()
+    texts, metrics = table.column("key_text").to_pylist(), table.column("metrics").to_pylist()
+    return [
+        ManifestRow(key=key, text=text, metrics=json.loads(values), **row)
+        for key, text, values, row in zip(keys, texts, metrics, rows, strict=True)
+    ]
+
+
+class ResultReader:
+    """Reader of the values and logs in result files. It keeps the last row group that it has read.
+
+    Args:
+        folder: Folder or URI of the result files.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._last: tuple[tuple[str, int, str], list[Any]] | None = None
+
+    def value(self, row: ManifestRow) -> bytes:
+        """Return the bytes of a partition's value.
+
+        Raises:
+            JobError: The file was removed or changed.
+        """
+        content = self._column(row, "value")[row.row]
+        if content is None or hashlib.sha256(content).hexdigest() != row.sha256:
+            raise JobError(
+                f"{self._folder}/{row.file} was changed after the job wrote it, and is not read, because a changed "
+                "file could run any code: run the job again"
+            )
+        return bytes(content)
+
+    def log(self, row: ManifestRow) -> str:
+        """Return the end of what the function has printed.
+
+        Raises:
+            JobError: The file was removed.
+        """
+        return str(self._column(row, "log")[row.row])
+
+    def _column(self, row: ManifestRow, name: str) -> list[Any]:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        place = (row.file, row.row_group, name)
+        if self._last is None or self._last[0] != place:
+            filesystem, root = resolve(self._folder)
+            try:
+                with parquet.ParquetFile(filesystem.open_input_file(f"{root}/{row.file}")) as file:
+                    self._last = place, file.read_row_group(row.row_group, columns=[name]).column(0).to_pylist()
+            except (OSError, pa.ArrowException, IndexError) as error:
+                raise JobError(f"the result file {self._folder}/{row.file} cannot be read: {error}") from error
+        return self._last[1]

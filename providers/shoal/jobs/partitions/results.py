@@ -1,0 +1,233 @@
+"""The results of a job with partitions: status, value, metrics and log of each partition, read when they are needed."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import InvalidArgumentError, JobError, TrainingError
+from shoal.jobs.files import storage
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.partitions.keys import Key as PartitionKey
+from shoal.jobs.partitions.keys import key_text, shown_key
+from shoal.jobs.partitions.messages import Status
+from shoal.jobs.partitions.result_files import ManifestRow, ResultReader, read_manifest
+from shoal.state import Store
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shoal.jobs.results import JobResult
+
+
+class PartitionFailedError(TrainingError):
+    """The value of a partition was asked for, but the function has failed for this partition."""
+
+
+class PartitionResult:
+    """Outcome of one partition.
+
+    Attributes:
+        key: Key of the partition: a value of the column, or a tuple of the values of several columns. None: the rows
+            with a null.
+        status: ``succeeded`` or ``failed``.
+        rows: Number of rows.
+        seconds: Seconds that the function took.
+        attempts: 2 if the process of the first attempt was lost, else 1.
+        metrics: Metrics that the function has reported.
+        error: Reason of the failure; empty if the function has returned.
+    """
+
+    def __init__(self, row: ManifestRow, reader: ResultReader) -> None:
+        self._row = row
+        self._reader = reader
+        self.key: PartitionKey = row.key
+        self.status: Status = row.status
+        self.rows = row.rows
+        self.seconds = row.seconds
+        self.attempts = row.attempts
+        self.metrics = dict(row.metrics)
+        self.error = row.error
+
+    def __repr__(self) -> str:
+        return f"PartitionResult({shown_key(self.key)}, {self.status}, rows={self.rows}, seconds={self.seconds:.3g})"
+
+    @property
+    def value(self) -> Any:
+        """Return value of the function, or the booster of an estimator, read from the result file.
+
+        Raises:
+            PartitionFailedError: The function has failed.
+            JobError: The file was removed or changed.
+        """
+        content, kind = self.content(), self._row.kind
+        if kind == "pickle":
+            import cloudpickle
+
+            return cloudpickle.loads(content)
+        return importlib.import_module(f"shoal.training.{kind}.model").loaded(content)
+
+    def content(self) -> bytes:
+        """Return the bytes of the value: pickled, or a model in the own format of its library (UBJSON for XGBoost, text
+        for LightGBM).
+
+        Raises:
+            PartitionFailedError: The function has failed.
+            JobError: The file was removed or changed.
+        """
+        if self.status != "succeeded":
+            raise PartitionFailedError(f"partition {shown_key(self.key)} has no value: {self.error}")
+        return self._reader.value(self._row)
+
+    @property
+    def log(self) -> str:
+        """End of what the function has printed, and its traceback if it has failed; at most 8 KiB.
+
+        Raises:
+            JobError: The file was removed.
+        """
+        return self._reader.log(self._row)
+
+
+class PartitionResults:
+    """Outcomes of all partitions, in the order of their keys.
+
+    ``results[key]`` is the `PartitionResult` of a key, ``len(results)`` the number of partitions, and ``for each in
+    results`` yields all of them. Values are read from the result files when they are asked for.
+
+    Args:
+        manifest: Path or URI of the manifest.
+        digest: SHA-256 that the manifest must have; None: it is not checked.
+
+    Raises:
+        JobError: The manifest was changed.
+        FileNotFoundError: The manifest was removed, or cannot be reached from this machine.
+    """
+
+    def __init__(self, manifest: str, digest: str | None = None) -> None:
+        content = storage.read(manifest)
+        if digest is not None and not hmac.compare_digest(hashlib.sha256(content).hexdigest(), digest):
+            raise JobError(f"{manifest} was changed after the job wrote it, and is not read: run the job again")
+        self.manifest = manifest
+        self._folder = f"{manifest.rpartition('/')[0]}/results"
+        self._rows = {row.text: row for row in read_manifest(content)}
+        self._reader = ResultReader(self._folder)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[PartitionResult]:
+        return (PartitionResult(row, self._reader) for row in self._rows.values())
+
+    def __getitem__(self, key: PartitionKey) -> PartitionResult:
+        return PartitionResult(self._row(key), self._reader)
+
+    def __contains__(self, key: PartitionKey) -> bool:
+        return key_text(plain(key)) in self._rows
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{number} {status}" for status, number in self.counts.items() if number)
+        return f"PartitionResults({counts})"
+
+    def _row(self, key: PartitionKey) -> ManifestRow:
+        try:
+            return self._rows[key_text(plain(key))]
+        except KeyError:
+            known = ", ".join(shown_key(row.key) for _, row in zip(range(5), self._rows.values(), strict=False))
+            raise KeyError(f"there is no partition {shown_key(key)}; the first keys are {known}") from None
+
+    @property
+    def keys(self) -> list[PartitionKey]:
+        """The keys of all partitions."""
+        return [row.key for row in self._rows.values()]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of partitions by status."""
+        states = [row.status for row in self._rows.values()]
+        return {status: states.count(status) for status in ("succeeded", "failed")}
+
+    @property
+    def failed(self) -> list[PartitionResult]:
+        """The partitions for which the function has failed."""
+        return [each for each in self if each.status == "failed"]
+
+    def values(self) -> Iterator[tuple[PartitionKey, Any]]:
+        """Yield the key and the value of each partition that has succeeded, in the order of the files. This reads each
+        file once."""
+        for row in sorted(self._rows.values(), key=lambda row: (row.file, row.row_group, row.row)):
+            if row.status == "succeeded":
+                yield row.key, PartitionResult(row, self._reader).value
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a table of all partitions: key, status, rows, seconds, attempts, error, and a column for each metric,
+        ``metric/<name>``. It has no values and logs."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "key": row.key,
+                    "status": row.status,
+                    "rows": row.rows,
+                    "seconds": row.seconds,
+                    "attempts": row.attempts,
+                    "error": row.error,
+                    **{f"metric/{name}": value for name, value in row.metrics.items()},
+                }
+                for row in self._rows.values()
+            ]
+        )
+
+    def require_all(self) -> None:
+        """Do nothing if all partitions have succeeded.
+
+        Raises:
+            PartitionFailedError: At least one partition has failed; the message names the first ones and their errors.
+        """
+        if failed := self.failed:
+            first = "; ".join(f"{shown_key(each.key)}: {each.error}" for each in failed[:3])
+            raise PartitionFailedError(f"{len(failed):,} of {len(self):,} partitions have failed: {first}")
+
+
+def load_partitions(result: JobResult, artifact_location: str | None = None) -> PartitionResults:
+    """Return the results of a finished job with partitions.
+
+    Values may be pickled, and a pickled value can run any code when it is read. Therefore the manifest is compared with
+    its digest in the store, and each value with its digest in the manifest.
+
+    Args:
+        result: Result of the job.
+        artifact_location: The job's `artifact_location`; needed only if the location contains credentials, because the
+            result does not keep credentials.
+
+    Raises:
+        InvalidArgumentError: The job was not divided into partitions.
+        FileNotFoundError: The manifest was removed, or cannot be reached from this machine.
+        JobError: The manifest was changed after the job wrote it, or the job is not in this store.
+    """
+    if result.partitions is None or result.results_path is None:
+        raise InvalidArgumentError(f"job {result.job_id} has no partitions: only jobs of shoal.many have them")
+    known = attempts.load(Store(), Key(result.job_id, result.attempt)).results_digest
+    return PartitionResults(storage.as_given(result.results_path, artifact_location), known or "")
+
+
+def plain(key: PartitionKey) -> PartitionKey:
+    """Return a key of plain Python values, from one that may have NumPy's numbers.
+
+    Raises:
+        InvalidArgumentError: The key is no value of a column.
+    """
+    if isinstance(key, tuple):
+        return tuple(map(plain, key))
+    if hasattr(key, "dtype") and hasattr(key, "item"):
+        key = key.item()
+    if isinstance(key, list | dict | set):
+        raise InvalidArgumentError(
+            f"{key!r} is not a key of a partition: give a value of the column, or a tuple of values of several columns"
+        )
+    return key

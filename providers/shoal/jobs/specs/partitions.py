@@ -1,0 +1,142 @@
+"""Define the spec of a job that calls a function for each partition of a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+
+from shoal.data.spec import DatasetSpec
+from shoal.errors import InvalidArgumentError
+from shoal.jobs.specs.base import AnySpec
+from shoal.option_validation import positive_or_all
+from shoal.training.pytorch.program import is_name
+from shoal.training.scaling import ScalingConfig
+
+PARTITIONS: Final = "partitions"
+"""Value of the field `framework` that marks the spec of a job that calls a function for each partition."""
+
+
+class PartitionsScalingConfig(ScalingConfig):
+    """Number of workers that process partitions, and the CPUs of each worker.
+
+    Example:
+        >>> PartitionsScalingConfig(num_workers=4)
+    """
+
+    num_workers: Annotated[int, positive_or_all("for one worker per CPU of the active nodes")] = Field(
+        default=-1,
+        description="Number of workers. -1: as many as have room on the active nodes, which is one per CPU if each "
+        "worker has one CPU.",
+    )
+    num_cpu_per_worker: Annotated[int, Field(ge=1)] = Field(
+        default=1,
+        description="Number of CPUs, and also of threads, of each worker. A worker processes one partition at a time.",
+    )
+    use_gpu: Literal[False] | None = Field(
+        default=None, description="Partitions are processed on CPUs, so the only values are false and null."
+    )
+
+
+class PartitionsJobSpec(AnySpec):
+    """Spec of a job that calls a function for each partition of a dataset.
+
+    Example:
+        >>> PartitionsJobSpec(
+        ...     function="forecasts.models:train",
+        ...     dataset=DataConnector.from_parquet("s3://bucket/sales/"),
+        ...     by="store",
+        ... )
+    """
+
+    framework: Literal["partitions"] = Field(
+        default=PARTITIONS, description="Kind of the job; the value marks a function that is called for each partition."
+    )
+    dataset: DatasetSpec = Field(
+        description="Dataset that is divided into partitions; a DataConnector is accepted too."
+    )
+    by: tuple[str, ...] = Field(
+        min_length=1,
+        description="Name of the column whose values divide the rows into partitions, or the names of several columns. "
+        "The rows with a null are a partition of their own, whose key is null.",
+    )
+    function: str | None = Field(
+        default=None,
+        description="Import name of the function as pkg.module:name; the nodes must have the module installed. The "
+        "function is called with the rows of a partition, a pandas DataFrame, and with its key. None: `program` has "
+        "the function.",
+    )
+    kwargs: dict[str, JsonValue] = Field(
+        default_factory=dict, description="Keyword arguments of the function in `function`."
+    )
+    program: str | None = Field(
+        default=None,
+        description="Path of the file with the pickled function; `shoal.many` sets the path. None: `function` names "
+        "the function.",
+    )
+    name: str = Field(default="function", description="Name of the function, for messages and lists of jobs.")
+    columns: tuple[str, ...] | None = Field(
+        default=None,
+        description="Names of the columns that the function gets, in order; the columns of `by` need not be among "
+        "them. None: all columns.",
+    )
+    partition_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Maximum time in seconds that the function may take for one partition. A partition that takes "
+        "longer fails. None: no limit.",
+    )
+    scaling_config: PartitionsScalingConfig = Field(
+        default_factory=PartitionsScalingConfig, description="Number of workers, and the CPUs of each worker."
+    )
+
+    @field_validator("by", "columns", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("scaling_config", mode="before")
+    @classmethod
+    def _of_any_class(cls, value: Any) -> Any:
+        is_other = isinstance(value, ScalingConfig) and not isinstance(value, PartitionsScalingConfig)
+        return value.model_dump(exclude_unset=True) if is_other else value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        for option, names in (("by", self.by), ("columns", self.columns or ())):
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"{option} names a column twice: {', '.join(twice)}")
+        if (self.function is None) == (self.program is None):
+            raise ValueError(
+                "give function (a function's name, as pkg.module:name) or program (the path of a pickled function): "
+                "exactly one of them is required"
+            )
+        if self.function is not None and not is_name(self.function):
+            raise InvalidArgumentError(f'function must look like pkg.module:name, not "{self.function}"')
+        if self.program is not None and self.kwargs:
+            raise ValueError("kwargs can be given only with function, because program contains the arguments already")
+        if self.register_as is not None:
+            raise ValueError("register is not possible for a function that is called for each partition: remove it")
+        return self
+
+    @property
+    def function_name(self) -> str:
+        """Return the name of the function, for messages."""
+        return self.function or self.name
+
+    def _subject(self) -> str:
+        """Return the function and the columns of the keys."""
+        return f"{self.function_name} by {', '.join(self.by)}"
+
+    def inputs(self) -> Iterator[DatasetSpec]:
+        """Yield the dataset that is divided into partitions."""
+        yield self.dataset
+
+    def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
+        return super().comparable(by_content).model_copy(update={"program": self.program and "by value"})
+
+    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""
+        return super().with_datasets(replaced).model_copy(update={"dataset": replaced(self.dataset)})

@@ -1,0 +1,23 @@
+"""Call a function, or train a model, for each partition of a table, by one pass over the table.
+
+For few, large models that are compared with their champions, see `shoal.jobs.for_each`, which makes a job per value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from shoal.distributors.submitted_call import SubmittedCall as SubmittedCall
+    from shoal.jobs.partitions.context import PartitionContext as PartitionContext
+    from shoal.jobs.partitions.context import get_context as get_context
+    from shoal.jobs.partitions.results import PartitionFailedError as PartitionFailedError
+    from shoal.jobs.partitions.results import PartitionResult as PartitionResult
+    from shoal.jobs.partitions.results import PartitionResults as PartitionResults
+    from shoal.jobs.specs.partitions import PartitionsScalingConfig as PartitionsScalingConfig
+    from shoal.many.functions import run as run
+    from shoal.many.functions import submit_run as submit_run
+
+__getattr__ = lazy_exports(__name__)

@@ -1,0 +1,1 @@
+"""Tests of a function, or a model, per partition of a table."""
