@@ -215,6 +215,6 @@ def test_if_all_partitions_fail_the_run_fails() -> None:
         raise RuntimeError("no memory for models")
 
     with pytest.raises(
-        TrainingError, match="has failed for all 3 partitions: int:.: RuntimeError: no memory for models"
+        TrainingError, match=r"has failed for all 3 partitions: int:.: RuntimeError: no memory for models"
     ):
         many.run(train, pd.DataFrame({"store": [1, 2, 3]}), "store")

@@ -171,7 +171,7 @@ def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
     return JobCall(spec.run_config, spec.framework, spec.on_pool, read, partial(pool_for_job, spec))
 
 
-def partitions(spec: PartitionsJobSpec, program: bytes) -> JobCall[PartitionResults]:
+def partitions(spec: PartitionsJobSpec, program: bytes | None) -> JobCall[PartitionResults]:
     """Return the `JobCall` object that calls a function for each partition of a dataset as a job.
 
     Raises:
@@ -179,19 +179,23 @@ def partitions(spec: PartitionsJobSpec, program: bytes) -> JobCall[PartitionResu
     """
     from shoal.jobs.files import code_store, storage
     from shoal.jobs.mlflow import job_run
+    from shoal.training.boosting.inputs import checked_data
     from shoal.training.pytorch.program import may_call_ray
 
     location = spec.run_config.artifact_location
     locations.try_out(storage.root(location))
+    if spec.estimator is not None:
+        # The job repeats this check. Here it finds a misspelt column before a pool is started.
+        checked_data(spec.estimator.request(spec.dataset, spec.run_config))
 
     def on_pool(pool_name: str) -> PartitionsJobSpec:
-        changed: dict[str, Any] = {"program": code_store.store(program)}
+        changed: dict[str, Any] = {} if program is None else {"program": code_store.store(program)}
         if "tracking" not in spec.model_fields_set:
             changed["tracking"] = job_run.tracking_of_training(os.environ)
         return spec.model_copy(update=changed).on_pool(pool_name)
 
     read = partial(submitted_call.partition_results, location=location)
-    pool = partial(pool_for_job, spec, may_call_ray=may_call_ray(program))
+    pool = partial(pool_for_job, spec, may_call_ray=program is not None and may_call_ray(program))
     return JobCall(spec.run_config, spec.framework, on_pool, read, pool)
 
 

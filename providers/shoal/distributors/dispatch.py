@@ -149,8 +149,9 @@ def prediction(spec: PredictJobSpec) -> Call[PredictResult]:
     return _ClusterCall(predict_here)
 
 
-def partitions(spec: PartitionsJobSpec, program: bytes) -> Call[PartitionResults]:
-    """Return the `Call` object that calls a function for each partition of a dataset."""
+def partitions(spec: PartitionsJobSpec, program: bytes | None) -> Call[PartitionResults]:
+    """Return the `Call` object that calls a function for each partition of a dataset. The program is None if the spec
+    has the function."""
     if not is_connected():
         from shoal.distributors import as_job
 
@@ -160,6 +161,7 @@ def partitions(spec: PartitionsJobSpec, program: bytes) -> Call[PartitionResults
         from shoal.jobs.files import artifacts
         from shoal.jobs.journal.attempts import Key
         from shoal.jobs.partitions.engine import run
+        from shoal.jobs.partitions.program import program_of_spec
         from shoal.jobs.partitions.results import PartitionResults
 
         config = spec.run_config
@@ -168,7 +170,8 @@ def partitions(spec: PartitionsJobSpec, program: bytes) -> Call[PartitionResults
         artifacts.check(folder, claim, config.artifact_location)
         artifacts.mark(folder, claim)
         with _secrets_hidden(config):
-            answer = run(spec, program, claim=claim, folder=folder, env=env)
+            content = program_of_spec(spec) if program is None else program
+            answer = run(spec, content, claim=claim, folder=folder, env=env)
         return PartitionResults(answer.manifest, answer.digest)
 
     return _ClusterCall(run_here)

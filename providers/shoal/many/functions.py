@@ -105,21 +105,20 @@ def _call(
     check_runnable(fn, "fn")
     if isinstance(fn, str) or not callable(fn):
         raise InvalidArgumentError(f"fn must be a function, not {fn!r}: a spec of a job can name a function")
-    program = program_of(partial(fn, **kwargs) if kwargs else fn)
-    connector = connected(data, staged)
-    given = {name: value for name, value in options.items() if value is not None}
+    return call_of(staged, partial(fn, **kwargs) if kwargs else fn, data, by=by, name=name_of(fn), **options)
+
+
+def call_of(
+    staged: ExitStack, program: Callable[..., Any] | bytes | None, data: Dataset, **fields: Any
+) -> Call[PartitionResults]:
+    """Return the `Call` object of a function, of a pickled one, or of the estimator among the fields of the spec."""
+    content = program_of(program) if callable(program) else program
+    given = {name: value for name, value in fields.items() if value is not None}
     config = given.pop("run_config", RunConfig())
-    spec = PartitionsJobSpec.parse(
-        {
-            "dataset": connector,
-            "by": by,
-            "name": name_of(fn),
-            "program": "not stored yet",
-            "run_config": config,
-            **given,
-        }
-    )
-    return dispatch.partitions(spec, program)
+    if content is not None:
+        given["program"] = "not stored yet"
+    spec = PartitionsJobSpec.parse({"dataset": connected(data, staged), "run_config": config, **given})
+    return dispatch.partitions(spec, content)
 
 
 def connected(data: Dataset, staged: ExitStack) -> DataConnector:

@@ -7,11 +7,11 @@ from contextlib import suppress
 from shoal.data.connector import DataConnector
 from shoal.errors import ShoalError
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
-from shoal.jobs.files import artifacts, code_store
+from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow.job_run import retrying_briefly
-from shoal.jobs.partitions.program import program_named
+from shoal.jobs.partitions.program import program_of_spec
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.state.schema import JobState
@@ -33,6 +33,7 @@ def work(spec: PartitionsJobSpec, place: AttemptContext) -> tuple[JobResult, str
     """
     from shoal.jobs.partitions.engine import run
 
+    program = program_of_spec(spec)
     location = spec.run_config.artifact_location
     claim, folder = place.claim(), artifacts.folder(place.key, location)
     artifacts.check(folder, claim, location)
@@ -44,7 +45,7 @@ def work(spec: PartitionsJobSpec, place: AttemptContext) -> tuple[JobResult, str
     artifacts.mark(folder, claim)
     answer = run(
         spec,
-        _program(spec),
+        program,
         claim=claim,
         folder=folder,
         earlier=_unfinished(place, location),
@@ -75,15 +76,6 @@ def work(spec: PartitionsJobSpec, place: AttemptContext) -> tuple[JobResult, str
         peak_memory_per_worker=answer.peak_memory_per_worker,
     )
     return result, answer.digest
-
-
-def _program(spec: PartitionsJobSpec) -> bytes:
-    """Return the pickled function for the workers."""
-    if spec.program is not None:
-        return code_store.read(spec.program)
-    assert spec.function is not None
-    in_workers = bool(spec.run_config.packages or spec.run_config.code)
-    return program_named(spec.function, spec.kwargs, in_workers=in_workers)
 
 
 def _unfinished(place: AttemptContext, location: str | None) -> list[str]:

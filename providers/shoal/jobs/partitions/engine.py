@@ -73,8 +73,13 @@ class Answer:
 def import_ahead_for_workers(spec: PartitionsJobSpec) -> None:
     """Import pandas and Arrow in the template of the workers, while this process does other things."""
     if has_template():
-        modules = ["pandas", "pyarrow.parquet", worker.__name__]
-        import_ahead(_shape(_size(spec)), modules, complete=True)
+        modules = [
+            "pandas",
+            "pyarrow.parquet",
+            worker.__name__,
+            *([spec.estimator.framework] if spec.estimator else ()),
+        ]
+        import_ahead(_shape(_size(spec)), modules, complete=spec.estimator is None)
 
 
 def run(
@@ -132,7 +137,7 @@ def _checked_columns(spec: PartitionsJobSpec, connector: DataConnector) -> tuple
         raise DataError("the dataset has no rows: check its paths and its filters")
     names = connector.schema().names
     key_type(connector.source, spec.by)
-    columns = spec.columns or tuple(names)
+    columns = spec.columns or (spec.estimator.columns if spec.estimator else tuple(names))
     for name in columns:
         check_present(connector.source.reference().path, name, names)
     check_same_schema(connector.source, columns)

@@ -12,8 +12,8 @@ from shoal.jobs.partitions.keys import Key
 
 Status = Literal["succeeded", "failed"]
 
-Kind = Literal["pickle", "xgboost", "lightgbm"]
-"""Form of a value: pickled, or a model in the own format of its library."""
+Kind = Literal["pickle", "xgboost", "lightgbm", "rows"]
+"""Form of a value: pickled, a model in the own format of its library, or a DataFrame in Arrow's format."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.jobs.files import code_store
+from shoal.jobs.partitions.models import EstimatorTraining
+from shoal.jobs.specs.partitions import PartitionsJobSpec
+from shoal.training.boosting.engine import library_of
+from shoal.training.boosting.inputs import checked_data
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.pickling import pickled
 from shoal.training.pytorch.program import MAX_BYTES, call_imported, check_runnable, imported, name_of
+from shoal.training.scaling import GangSize
 
 
 def program_of(function: Callable[..., Any]) -> bytes:
@@ -27,16 +36,49 @@ def program_of(function: Callable[..., Any]) -> bytes:
     return content
 
 
-def program_named(name: str, kwargs: Mapping[str, Any], *, in_workers: bool) -> bytes:
-    """Pickle a function that is given by its name ``pkg.module:name``, with keyword arguments.
-
-    Args:
-        name: Name of the function.
-        kwargs: Keyword arguments.
-        in_workers: Whether only the workers can import the function, because it is in the job's own packages or code.
+def program_of_spec(spec: PartitionsJobSpec) -> bytes:
+    """Return the pickled function of a spec, and check the data and parameters of an estimator.
 
     Raises:
-        InvalidArgumentError: The function cannot be imported.
+        InvalidArgumentError: The function cannot be imported, or a parameter of the estimator is wrong.
+        DataError: The estimator cannot train on the data.
+        JobError: The file of the program was changed.
     """
+    if spec.program is not None:
+        return code_store.read(spec.program)
+    if spec.estimator is not None:
+        request = spec.estimator.request(spec.dataset, spec.run_config)
+        return estimator_program(request, spec.scaling_config.num_cpu_per_worker)
+    assert spec.function is not None
+    return _named(spec.function, spec.kwargs, in_workers=bool(spec.run_config.packages or spec.run_config.code))
+
+
+def _named(name: str, kwargs: Mapping[str, Any], *, in_workers: bool) -> bytes:
+    """Pickle a function that is given by its name ``pkg.module:name``, with keyword arguments. Only the workers can
+    import it (`in_workers`) if it is in the job's own packages or code."""
     function = partial(call_imported, name) if in_workers else imported(name)
     return pickled(partial(function, **kwargs) if kwargs else function, name)
+
+
+def estimator_program(request: TrainRequest, threads: int, user_code: UserCode | None = None) -> bytes:
+    """Check the data and parameters of an estimator, and return the pickled function that trains a partition.
+
+    Raises:
+        InvalidArgumentError: A parameter is wrong.
+        DataError: The estimator cannot train on the data.
+    """
+    checked_data(request)
+    code = user_code or UserCode()
+    if importlib.util.find_spec(request.framework) is None:
+        raise MissingExtraError(request.framework, request.framework)
+    params, seed = library_of(request.framework).params(request, GangSize(1, threads, threads, 0), code)
+    training = EstimatorTraining(
+        request.framework,
+        {**params, "seed": seed},
+        request.n_estimators,
+        request.input_cols,
+        request.label_col,
+        request.weight_col,
+        code,
+    )
+    return program_of(training)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import importlib
+import io
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,13 @@ from shoal.errors import InvalidArgumentError, JobError, TrainingError
 from shoal.jobs.files import storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.partitions import models
 from shoal.jobs.partitions.keys import Key as PartitionKey
 from shoal.jobs.partitions.keys import key_text, shown_key
-from shoal.jobs.partitions.messages import Status
+from shoal.jobs.partitions.messages import Kind, Status
 from shoal.jobs.partitions.result_files import ManifestRow, ResultReader, read_manifest
 from shoal.state import Store
+from shoal.training.locations import filesystem, local_path, resolved
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,12 +67,14 @@ class PartitionResult:
             PartitionFailedError: The function has failed.
             JobError: The file was removed or changed.
         """
-        content, kind = self.content(), self._row.kind
-        if kind == "pickle":
-            import cloudpickle
+        content = self.content()
+        return models.loaded(self.kind, content)
 
-            return cloudpickle.loads(content)
-        return importlib.import_module(f"shoal.training.{kind}.model").loaded(content)
+    @property
+    def kind(self) -> Kind:
+        """Form of the value in the file: ``pickle``, ``xgboost`` or ``lightgbm`` (own formats of these libraries), or
+        ``rows`` (a DataFrame in Arrow's format)."""
+        return self._row.kind or "pickle"
 
     def content(self) -> bytes:
         """Return the bytes of the value: pickled, or a model in the own format of its library (UBJSON for XGBoost, text
@@ -99,6 +104,10 @@ class PartitionResults:
     ``results[key]`` is the `PartitionResult` of a key, ``len(results)`` the number of partitions, and ``for each in
     results`` yields all of them. Values are read from the result files when they are asked for.
 
+    Attributes:
+        manifest: Path or URI of the manifest.
+        digest: SHA-256 of the manifest.
+
     Args:
         manifest: Path or URI of the manifest.
         digest: SHA-256 that the manifest must have; None: it is not checked.
@@ -113,6 +122,7 @@ class PartitionResults:
         if digest is not None and not hmac.compare_digest(hashlib.sha256(content).hexdigest(), digest):
             raise JobError(f"{manifest} was changed after the job wrote it, and is not read: run the job again")
         self.manifest = manifest
+        self.digest = hashlib.sha256(content).hexdigest()
         self._folder = f"{manifest.rpartition('/')[0]}/results"
         self._rows = {row.text: row for row in read_manifest(content)}
         self._reader = ResultReader(self._folder)
@@ -128,6 +138,11 @@ class PartitionResults:
 
     def __contains__(self, key: PartitionKey) -> bool:
         return key_text(plain(key)) in self._rows
+
+    def get(self, key: PartitionKey) -> PartitionResult | None:
+        """Return the outcome of a partition; None if there is no such key."""
+        row = self._rows.get(key_text(plain(key)))
+        return None if row is None else PartitionResult(row, self._reader)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{number} {status}" for status, number in self.counts.items() if number)
@@ -162,6 +177,52 @@ class PartitionResults:
         for row in sorted(self._rows.values(), key=lambda row: (row.file, row.row_group, row.row)):
             if row.status == "succeeded":
                 yield row.key, PartitionResult(row, self._reader).value
+
+    def rows(self) -> Iterator[pd.DataFrame]:
+        """Yield the values of the partitions that have succeeded, which must be DataFrames, such as the predictions of
+        `predict`. The partitions of one result file are in one DataFrame.
+
+        Raises:
+            InvalidArgumentError: A value is no DataFrame.
+        """
+        import pandas as pd
+
+        pending: list[pd.DataFrame] = []
+        last = None
+        ordered = sorted(self._rows.values(), key=lambda row: (row.file, row.row_group, row.row))
+        for row in (row for row in ordered if row.status == "succeeded"):
+            if pending and row.file != last:
+                yield pd.concat(pending, ignore_index=True)
+                pending = []
+            value = PartitionResult(row, self._reader).value
+            if not isinstance(value, pd.DataFrame):
+                raise InvalidArgumentError(
+                    f"the value of partition {shown_key(row.key)} is no DataFrame but of type {type(value).__name__}: "
+                    "values() yields values of any type"
+                )
+            pending.append(value)
+            last = row.file
+        if pending:
+            yield pd.concat(pending, ignore_index=True)
+
+    def write_parquet(self, folder: str | os.PathLike[str]) -> str:
+        """Write the values of the partitions, which must be DataFrames, as Parquet files, and return the folder.
+
+        Args:
+            folder: Directory or URI, which must be empty.
+
+        Raises:
+            InvalidArgumentError: The folder is not empty, or a value is no DataFrame.
+        """
+        target = resolved(os.fspath(folder), "output_path").rstrip("/")
+        fs, root = filesystem(target)
+        if fs.exists(root) and fs.ls(root):
+            raise InvalidArgumentError(f"{target} is not empty: choose another folder")
+        for number, frame in enumerate(self.rows()):
+            content = io.BytesIO()
+            frame.to_parquet(content, index=False)
+            storage.write(f"{local_path(target)}/part-{number:05d}.parquet", content.getvalue())
+        return target
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a table of all partitions: key, status, rows, seconds, attempts, error, and a column for each metric,

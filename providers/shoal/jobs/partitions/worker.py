@@ -121,6 +121,8 @@ def process(assignment: Assignment, buckets: Sequence[tuple[int, Sequence[BatchI
     work.source.metadata(
         work.source.reference().path
     )  # reads the footer that the conversion to pandas needs, once for all forks
+    if hasattr(work.function, "import_library"):  # a function of shoal
+        work.function.import_library()
     hidden = KnownSecrets(assignment.secrets)
     reporter = _Reporter()
     with contextlib.closing(_Processes(work, assignment.timeout, lambda text: redact(hidden.hide(text)))) as processes:

@@ -10,8 +10,10 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnySpec
-from shoal.option_validation import positive_or_all
+from shoal.option_validation import Settings, positive_or_all
+from shoal.training.boosting.request import Framework, TrainRequest
 from shoal.training.pytorch.program import is_name
+from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
 
 PARTITIONS: Final = "partitions"
@@ -37,6 +39,34 @@ class PartitionsScalingConfig(ScalingConfig):
     use_gpu: Literal[False] | None = Field(
         default=None, description="Partitions are processed on CPUs, so the only values are false and null."
     )
+
+
+class PartitionEstimator(Settings):
+    """Boosting model that is trained for each partition, as the plain library trains it in one process."""
+
+    framework: Framework = Field(
+        default="xgboost", description="Boosting library that trains the models: xgboost or lightgbm."
+    )
+    input_cols: tuple[str, ...] = Field(min_length=1, description="Names of the feature columns, in order.")
+    label_col: str = Field(min_length=1, description="Name of the column that contains the labels.")
+    weight_col: str | None = Field(
+        default=None,
+        description="Name of the column that contains the weight of each row. None: all weights are equal.",
+    )
+    params: dict[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Parameters under the names that the boosting library defines, including the objective.",
+    )
+    n_estimators: int = Field(default=100, ge=1, description="Number of boosting rounds.")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Return the names of all columns that the training uses."""
+        return (*self.input_cols, self.label_col, *([self.weight_col] if self.weight_col else []))
+
+    def request(self, dataset: DatasetSpec, run_config: RunConfig) -> TrainRequest:
+        """Return the request of a training on the whole dataset, by which columns and parameters are checked."""
+        return TrainRequest(**dict(self), dataset=dataset, run_config=run_config)
 
 
 class PartitionsJobSpec(AnySpec):
@@ -75,6 +105,10 @@ class PartitionsJobSpec(AnySpec):
         description="Path of the file with the pickled function; `shoal.many` sets the path. None: `function` names "
         "the function.",
     )
+    estimator: PartitionEstimator | None = Field(
+        default=None,
+        description="Boosting model that is trained for each partition. None: a function is called.",
+    )
     name: str = Field(default="function", description="Name of the function, for messages and lists of jobs.")
     columns: tuple[str, ...] | None = Field(
         default=None,
@@ -107,15 +141,21 @@ class PartitionsJobSpec(AnySpec):
         for option, names in (("by", self.by), ("columns", self.columns or ())):
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise ValueError(f"{option} names a column twice: {', '.join(twice)}")
-        if (self.function is None) == (self.program is None):
+        if [self.function, self.program, self.estimator].count(None) != 2:
             raise ValueError(
-                "give function (a function's name, as pkg.module:name) or program (the path of a pickled function): "
-                "exactly one of them is required"
+                "give function (a function's name, as pkg.module:name), estimator (a boosting model) or program (the "
+                "path of a pickled function): exactly one of them is required"
             )
+        if self.estimator is not None:
+            self.estimator.request(self.dataset, self.run_config)  # checks the fields together
         if self.function is not None and not is_name(self.function):
             raise InvalidArgumentError(f'function must look like pkg.module:name, not "{self.function}"')
-        if self.program is not None and self.kwargs:
-            raise ValueError("kwargs can be given only with function, because program contains the arguments already")
+        if self.function is None and self.kwargs:
+            raise ValueError("kwargs can be given only with function: remove kwargs")
+        if self.estimator is not None and self.columns is not None:
+            raise ValueError(
+                "columns can be given only with a function, because estimator names its columns: remove it"
+            )
         if self.register_as is not None:
             raise ValueError("register is not possible for a function that is called for each partition: remove it")
         return self
@@ -123,7 +163,7 @@ class PartitionsJobSpec(AnySpec):
     @property
     def function_name(self) -> str:
         """Return the name of the function, for messages."""
-        return self.function or self.name
+        return self.function or (self.estimator.framework if self.estimator else self.name)
 
     def _subject(self) -> str:
         """Return the function and the columns of the keys."""

@@ -181,9 +181,15 @@ def _uses_gpus(request: TrainRequest, library: Library, keep_choice: KeepChoice)
     return kept
 
 
-def _library(framework: str) -> Library:
+def library_of(framework: str) -> Library:
+    """Return what is different for each boosting library, such as the check of its parameters."""
     module = importlib.import_module(f"shoal.training.{framework}.engine")
     library: Library = getattr(module, _LIBRARIES[framework])()
+    return library
+
+
+def _library(framework: str) -> Library:
+    library = library_of(framework)
     for package in ["ray", framework] if cluster.register() is None else [framework]:
         try:
             importlib.import_module(package)

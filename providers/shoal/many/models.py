@@ -1,0 +1,244 @@
+"""Train a model for each partition of a dataset, and predict rows with the models of their partitions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from shoal.distributors import dispatch
+from shoal.distributors.dispatch import Call
+from shoal.distributors.estimator import BoostingEstimator
+from shoal.distributors.same_arguments import same_arguments
+from shoal.errors import DataError, InvalidArgumentError
+from shoal.jobs.partitions.models import SavedModel
+from shoal.jobs.partitions.predictions import NO_MODEL, PartitionPrediction
+from shoal.jobs.partitions.results import PartitionResults, load_partitions
+from shoal.jobs.specs.partitions import PartitionEstimator
+from shoal.many.functions import Dataset, call_of, connected
+from shoal.training.pytorch.program import check_runnable, name_of
+from shoal.training.run_config import RunConfig
+from shoal.training.scaling import ScalingConfig
+
+if TYPE_CHECKING:
+    from shoal.distributors.submitted_call import SubmittedCall
+
+
+def train(
+    fn_or_estimator: Callable[..., Any] | BoostingEstimator[Any, Any],
+    data: Dataset,
+    by: str | Sequence[str],
+    *,
+    input_cols: Sequence[str] | None = None,
+    label_col: str | None = None,
+    weight_col: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    columns: Sequence[str] | None = None,
+    partition_timeout: float | None = None,
+    scaling_config: ScalingConfig | None = None,
+    run_config: RunConfig | None = None,
+) -> PartitionResults:
+    """Train a model for each partition of a dataset, on all workers of a pool, by one pass over the dataset.
+
+    With an estimator, the model of a partition is that which the plain library trains on its rows with the same
+    parameters, byte for byte. Boosters of XGBoost and LightGBM are stored in the own format of their library, other
+    models pickled.
+
+    Args:
+        fn_or_estimator: Function of the rows and the key of a partition that returns a model; or an `XGBEstimator` or
+            `LightGBMEstimator`, whose rounds, parameters, callbacks and objective are used.
+        data: Rows: a connector or a pandas DataFrame.
+        by: Column whose values divide the rows, or several columns; see `run`.
+        input_cols: Feature columns, numeric or boolean. Only with an estimator.
+        label_col: Column of the labels. Only with an estimator.
+        weight_col: Column of the weights. Only with an estimator.
+        kwargs: Keyword arguments of the function.
+        columns: Columns that the function gets; all columns by default.
+        partition_timeout: Maximum seconds for one partition, which fails if it takes longer. None: no limit.
+        scaling_config: Number of the workers and CPUs of each worker; by default one worker per CPU. The scaling config
+            of an estimator is not used, because one worker trains each model.
+        run_config: Pool to run on, seed, and limits of the run; by default that of the estimator.
+
+    Returns:
+        The outcome of each partition; ``results[key].value`` is the model.
+
+    Raises:
+        InvalidArgumentError: An argument is not legal.
+        DataError: The dataset cannot be used.
+        JobFailedError: The job failed; the message ends with the cause.
+
+    Example:
+        >>> from shoal import many
+        >>> from shoal.distributors.xgboost import XGBEstimator
+        >>> estimator = XGBEstimator(20, "reg:squarederror")
+        >>> models = many.train(estimator, sales, by="store", input_cols=["price", "weekday"], label_col="sales")
+        >>> models[7].value
+        <xgboost.core.Booster object at 0x7f...>
+    """
+    arguments = dict(locals())  # the call's arguments, as no other name exists yet
+    with ExitStack() as staged:
+        return _train_call(staged, **arguments).run()
+
+
+@same_arguments(train)
+def submit_train(**arguments: Any) -> SubmittedCall[PartitionResults]:
+    """Train a model for each partition of a dataset as a job, and return without waiting for the job.
+
+    The job goes on when this process ends. The arguments are those of `train`.
+
+    Returns:
+        Handle of the call, whose ``result()`` returns the same as `train`.
+
+    Raises:
+        InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls do
+            not run as jobs.
+        DataError: The dataset cannot be used.
+    """
+    dispatch.check_submit()
+    with ExitStack() as staged:
+        call = _train_call(staged, **arguments).submit()
+        staged.pop_all()  # the job needs the copies of DataFrames
+    return call
+
+
+def _train_call(
+    staged: ExitStack,
+    fn_or_estimator: Callable[..., Any] | BoostingEstimator[Any, Any],
+    data: Dataset,
+    by: Any,
+    input_cols: Sequence[str] | None,
+    label_col: str | None,
+    weight_col: str | None,
+    kwargs: Mapping[str, Any] | None,
+    columns: Sequence[str] | None,
+    run_config: RunConfig | None,
+    **options: Any,
+) -> Call[PartitionResults]:
+    roles = {"input_cols": input_cols, "label_col": label_col, "weight_col": weight_col}
+    if not isinstance(fn_or_estimator, BoostingEstimator):
+        check_runnable(fn_or_estimator, "fn_or_estimator", "an estimator, a function")
+        if given := [name for name, value in roles.items() if value is not None]:
+            raise InvalidArgumentError(
+                f"{', '.join(given)} can be given only with an estimator: the function chooses its columns itself"
+            )
+        name = name_of(fn_or_estimator)
+        function = SavedModel(partial(fn_or_estimator, **kwargs) if kwargs else fn_or_estimator)
+        return call_of(staged, function, data, by=by, name=name, columns=columns, run_config=run_config, **options)
+    if kwargs or columns is not None:
+        raise InvalidArgumentError("kwargs and columns can be given only with a function: remove them")
+    estimator, config = fn_or_estimator, run_config or fn_or_estimator.run_config
+    described = PartitionEstimator.parse(
+        {
+            "framework": estimator._framework,
+            "params": estimator.params,
+            "n_estimators": estimator.n_estimators,
+            **{name: value for name, value in roles.items() if value is not None},
+        }
+    )
+    if not estimator.user_code:
+        return call_of(staged, None, data, by=by, estimator=described, run_config=config, **options)
+    if estimator.user_code.metrics:
+        raise InvalidArgumentError(
+            "custom_metric has no effect without an eval_set, which a partition has not: remove it"
+        )
+    from shoal.jobs.partitions.program import estimator_program
+
+    connector = connected(data, staged)
+    threads = getattr(options.get("scaling_config"), "num_cpu_per_worker", 1)
+    request = described.request(connector.to_spec(), config)
+    program = estimator_program(request, max(1, threads), estimator.user_code)
+    used = described.columns
+    name = f"{described.framework} with functions"
+    return call_of(staged, program, connector, by=by, name=name, columns=used, run_config=config, **options)
+
+
+def predict(
+    models: PartitionResults | str,
+    data: Dataset,
+    by: str | Sequence[str],
+    *,
+    output_path: str | os.PathLike[str] | None = None,
+    keep_cols: Sequence[str] | None = None,
+    prediction_col: str = "prediction",
+    input_cols: Sequence[str] = (),
+    missing: Literal["refuse", "null"] = "refuse",
+    predict_fn: Callable[..., Any] | None = None,
+    scaling_config: ScalingConfig | None = None,
+    run_config: RunConfig | None = None,
+) -> PartitionResults:
+    """Predict the rows of a dataset, each with the model of its partition.
+
+    The rows are divided as by `train`, so that each worker loads each model once.
+
+    Args:
+        models: Result of `train`, or the id of its job.
+        data: Rows: a connector or a pandas DataFrame.
+        by: Column, or columns, with the keys of the models.
+        output_path: Empty directory or URI to which this process writes the rows with their predictions, as Parquet
+            files. None: they are only in the results.
+        keep_cols: Columns of the dataset beside the predictions; all columns by default.
+        prediction_col: Name of the column with the predictions; NAME_0, NAME_1 and so on if a model returns several
+            values per row.
+        input_cols: Feature columns of models that do not name their columns.
+        missing: What happens to rows whose key has no model, or a model whose training has failed. ``refuse``: the call
+            fails. ``null``: their predictions are null.
+        predict_fn: Function of the model, the rows and the key that returns the predictions. None: the model's method
+            ``predict``.
+        scaling_config: Number of the workers and CPUs of each worker; by default one worker per CPU.
+        run_config: Pool to run on, and limits of the run.
+
+    Returns:
+        The outcome of each partition, whose value is a DataFrame. ``rows()`` of the result yields all rows.
+
+    Raises:
+        InvalidArgumentError: An argument is not legal, or `output_path` is not empty.
+        DataError: A key has no model, or the rows lack a column.
+        PartitionFailedError: A model cannot predict.
+        JobFailedError: The job failed; the message ends with the cause.
+
+    Example:
+        >>> predictions = many.predict(models, today, by="store", missing="null")
+        >>> pandas.concat(predictions.rows())
+    """
+    if missing not in ("refuse", "null"):
+        raise InvalidArgumentError(f'missing={missing!r} is not legal: use "refuse" or "null"')
+    found = _results_of(models)
+    function = PartitionPrediction(
+        found.manifest,
+        found.digest,
+        input_cols=tuple(input_cols),
+        keep_cols=None if keep_cols is None else tuple(keep_cols),
+        prediction_col=prediction_col,
+        missing=missing,
+        predict_fn=predict_fn,
+    )
+    with ExitStack() as staged:
+        call = call_of(
+            staged, function, data, by=by, name="predict", scaling_config=scaling_config, run_config=run_config
+        )
+        results = call.run()
+    unknown = [each for each in results.failed if NO_MODEL in each.error]
+    if unknown:
+        raise DataError(
+            f"{len(unknown):,} keys of the dataset have no model, such as {unknown[0].error.partition(': ')[2]}: leave "
+            'their rows out, or set missing="null" to get null predictions'
+        )
+    results.require_all()
+    if output_path is not None:
+        results.write_parquet(output_path)
+    return results
+
+
+def _results_of(models: PartitionResults | str) -> PartitionResults:
+    if isinstance(models, PartitionResults):
+        return models
+    if not isinstance(models, str):
+        raise InvalidArgumentError(f"models must be the result of train or the id of its job, not {models!r}")
+    from shoal import jobs
+
+    result = jobs.attach(models).status().result
+    if result is None:
+        raise InvalidArgumentError(f"job {models} has no result: wait until it has succeeded")
+    return load_partitions(result)
