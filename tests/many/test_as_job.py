@@ -1,0 +1,92 @@
+"""A job with partitions on a pool without Ray: after its driver was killed, it repeats nothing that has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from shoal import ComputePool, RunConfig, many
+from shoal.cli import app
+from shoal.data import DataConnector
+from shoal.distributors import attach
+from shoal.errors import JobFailedError
+from shoal.state import Store
+from shoal.state.process import ProcessId
+from shoal.state.schema import Job
+from tests.support.pool_processes import nothing_left
+from tests.support.two_node_cluster import assert_ended
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.processes
+
+KEYS = 60
+BLOCKED = 7
+
+
+def train(rows: pd.DataFrame, key: int, folder: Path) -> int:
+    with (folder / "calls").open("a") as file:
+        file.write(f"{key} {os.getpid()} {os.getppid()}\n")
+    while key == BLOCKED and not (folder / "go").exists():
+        time.sleep(0.05)
+    return key * len(rows)
+
+
+def calls(folder: Path) -> list[list[int]]:
+    path = folder / "calls"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [[int(part) for part in line.split()] for line in lines]
+
+
+@pytest.mark.timeout(300)
+def test_the_next_attempt_continues_where_a_killed_driver_was(fresh_home: Path, tmp_path: Path) -> None:
+    pool = ComputePool("local://small?max_nodes=1&cpus_per_node=2&ray=false").up()
+    table = tmp_path / "rows.parquet"
+    pd.DataFrame({"store": list(range(KEYS)) * 2}).to_parquet(table)
+    data = DataConnector.from_parquet(table)
+    config = RunConfig(pool_name="small", job_id="nightly")
+
+    call = many.submit_run(train, data, "store", kwargs={"folder": tmp_path}, run_config=config)
+    # One worker has the bucket of the blocked key, and the other processes all other buckets.
+    wait_until(lambda: len(calls(tmp_path)) > KEYS - 10, "most partitions", 120)
+    with Store().reading() as session:
+        driver = ProcessId.from_json(session.get_one(Job, ("nightly", 1)).driver)
+    driver.signal(signal.SIGKILL)
+    assert_ended({pid for _, *pids in calls(tmp_path) for pid in pids})
+    with pytest.raises(JobFailedError, match="was killed"):
+        call.result()
+
+    before = len(calls(tmp_path))
+    (tmp_path / "go").touch()
+    results = many.run(train, data, "store", kwargs={"folder": tmp_path}, run_config=config)
+    assert {each.key: each.value for each in results} == {key: key * 2 for key in range(KEYS)}
+    counts = Counter(key for key, *_ in calls(tmp_path))
+    assert counts.keys() == set(range(KEYS))
+    assert counts[BLOCKED] == 2
+    # The two buckets in work, of 32, are repeated.
+    assert len(calls(tmp_path)) - before < 20
+    status = attach("nightly").status()
+    assert (status.attempt, status.result.partitions) == (2, {"succeeded": KEYS, "failed": 0})
+    assert str(status.progress) == f"row {KEYS * 2} of {KEYS * 2}, succeeded: {KEYS}, failed: 0"
+    assert not list(Path(fresh_home, "jobs", "nightly").glob("*/partitions/rows"))
+
+    spec = {
+        "framework": "partitions",
+        "function": "builtins:len",
+        "by": "store",
+        "dataset": {"paths": [str(table)]},
+        "run_config": {"pool_name": "small"},
+    }
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    told = CliRunner().invoke(app, ["train", str(tmp_path / "spec.json")])
+    assert told.exit_code == 1
+    assert "the function has failed for all 60 partitions" in told.output
+    pool.down()
+    nothing_left()
