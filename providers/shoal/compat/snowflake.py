@@ -13,6 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, Self, TypeV
 
 from shoal import get_nodes as get_nodes
 from shoal import scale_cluster as scale_cluster
+from shoal.compat.snowflake_partitions import DPF as DPF
+from shoal.compat.snowflake_partitions import ExecutionOptions as ExecutionOptions
+from shoal.compat.snowflake_partitions import ManyModelTraining as ManyModelTraining
+from shoal.compat.snowflake_runs import DPFRun as DPFRun
+from shoal.compat.snowflake_runs import PartitionStatus as PartitionStatus
+from shoal.compat.snowflake_runs import RunStatus as RunStatus
+from shoal.compat.snowflake_stages import TORCH_DEFAULTS
+from shoal.compat.snowflake_stages import ModelSerde as ModelSerde
+from shoal.compat.snowflake_stages import PartitionContext as PartitionContext
+from shoal.compat.snowflake_stages import PickleSerde as PickleSerde
+from shoal.compat.snowflake_stages import TorchSerde as TorchSerde
 from shoal.data import RayDataIngester as RayDataIngester
 from shoal.data import connector as own
 from shoal.data.ingest import ArrowIngester, IngesterClass
@@ -55,7 +66,7 @@ class DataConnector(own.DataConnector):
     Snowflake.
     """
 
-    TORCH_DEFAULTS: ClassVar[TorchDefaults] = TorchDefaults(expand_dims=True, drop_last_batch=True)
+    TORCH_DEFAULTS: ClassVar[TorchDefaults] = TORCH_DEFAULTS
 
     @classmethod
     def from_dataframe(

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from shoal.jobs.partitions.results import PartitionResult as PartitionResult
     from shoal.jobs.partitions.results import PartitionResults as PartitionResults
     from shoal.jobs.partitions.results import load_partitions as load_partitions
+    from shoal.jobs.partitions.results import partitions_so_far as partitions_so_far
     from shoal.jobs.results import ChampionResult as ChampionResult
     from shoal.jobs.results import JobResult as JobResult
     from shoal.jobs.results import PromotionResult as PromotionResult

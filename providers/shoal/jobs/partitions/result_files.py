@@ -132,10 +132,11 @@ def _table(outcomes: Sequence[Outcome], key_type: pa.DataType) -> pa.Table:
     return pa.table(columns, _schema(key_type))
 
 
-def complete_files(folder: str, key_type: pa.DataType) -> dict[int, pa.Table]:
+def complete_files(folder: str, key_type: pa.DataType | None = None) -> dict[int, pa.Table]:
     """Return what the complete result files of a folder say of their partitions, without logs and values, by bucket.
 
-    The tables also have the columns ``file``, ``row_group`` and ``row``, the place of each partition.
+    The tables also have the columns ``file``, ``row_group`` and ``row``, the place of each partition. If `key_type` is
+    given, files with keys of another type are left out.
     """
     from pyarrow import fs
 
@@ -150,7 +151,7 @@ def complete_files(folder: str, key_type: pa.DataType) -> dict[int, pa.Table]:
     return found
 
 
-def _summary(filesystem: Any, path: str, key_type: pa.DataType) -> pa.Table | None:
+def _summary(filesystem: Any, path: str, key_type: pa.DataType | None) -> pa.Table | None:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -158,9 +159,10 @@ def _summary(filesystem: Any, path: str, key_type: pa.DataType) -> pa.Table | No
         with parquet.ParquetFile(filesystem.open_input_file(path)) as file:
             expected = (file.schema_arrow.metadata or {}).get(_PARTITIONS)
             groups = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
-            if expected is None or sum(groups) != int(expected) or file.schema_arrow.field("key").type != key_type:
+            found = file.schema_arrow.field("key").type
+            if expected is None or sum(groups) != int(expected) or (key_type is not None and found != key_type):
                 return None
-            columns = [name for name in _schema(key_type).names if name not in _IN_FILES_ONLY]
+            columns = [name for name in _schema(found).names if name not in _IN_FILES_ONLY]
             table = file.read([*columns]).replace_schema_metadata(None)
     except (OSError, pa.ArrowException, KeyError):
         return None  # half-written, or of another version

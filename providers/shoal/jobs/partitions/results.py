@@ -10,14 +10,22 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, JobError, TrainingError
-from shoal.jobs.files import storage
+from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.partitions import models
+from shoal.jobs.partitions import models, work_folder
 from shoal.jobs.partitions.keys import Key as PartitionKey
 from shoal.jobs.partitions.keys import key_text, shown_key
 from shoal.jobs.partitions.messages import Kind, Status
-from shoal.jobs.partitions.result_files import ManifestRow, ResultReader, read_manifest
+from shoal.jobs.partitions.result_files import (
+    MANIFEST,
+    ManifestRow,
+    ResultReader,
+    complete_files,
+    manifest_of,
+    read_manifest,
+)
+from shoal.jobs.specs.partitions import PARTITIONS
 from shoal.state import Store
 from shoal.training.locations import filesystem, local_path, resolved
 
@@ -123,9 +131,24 @@ class PartitionResults:
             raise JobError(f"{manifest} was changed after the job wrote it, and is not read: run the job again")
         self.manifest = manifest
         self.digest = hashlib.sha256(content).hexdigest()
-        self._folder = f"{manifest.rpartition('/')[0]}/results"
-        self._rows = {row.text: row for row in read_manifest(content)}
-        self._reader = ResultReader(self._folder)
+        self._fill(content)
+
+    def _fill(self, content: bytes | None) -> None:
+        self._rows = {} if content is None else {row.text: row for row in read_manifest(content)}
+        self._reader = ResultReader(f"{self.manifest.rpartition('/')[0]}/results")
+
+    @classmethod
+    def so_far(cls, work_folder: str) -> PartitionResults:
+        """Return the outcomes of the partitions that have ended until now, of a job that runs or has failed.
+
+        Args:
+            work_folder: Folder of the job's attempt with the result files.
+        """
+        found = cls.__new__(cls)
+        found.manifest, found.digest = f"{work_folder}/{MANIFEST}", ""
+        tables = complete_files(f"{work_folder}/results")
+        found._fill(manifest_of(tables.values()) if tables else None)
+        return found
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -275,6 +298,24 @@ def load_partitions(result: JobResult, artifact_location: str | None = None) -> 
         raise InvalidArgumentError(f"job {result.job_id} has no partitions: only jobs of shoal.many have them")
     known = attempts.load(Store(), Key(result.job_id, result.attempt)).results_digest
     return PartitionResults(storage.as_given(result.results_path, artifact_location), known or "")
+
+
+def partitions_so_far(job_id: str, artifact_location: str | None = None) -> PartitionResults:
+    """Return the outcomes of the partitions of a job that have ended until now, also if the job runs or has failed.
+
+    Args:
+        job_id: Id of the job, whose newest attempt is read.
+        artifact_location: The job's `artifact_location`; needed only if the location contains credentials.
+
+    Raises:
+        JobNotFoundError: There is no such job.
+        InvalidArgumentError: The job was not divided into partitions.
+    """
+    job = attempts.latest(Store(), job_id)
+    if job.spec.get("framework") != PARTITIONS:
+        raise InvalidArgumentError(f"job {job_id} has no partitions: only jobs of shoal.many have them")
+    location = artifact_location or (job.spec.get("run_config") or {}).get("artifact_location")
+    return PartitionResults.so_far(work_folder.path_in(artifacts.folder(Key(job.id, job.attempt), location)))
 
 
 def plain(key: PartitionKey) -> PartitionKey:

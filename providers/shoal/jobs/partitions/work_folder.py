@@ -23,6 +23,11 @@ _NAME = "partitions"
 _PLAN = "plan.json"
 
 
+def path_in(attempt_folder: str) -> str:
+    """Return the path or URI of the folder in the artifact folder of an attempt."""
+    return f"{attempt_folder}/{_NAME}"
+
+
 class WorkFolder:
     """Folder of the rows and results of one attempt.
 
@@ -34,7 +39,7 @@ class WorkFolder:
     def __init__(self, attempt_folder: str, claim: Claim) -> None:
         self._attempt_folder = attempt_folder
         self._claim = claim
-        self.path = f"{attempt_folder}/{_NAME}"
+        self.path = path_in(attempt_folder)
         self.rows = f"{self.path}/rows"
         self.results = f"{self.path}/results"
         self.manifest = f"{self.path}/{MANIFEST}"
