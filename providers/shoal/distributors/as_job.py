@@ -190,7 +190,7 @@ def partitions(spec: PartitionsJobSpec, program: bytes | None) -> JobCall[Partit
 
     def on_pool(pool_name: str) -> PartitionsJobSpec:
         changed: dict[str, Any] = {} if program is None else {"program": code_store.store(program)}
-        if "tracking" not in spec.model_fields_set:
+        if "tracking" not in spec.model_fields_set and spec.register_as is None:
             changed["tracking"] = job_run.tracking_of_training(os.environ)
         return spec.model_copy(update=changed).on_pool(pool_name)
 

@@ -16,8 +16,9 @@ from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.partitions.models import SavedModel
 from shoal.jobs.partitions.predictions import NO_MODEL, PartitionPrediction
 from shoal.jobs.partitions.results import PartitionResults, load_partitions
-from shoal.jobs.specs.partitions import PartitionEstimator
+from shoal.jobs.specs.partitions import PartitionEstimator, PartitionsRegister
 from shoal.many.functions import Dataset, call_of, connected
+from shoal.training.mlflow.model_uris import check_version, is_mlflow
 from shoal.training.pytorch.program import check_runnable, name_of
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
@@ -39,6 +40,7 @@ def train(
     partition_timeout: float | None = None,
     scaling_config: ScalingConfig | None = None,
     run_config: RunConfig | None = None,
+    register: Mapping[str, Any] | PartitionsRegister | None = None,
 ) -> PartitionResults:
     """Train a model for each partition of a dataset, on all workers of a pool, by one pass over the dataset.
 
@@ -60,6 +62,9 @@ def train(
         scaling_config: Number of the workers and CPUs of each worker; by default one worker per CPU. The scaling config
             of an estimator is not used, because one worker trains each model.
         run_config: Pool to run on, seed, and limits of the run; by default that of the estimator.
+        register: Options to register the models in MLflow as one version, which predicts each row with the model of its
+            partition, and to promote the version if it is better than the champion on the holdout. A partition whose
+            training has failed keeps the champion's model. Only for a job.
 
     Returns:
         The outcome of each partition; ``results[key].value`` is the model.
@@ -114,8 +119,12 @@ def _train_call(
     kwargs: Mapping[str, Any] | None,
     columns: Sequence[str] | None,
     run_config: RunConfig | None,
+    register: Mapping[str, Any] | PartitionsRegister | None,
     **options: Any,
 ) -> Call[PartitionResults]:
+    if register is not None:
+        dispatch.check_submit()
+        options["register"] = register
     roles = {"input_cols": input_cols, "label_col": label_col, "weight_col": weight_col}
     if not isinstance(fn_or_estimator, BoostingEstimator):
         check_runnable(fn_or_estimator, "fn_or_estimator", "an estimator, a function")
@@ -173,7 +182,8 @@ def predict(
     The rows are divided as by `train`, so that each worker loads each model once.
 
     Args:
-        models: Result of `train`, or the id of its job.
+        models: Result of `train`, the id of its job, or the URI of a version that was registered, such as
+            models:/sales@champion, whose files this process reads.
         data: Rows: a connector or a pandas DataFrame.
         by: Column, or columns, with the keys of the models.
         output_path: Empty directory or URI to which this process writes the rows with their predictions, as Parquet
@@ -235,7 +245,17 @@ def _results_of(models: PartitionResults | str) -> PartitionResults:
     if isinstance(models, PartitionResults):
         return models
     if not isinstance(models, str):
-        raise InvalidArgumentError(f"models must be the result of train or the id of its job, not {models!r}")
+        raise InvalidArgumentError(
+            f"models must be the result of train, the id of its job or the URI of a model in MLflow, not {models!r}"
+        )
+    if is_mlflow(models) or "/" in models:  # the id of a job has no slash
+        from shoal.jobs.mlflow import partitioned_model
+
+        check_version(models)
+        results = partitioned_model.results_of(models)
+        if results is None:
+            raise InvalidArgumentError(f"{models} is no model of partitions: use shoal.distributors.predict")
+        return results
     from shoal import jobs
 
     result = jobs.attach(models).status().result

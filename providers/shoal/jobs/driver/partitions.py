@@ -1,20 +1,30 @@
-"""Call a function for each partition of a dataset in the driver of the job, and log the numbers of partitions."""
+"""Call a function for each partition of a dataset in the driver of the job, and log and register its results."""
 
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
 from shoal.errors import ShoalError
-from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
+from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.mlflow.job_run import retrying_briefly
+from shoal.jobs.mlflow import model_loading, promotion, training_rows
+from shoal.jobs.mlflow.contest import Outcome, champion_of
+from shoal.jobs.mlflow.holdout import check_holdout
+from shoal.jobs.mlflow.job_run import Run, retrying_briefly
+from shoal.jobs.mlflow.registry import answering, missing_ignored
+from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.partitions.program import program_of_spec
+from shoal.jobs.partitions.results import PartitionResults
 from shoal.jobs.results import JobResult
-from shoal.jobs.specs.partitions import PartitionsJobSpec
+from shoal.jobs.specs.partitions import PartitionsJobSpec, PartitionsRegister
 from shoal.state.schema import JobState
+
+if TYPE_CHECKING:
+    from shoal.jobs.partitions.engine import Answer
 
 
 def begin(spec: PartitionsJobSpec) -> None:
@@ -37,11 +47,7 @@ def work(spec: PartitionsJobSpec, place: AttemptContext) -> tuple[JobResult, str
     location = spec.run_config.artifact_location
     claim, folder = place.claim(), artifacts.folder(place.key, location)
     artifacts.check(folder, claim, location)
-    if tracked := place.run:
-        digest = DataConnector.from_spec(spec.dataset).digest()
-        with before_work(tracked.uri, place.environment):
-            tracked.log_params({"function": spec.function_name, "by": ", ".join(spec.by), "framework": spec.framework})
-            tracked.log_dataset(", ".join(spec.by), digest, spec.dataset.origin, context="partitions")
+    trained_on = _begin_tracking(spec, place)
     artifacts.mark(folder, claim)
     answer = run(
         spec,
@@ -54,28 +60,104 @@ def work(spec: PartitionsJobSpec, place: AttemptContext) -> tuple[JobResult, str
         on_progress=place.on_progress,
     )
     place.stopwatch.worked(train_s=answer.seconds)
-    if tracked:
-        # The results are complete, so the job does not fail if MLflow is away.
-        with (
-            only_printed("the numbers of partitions could not be logged to MLflow"),
-            retrying_briefly(place.environment),
-        ):
-            values = {"rows": answer.rows, **{f"partitions/{state}": count for state, count in answer.counts.items()}}
-            tracked.log_values({**values, "process_seconds": answer.seconds})
+    place.on_trained()
+    uri, outcome = answer.folder, None
+    if place.run:
+        _log(place.run, place, answer)
+        if spec.register_as:
+            with place.stopwatch.scoring(), saved_before(answer.folder):
+                uri, outcome = _register(spec, spec.register_as, place, place.run, answer, trained_on)
     counted = ", ".join(f"{count:,} partitions {state}" for state, count in answer.counts.items() if count)
     print(f"{counted}, written to {answer.folder}", flush=True)
     result = place.result(
-        model_path=answer.folder,
-        model_uri=answer.folder,
-        results_path=answer.manifest,
-        rows=answer.rows,
-        partitions=answer.counts,
-        num_workers=answer.num_workers,
-        times=place.times(),
-        restarts=answer.restarts,
-        peak_memory_per_worker=answer.peak_memory_per_worker,
+        **_fields(answer), model_uri=uri, times=place.times(), **(outcome.result() if outcome else {})
     )
+    if outcome:
+        result = result.model_copy(update={"metrics": outcome.metrics})
     return result, answer.digest
+
+
+def _fields(answer: Answer) -> dict[str, Any]:
+    return {
+        "model_path": answer.folder,
+        "results_path": answer.manifest,
+        "rows": answer.rows,
+        "partitions": answer.counts,
+        "num_workers": answer.num_workers,
+        "restarts": answer.restarts,
+        "peak_memory_per_worker": answer.peak_memory_per_worker,
+    }
+
+
+def _begin_tracking(spec: PartitionsJobSpec, place: AttemptContext) -> TrainingRows:
+    """Log the parameters and the dataset, check the holdout, and return a record of the training rows."""
+    tracked = place.run
+    if tracked is None:
+        return TrainingRows()
+    connector = DataConnector.from_spec(spec.dataset)
+    by = ", ".join(spec.by)
+    trained_on = TrainingRows()
+    if spec.register_as and spec.label_col:
+        from shoal.jobs.mlflow import partitioned_model
+
+        columns = [*spec.by, *spec.input_cols]
+        partitioned_model.signature_of(connector.schema(), spec.by, spec.input_cols)
+        trained_on = training_rows.of_datasets([(connector, connector.time_range(spec.dataset.time_col))])
+        check_holdout(spec.register_as, spec.label_col, columns, trained_on=trained_on)
+        promotion.try_champion(tracked, spec.register_as, columns)
+    with before_work(tracked.uri, place.environment):
+        tracked.log_params({"function": spec.function_name, "by": by, "framework": spec.framework})
+        tracked.log_dataset(by, connector.digest(), spec.dataset.origin, context="partitions")
+    return trained_on
+
+
+def _log(run: Run, place: AttemptContext, answer: Answer) -> None:
+    """Log the numbers of partitions. The results are complete, so the job does not fail if MLflow is away."""
+    with only_printed("the numbers of partitions could not be logged to MLflow"), retrying_briefly(place.environment):
+        values = {"rows": answer.rows, **{f"partitions/{state}": count for state, count in answer.counts.items()}}
+        run.log_values({**values, "process_seconds": answer.seconds})
+
+
+def _register(
+    spec: PartitionsJobSpec,
+    register: PartitionsRegister,
+    place: AttemptContext,
+    run: Run,
+    answer: Answer,
+    trained_on: TrainingRows,
+) -> tuple[str, Outcome]:
+    """Log the models as one model, and register it; return its URI."""
+    from shoal.jobs.mlflow import partitioned_model
+
+    assert spec.label_col is not None
+    results = PartitionResults(answer.manifest, answer.digest)
+    champion = None
+    with answering(run.uri), missing_ignored():
+        champion = champion_of(run.client, register)
+    uri, kept = partitioned_model.log(
+        results,
+        by=spec.by,
+        input_cols=spec.input_cols,
+        schema=DataConnector.from_spec(spec.dataset).schema(),
+        champion=None if champion is None else f"models:/{register.model}/{champion}",
+    )
+    if kept:
+        print(f"{kept:,} partitions whose training failed keep the model of version {champion}", flush=True)
+    columns = [*spec.by, *spec.input_cols]
+    outcome = promotion.enter(
+        place.store,
+        place.key,
+        run,
+        register,
+        is_current=place.is_current,
+        tags=place.tags,
+        model_uri=uri,
+        model=model_loading.load(uri, columns),
+        label_col=spec.label_col,
+        input_cols=columns,
+        trained_on=trained_on,
+    )
+    return uri, outcome
 
 
 def _unfinished(place: AttemptContext, location: str | None) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.partitions.keys import Key, shown_key
-from shoal.jobs.partitions.messages import Kind, ModelBytes
+from shoal.jobs.partitions.messages import ModelBytes
 from shoal.jobs.partitions.models import rows_bytes
 from shoal.jobs.partitions.results import PartitionResults
 from shoal.training.host.imports import NOT_NEEDED, import_lean
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def predicted_by(model: Any, kind: Kind, rows: pd.DataFrame, input_cols: tuple[str, ...]) -> np.ndarray:
+def predicted_by(model: Any, rows: pd.DataFrame, input_cols: tuple[str, ...]) -> np.ndarray:
     """Return the predictions of a model for rows.
 
     Raises:
         DataError: The rows lack a column of the model.
         InvalidArgumentError: The model has no method ``predict``, or its columns are not known.
     """
+    kind = type(model).__module__.partition(".")[0] if type(model).__name__ == "Booster" else ""
     names = _features(model, kind) or list(input_cols)
     if missing := [name for name in names if name not in rows]:
         raise DataError(f"the rows lack columns of the model: {', '.join(missing)}")
@@ -44,7 +45,7 @@ def predicted_by(model: Any, kind: Kind, rows: pd.DataFrame, input_cols: tuple[s
     return found
 
 
-def _features(model: Any, kind: Kind) -> list[str]:
+def _features(model: Any, kind: str) -> list[str]:
     """Return the names of a model's columns; empty if the model has none."""
     if kind == "xgboost":
         return list(model.feature_names or ())
@@ -129,7 +130,7 @@ class PartitionPrediction:
                 return None
             why = "" if found is None else f", because its training has failed: {found.error}"
             raise DataError(f"{NO_MODEL}: {shown_key(key)}{why}")
-        kind, model = found.kind, found.value
+        model = found.value
         if self._predict_fn is not None:
             return self._predict_fn(model, rows, key)
-        return predicted_by(model, kind, rows, self._input_cols)
+        return predicted_by(model, rows, self._input_cols)

@@ -9,7 +9,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.files import code_store
-from shoal.jobs.partitions.models import EstimatorTraining
+from shoal.jobs.partitions.models import EstimatorTraining, SavedModel
 from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.training.boosting.engine import library_of
 from shoal.training.boosting.inputs import checked_data
@@ -50,14 +50,16 @@ def program_of_spec(spec: PartitionsJobSpec) -> bytes:
         request = spec.estimator.request(spec.dataset, spec.run_config)
         return estimator_program(request, spec.scaling_config.num_cpu_per_worker)
     assert spec.function is not None
-    return _named(spec.function, spec.kwargs, in_workers=bool(spec.run_config.packages or spec.run_config.code))
+    in_workers = bool(spec.run_config.packages or spec.run_config.code)
+    return _named(spec.function, spec.kwargs, in_workers=in_workers, saves_model=spec.register_as is not None)
 
 
-def _named(name: str, kwargs: Mapping[str, Any], *, in_workers: bool) -> bytes:
+def _named(name: str, kwargs: Mapping[str, Any], *, in_workers: bool, saves_model: bool) -> bytes:
     """Pickle a function that is given by its name ``pkg.module:name``, with keyword arguments. Only the workers can
     import it (`in_workers`) if it is in the job's own packages or code."""
     function = partial(call_imported, name) if in_workers else imported(name)
-    return pickled(partial(function, **kwargs) if kwargs else function, name)
+    named = partial(function, **kwargs) if kwargs else function
+    return pickled(SavedModel(named) if saves_model else named, name)
 
 
 def estimator_program(request: TrainRequest, threads: int, user_code: UserCode | None = None) -> bytes:

@@ -97,6 +97,21 @@ class PartitionResult:
         return self._reader.value(self._row)
 
     @property
+    def text(self) -> str:
+        """Text that identifies the key, with its type."""
+        return self._row.text
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the value as a file."""
+        return self._row.size_bytes
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Name of the result file, index of the row group, and index of the partition in the row group."""
+        return self._row.file, self._row.row_group, self._row.row
+
+    @property
     def log(self) -> str:
         """End of what the function has printed, and its traceback if it has failed; at most 8 KiB.
 

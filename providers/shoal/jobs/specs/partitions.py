@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnySpec
+from shoal.jobs.specs.register import Register
 from shoal.option_validation import Settings, positive_or_all
 from shoal.training.boosting.request import Framework, TrainRequest
 from shoal.training.pytorch.program import is_name
@@ -69,6 +70,28 @@ class PartitionEstimator(Settings):
         return TrainRequest(**dict(self), dataset=dataset, run_config=run_config)
 
 
+class PartitionsRegister(Register):
+    """Options to register the models of all partitions as one model, which predicts each row with its partition's
+    model."""
+
+    label_col: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Name of the holdout's column with the labels. None: that of `estimator`.",
+    )
+    input_cols: tuple[str, ...] = Field(
+        default=(), description="Names of the feature columns. Empty: those of `estimator`."
+    )
+
+    @model_validator(mode="after")
+    def _suits_partitions(self) -> Self:
+        if self.ranks:
+            raise ValueError("a ranking metric is not possible for models of partitions: choose another metric")
+        if self.skip_if_unchanged:
+            raise ValueError("skip_if_unchanged is not possible for models of partitions: omit it, or set it to false")
+        return self
+
+
 class PartitionsJobSpec(AnySpec):
     """Spec of a job that calls a function for each partition of a dataset.
 
@@ -115,6 +138,13 @@ class PartitionsJobSpec(AnySpec):
         description="Names of the columns that the function gets, in order; the columns of `by` need not be among "
         "them. None: all columns.",
     )
+    register_as: PartitionsRegister | None = Field(
+        default=None,
+        alias="register",
+        description="Options to register the models of all partitions in MLflow as one version, which predicts each "
+        "row with the model of its partition. A partition whose training has failed keeps the model of the champion. "
+        "None: the models are not registered.",
+    )
     partition_timeout: float | None = Field(
         default=None,
         gt=0,
@@ -156,9 +186,24 @@ class PartitionsJobSpec(AnySpec):
             raise ValueError(
                 "columns can be given only with a function, because estimator names its columns: remove it"
             )
-        if self.register_as is not None:
-            raise ValueError("register is not possible for a function that is called for each partition: remove it")
+        if self.register_as is not None and not (self.label_col and self.input_cols):
+            raise ValueError(
+                "register needs the columns of the models: set register.label_col and register.input_cols, or train "
+                "with an estimator"
+            )
         return self
+
+    @property
+    def label_col(self) -> str | None:
+        """Return the column of the labels of the models to register."""
+        chosen = self.register_as.label_col if self.register_as else None
+        return chosen or (self.estimator.label_col if self.estimator else None)
+
+    @property
+    def input_cols(self) -> tuple[str, ...]:
+        """Return the feature columns of the models to register."""
+        chosen = self.register_as.input_cols if self.register_as else ()
+        return chosen or (self.estimator.input_cols if self.estimator else ())
 
     @property
     def function_name(self) -> str:

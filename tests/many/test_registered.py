@@ -1,0 +1,136 @@
+"""The models of all partitions as one version in MLflow: it passes the gate, and predicts each row with its model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xgboost
+
+from shoal import ComputePool, RunConfig, many
+from shoal.data import DataConnector
+from shoal.errors import DataError, InvalidArgumentError
+from shoal.jobs import Tracking, list_jobs
+from shoal.jobs.mlflow import partitioned_model
+from tests.support.homes import new_home
+
+pytestmark = pytest.mark.processes
+
+COLUMNS = ["a", "b"]
+
+
+@pytest.fixture(scope="module")
+def tracking(mlflow_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tracking]:
+    """A home with a pool, and a database of MLflow."""
+    file = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    shutil.copy(mlflow_database, file)
+    with new_home():
+        pool = ComputePool("local://small?max_nodes=1&cpus_per_node=2&ray=false").up()
+        yield Tracking(uri=f"sqlite:///{file}")
+        pool.down()
+
+
+def rows_of(seed: int) -> pd.DataFrame:
+    random = np.random.default_rng(seed)
+    frame = pd.DataFrame({"a": random.random(1_200), "b": random.integers(0, 9, 1_200)})
+    frame["store"] = random.choice(["north", "south", "west"], 1_200)
+    slopes = frame["store"].map({"north": 3.0, "south": -3.0, "west": 1.0})
+    return frame.assign(y=slopes * frame["a"] + frame["b"])
+
+
+class Trained:
+    """Trains a booster with the given number of rounds, and fails for one store."""
+
+    def __init__(self, rounds: int, fails: str = "") -> None:
+        self.rounds = rounds
+        self.fails = fails
+
+    def __call__(self, rows: pd.DataFrame, key: str) -> xgboost.Booster:
+        if key == self.fails:
+            raise ValueError("no model today")
+        return xgboost.train({"nthread": 1}, xgboost.DMatrix(rows[COLUMNS], rows["y"]), self.rounds)
+
+
+def test_a_version_passes_the_gate_and_a_failed_partition_keeps_the_model_of_the_champion(
+    tracking: Tracking, tmp_path: Path
+) -> None:
+    import mlflow
+
+    rows_of(0).to_parquet(tmp_path / "train.parquet", row_group_size=500)
+    rows_of(1).to_parquet(tmp_path / "holdout.parquet")
+    data = DataConnector.from_parquet(tmp_path / "train.parquet")
+    register = {
+        "model": "sales",
+        "metric": "rmse",
+        "by": "store",
+        "holdout": DataConnector.from_parquet(tmp_path / "holdout.parquet"),
+        "label_col": "y",
+        "input_cols": COLUMNS,
+    }
+    config = RunConfig(tracking=tracking)
+
+    def trained(rounds: int, fails: str = "") -> tuple[many.PartitionResults, Any]:
+        results = many.train(Trained(rounds, fails), data, "store", run_config=config, register=register)
+        return results, list_jobs()[0].result
+
+    first, result = trained(3)
+    assert (result.model_version, result.promoted, result.partitions) == ("1", True, {"succeeded": 3, "failed": 0})
+    second, result = trained(20, fails="west")
+    assert (result.model_version, result.promoted, result.partitions) == ("2", True, {"succeeded": 2, "failed": 1})
+    assert result.champion.version == "1"
+
+    mlflow.set_tracking_uri(tracking.uri)
+    holdout = rows_of(1)
+    expected = pd.Series(np.nan, index=holdout.index)
+    for store, part in holdout.groupby("store"):
+        model = (first if store == "west" else second)[store].value
+        expected[part.index] = model.predict(xgboost.DMatrix(part[COLUMNS]))
+    rmse = float(np.sqrt(np.mean((expected - holdout["y"]) ** 2)))
+    assert result.metrics["holdout-rmse"] == pytest.approx(rmse, rel=1e-6)
+
+    version = mlflow.pyfunc.load_model("models:/sales@champion")
+    assert version.metadata.metadata["shoal"] == {"partitions": 3, "kept": 1}
+    frame = holdout[["store", *COLUMNS]].astype({"b": "float64"})
+    np.testing.assert_allclose(version.predict(frame), expected, rtol=1e-6)
+    unknown = frame.head(4).assign(store=["north", "moon", "south", "moon"])
+    assert np.isnan(version.predict(unknown)).tolist() == [False, True, False, True]
+
+    found = partitioned_model.results_of("models:/sales/2")
+    assert found is not None
+    assert (
+        found["west"].error
+        == "this is the model of models:/sales/1, because the training failed: ValueError: no model today"
+    )
+    assert found["west"].content() == first["west"].content()
+
+    by_partition = many.predict("models:/sales@champion", register["holdout"], "store", run_config=config)
+    table = pd.concat(by_partition.rows())
+    np.testing.assert_allclose(
+        table.sort_values(["a"])["prediction"], expected[holdout.sort_values("a").index], rtol=1e-6
+    )
+
+
+def test_what_cannot_be_registered_is_refused_before_the_training(tracking: Tracking, tmp_path: Path) -> None:
+    rows_of(0).to_parquet(tmp_path / "train.parquet")
+    data = DataConnector.from_parquet(tmp_path / "train.parquet")
+    register = {"model": "sales", "metric": "rmse", "holdout": data}
+    for extra, said in (
+        ({}, "register needs the columns of the models"),
+        ({"label_col": "y", "input_cols": COLUMNS, "skip_if_unchanged": True}, "skip_if_unchanged is not possible"),
+        ({"label_col": "y", "input_cols": COLUMNS, "metric": "ndcg@5"}, "a ranking metric is not possible"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=said):
+            many.train(Trained(1), data, "store", register={**register, **extra})
+
+
+def test_a_column_that_mlflow_cannot_take_is_refused() -> None:
+    import pyarrow as pa
+
+    schema = pa.schema([("day", pa.date32()), ("a", pa.int32())])
+    with pytest.raises(DataError, match='the column "day" is of type date32'):
+        partitioned_model.signature_of(schema, ["day"], ["a"])
