@@ -26,6 +26,7 @@ LIGHT = [
     "from shoal.distributors.pytorch import PyTorchDistributor, TorchDistributor, get_context, run_local",
     "from shoal.distributors import distributed, ray_launch, runtime",
     "from shoal.jobs import JobSpec, submit, attach, cancel",
+    "from shoal import many; many.run, many.train, many.predict, many.get_context, many.PartitionResults",
     "import shoal.jobs.driver.main",
 ]
 """What a user's file does, one after the other in one process: what one of them loads stays, and is told with it."""
@@ -51,7 +52,7 @@ def test_a_dag_file_does_not_import_the_store_or_the_clients_of_pools(tmp_path):
     assert {"shoal.state", "shoal.pool.api", "shoal.data.connector"} & {*ran.stdout.split()} == set()
 
 
-@pytest.mark.parametrize("package", ["shoal", "shoal.data", "shoal.distributors", "shoal.jobs"])
+@pytest.mark.parametrize("package", ["shoal", "shoal.data", "shoal.distributors", "shoal.jobs", "shoal.many"])
 def test_the_names_that_tools_see_are_those_that_are_imported_when_used(package):
     """Type checkers read the imports as literals. Without a literal `__all__`, the names are derived from them."""
     module = import_module(package)

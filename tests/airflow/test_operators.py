@@ -38,6 +38,7 @@ from shoal.airflow.operators import (
     CleanupPoolOperator,
     DistributedTrainOperator,
     LeasePoolOperator,
+    ManyModelsOperator,
     ScaleClusterOperator,
     SweepPoolsOperator,
 )
@@ -524,6 +525,37 @@ def test_a_prediction_is_a_job(on_fake_head, context, tmp_path):
     driver.join()
     assert (asked().framework, asked().model, asked().keep_cols) == ("predict", "models:/delays@champion", ("id",))
     assert set(BatchPredictOperator.template_fields) >= {"model", "dataset", "output_path", "spec", "pool_name"}
+
+
+def test_models_per_partition_are_a_job(on_fake_head, context, tmp_path):
+    estimator = {"input_cols": ["price"], "label_col": "sold"}
+    models = ManyModelsOperator(
+        task_id="models", dataset={"paths": [str(tmp_path)]}, by="store", estimator=estimator, pool_name=POOL
+    )
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    models.execute(context)
+    driver.join()
+    assert (asked().framework, asked().by, asked().estimator.label_col) == ("partitions", ("store",), "sold")
+    assert models.job_label == "models by store"
+    with pytest.raises(InvalidArgumentError, match=r"estimator\.label_col"):
+        ManyModelsOperator(task_id="wrong", dataset={"paths": ["/x"]}, by="store", estimator={"input_cols": ["a"]})
+    with pytest.raises(InvalidArgumentError, match="exactly one of them is required"):
+        ManyModelsOperator(task_id="neither", dataset={"paths": ["/x"]}, by="store")
+
+
+def test_a_function_per_partition_travels_with_its_arguments(on_fake_head, context, tmp_path):
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    ManyModelsOperator(
+        task_id="models",
+        dataset={"paths": [str(tmp_path)]},
+        by=["store", "item"],
+        function=lambda rows, key, rate: (rows, key, rate),
+        function_kwargs={"rate": 0.1},
+        pool_name=POOL,
+    ).execute(context)
+    driver.join()
+    saved = cloudpickle.loads(Path(asked().program).read_bytes())
+    assert cloudpickle.loads(saved("rows", "key").content) == ("rows", "key", 0.1)
 
 
 def test_a_prediction_can_take_its_spec_from_an_earlier_task(on_fake_head, context, tmp_path):

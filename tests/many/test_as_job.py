@@ -84,9 +84,20 @@ def test_the_next_attempt_continues_where_a_killed_driver_was(fresh_home: Path, 
         "dataset": {"paths": [str(table)]},
         "run_config": {"pool_name": "small"},
     }
+    del spec["framework"]
+    spec["run_config"]["job_id"] = "from-a-file"
     (tmp_path / "spec.json").write_text(json.dumps(spec))
-    told = CliRunner().invoke(app, ["train", str(tmp_path / "spec.json")])
+    told = CliRunner().invoke(app, ["many", "run", str(tmp_path / "spec.json")])
     assert told.exit_code == 1
     assert "the function has failed for all 60 partitions" in told.output
+    listed = json.loads(CliRunner().invoke(app, ["many", "list", "from-a-file", "--json"]).stdout)
+    assert listed["counts"] == {"succeeded": 0, "failed": 60}
+    assert listed["partitions"][0]["error"].startswith("TypeError")
+    listed = CliRunner().invoke(app, ["many", "list", "nightly", "--state", "succeeded", "--limit", "3"]).stdout
+    assert len([line for line in listed.splitlines() if " succeeded " in line and " s " in line]) == 3
+    assert "60 partitions succeeded, 0 failed" in listed
+    shown = json.loads(CliRunner().invoke(app, ["many", "show", "nightly", str(BLOCKED), "--json"]).stdout)
+    assert (shown["key"], shown["status"], shown["attempts"], shown["log"]) == ("7", "succeeded", 1, "")
+    assert "has no partition 99" in CliRunner().invoke(app, ["many", "show", "nightly", "99"]).output
     pool.down()
     nothing_left()

@@ -29,9 +29,11 @@ from shoal.prefect import (
     cleanup_pool,
     distributed_train,
     get_nodes,
+    many_models,
     scale_cluster,
     wait_for_nodes,
 )
+from shoal.prefect._names import many_models_name
 from shoal.prefect._progress import NodeLog
 from shoal.training.progress import Progress
 from tests.support.job_results import result_of
@@ -199,6 +201,35 @@ def test_a_prediction_is_a_job(up, monkeypatch, tmp_path):
     (spec,) = asked
     assert (spec.framework, spec.model, spec.overwrite) == ("predict", "models:/m@champion", True)
     assert spec.dataset.paths == (str(tmp_path),)
+
+
+def test_models_per_partition_are_a_job(up, monkeypatch, tmp_path):
+    asked = []
+
+    def submit(spec, *, holder, task, connection_url, secret_of, team):
+        asked.append(spec)
+        raise JobFailedError("job failed: far enough")
+
+    monkeypatch.setattr("shoal.prefect._training.submit", submit)
+    dataset = DataConnector.from_parquet(tmp_path)
+
+    @flow
+    def retrain():
+        estimator = {"input_cols": ["price"], "label_col": "sold"}
+        with pytest.raises(JobFailedError, match="far enough"):
+            many_models(dataset, "store", estimator=estimator, spec={"partition_timeout": 60})
+        with pytest.raises(JobFailedError, match="far enough"):
+            many_models(dataset, ["store", "item"], function="models:train", kwargs={"rate": 0.1})
+        with pytest.raises(InvalidArgumentError, match="exactly one of them is required"):
+            many_models(dataset, "store")
+
+    retrain()
+    by_estimator, by_name = asked
+    assert (by_estimator.framework, by_estimator.by, by_estimator.partition_timeout) == ("partitions", ("store",), 60)
+    assert by_estimator.estimator.label_col == "sold"
+    assert (by_name.by, by_name.function, by_name.kwargs) == (("store", "item"), "models:train", {"rate": 0.1})
+    assert many_models_name({"by": ["store", "item"]}) == "models by store, item"
+    assert many_models_name({}) == "many_models"
 
 
 def test_a_retry_asks_for_the_same_job_and_another_task_run_for_another(up, monkeypatch):

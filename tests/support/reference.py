@@ -51,15 +51,17 @@ def page() -> str:
         CleanupPoolOperator,
         DistributedTrainOperator,
         LeasePoolOperator,
+        ManyModelsOperator,
         PromoteModelOperator,
         ScaleClusterOperator,
         SweepPoolsOperator,
     )
     from shoal.airflow.sensors import NodesSensor
-    from shoal.jobs import FunctionJobSpec, JobSpec, PredictJobSpec
+    from shoal.jobs import FunctionJobSpec, JobSpec, PartitionsJobSpec, PredictJobSpec
 
     operators = (
         DistributedTrainOperator,
+        ManyModelsOperator,
         BatchPredictOperator,
         LeasePoolOperator,
         ScaleClusterOperator,
@@ -77,7 +79,7 @@ def page() -> str:
     ]
     parts.append(_section())
     parts.append(SPECS)
-    parts += _specs(JobSpec, FunctionJobSpec, PredictJobSpec)
+    parts += _specs(JobSpec, FunctionJobSpec, PredictJobSpec, PartitionsJobSpec)
     return "\n".join(parts)
 
 

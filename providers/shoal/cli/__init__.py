@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from shoal import __version__
-from shoal.cli import doctor, ending, history, init, jobs, models, pools, store, ui
+from shoal.cli import doctor, ending, history, init, jobs, many, models, pools, store, ui
 from shoal.cli.ending import EPILOG, ExitCode, InterruptedCommandError, exit_code
 from shoal.cli.output import Json, print_error, print_json, show
 from shoal.errors import ShoalError
@@ -127,6 +127,7 @@ def _root(
 app.add_typer(pools.app, name="pool")
 app.command()(jobs.train)
 app.add_typer(jobs.app, name="jobs")
+app.add_typer(many.app, name="many")
 app.add_typer(models.app, name="models")
 app.command()(pools.sweep)
 app.command()(history.history)

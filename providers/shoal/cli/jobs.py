@@ -49,7 +49,12 @@ def train(
 ) -> None:
     """Train on a pool: submit a job, print its log on stderr, and print its result. If no pool is named and no pool is
     up, start a pool for the job."""
-    job = _parse(_read(spec), pool_name=pool_name, job_id=job_id, detach=detach)
+    run_spec(read_spec(spec), pool_name=pool_name, job_id=job_id, detach=detach, as_json=as_json)
+
+
+def run_spec(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool, as_json: bool) -> None:
+    """Submit the job that fields of a spec describe, print its log on stderr, and print its result."""
+    job = _parse(fields, pool_name=pool_name, job_id=job_id, detach=detach)
     from shoal.jobs import submit
     from shoal.pool.holder import cli_holder
 
@@ -264,8 +269,13 @@ def _attach(job_id: str) -> JobHandle:
     return attach(job_id, actor=cli_holder())
 
 
-def _read(source: str) -> dict[str, Any]:
-    """Read a job spec from a JSON or YAML file, or as JSON from stdin if `source` is "-"."""
+def read_spec(source: str, framework: str | None = None) -> dict[str, Any]:
+    """Read a job spec from a JSON or YAML file, or as JSON from stdin if `source` is "-".
+
+    Args:
+        source: Path of the file, or "-".
+        framework: The only framework that the spec may have, and its default.
+    """
     from shoal.jobs.specs.text import fields_of
 
     what = "the spec on stdin" if source == "-" else f'the spec "{source}"'
@@ -274,7 +284,13 @@ def _read(source: str) -> dict[str, Any]:
     # ValueError is raised if the path contains a NUL character, or if the text is not UTF-8.
     except (OSError, ValueError) as error:
         raise InvalidArgumentError(f"{what} cannot be read: {error}") from None
-    return fields_of(text, what, source)
+    found = fields_of(text, what, source)
+    if framework and found.setdefault("framework", framework) != framework:
+        raise InvalidArgumentError(
+            f'{what} has framework="{found["framework"]}", but this command takes framework="{framework}": use '
+            "`shoal train`"
+        )
+    return found
 
 
 def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool) -> AnyJobSpec:

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from shoal.jobs.submission import list_jobs as list_jobs
     from shoal.jobs.submission import submit as submit
     from shoal.jobs.task_spec import code_of as code_of
+    from shoal.jobs.task_spec import models_spec_of as models_spec_of
     from shoal.jobs.task_spec import skipping_if_unchanged as skipping_if_unchanged
     from shoal.jobs.task_spec import spec_of as spec_of
     from shoal.training.mlflow.options import Tracking as Tracking

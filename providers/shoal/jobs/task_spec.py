@@ -6,6 +6,7 @@ import ast
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -17,6 +18,7 @@ from shoal.jobs.files import code_store
 from shoal.jobs.scheduling import refuse_too_many_workers, refuse_without_ray
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, kind_of
+from shoal.jobs.specs.partitions import PARTITIONS, PartitionsJobSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.training.pytorch.program import FRAMEWORK, TrainFunc, check_train_func, is_name
@@ -61,6 +63,68 @@ def spec_of(
     spec = _parsed(FunctionJobSpec, {**named, **fields})
     stored = code_store.store(program.dumps())
     return spec.model_copy(update={"program": stored})
+
+
+def models_spec_of(
+    fields: Mapping[str, Any],
+    *,
+    function: Callable[..., Any] | str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> PartitionsJobSpec:
+    """Build the spec of a job that trains a model for each partition of a table, from a task's arguments.
+
+    Args:
+        fields: Fields of the spec, such as ``dataset``, ``by`` and ``estimator``.
+        function: Function that returns the model of a partition, which is stored by value, or its import name
+            ``module:name``. None: the fields name an estimator or a function.
+        kwargs: Keyword arguments of the function.
+
+    Raises:
+        InvalidArgumentError: Fields are wrong, or the function cannot be pickled.
+    """
+    if function is None or isinstance(function, str):
+        return _models_spec(_fields_of_models(fields, function, kwargs))
+    from shoal.jobs.partitions.models import SavedModel
+    from shoal.jobs.partitions.program import program_of
+
+    # The fields are parsed before the code is stored, so that wrong fields cause an error before a file is written.
+    spec = _models_spec(_fields_of_models(fields, function, kwargs))
+    saved = SavedModel(partial(function, **kwargs) if kwargs else function)
+    return spec.model_copy(update={"program": code_store.store(program_of(saved))})
+
+
+def check_models_spec(
+    fields: Mapping[str, Any],
+    is_known: Callable[[Any], bool],
+    *,
+    pool: PoolSpec | None = None,
+    function: Callable[..., Any] | str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+) -> None:
+    """Check the arguments of `models_spec_of` that are already known; see :func:`check_spec`."""
+    check_spec(_fields_of_models(fields, function, kwargs), is_known, pool=pool)
+
+
+def _fields_of_models(
+    fields: Mapping[str, Any], function: Callable[..., Any] | str | None, kwargs: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    from shoal.training.pytorch.program import check_runnable, name_of
+
+    found = {**fields, "framework": PARTITIONS}
+    if function is None:
+        if kwargs:
+            raise InvalidArgumentError("the arguments of a function are given, but no function: set the function")
+        return found
+    if isinstance(function, str):
+        return {**found, "function": function, "kwargs": dict(kwargs or {})}
+    check_runnable(function, "function")
+    return {"name": name_of(function), **found, "program": _NOT_STORED}
+
+
+def _models_spec(fields: dict[str, Any]) -> PartitionsJobSpec:
+    spec = _parsed(PartitionsJobSpec, fields)
+    assert isinstance(spec, PartitionsJobSpec)
+    return spec
 
 
 def code_of(

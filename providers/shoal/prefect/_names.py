@@ -23,6 +23,16 @@ def prediction_name(parameters: dict[str, Any]) -> str:
     return _name(lambda: f"predict {parameters['model']}", "batch_predict")
 
 
+def many_models_name(parameters: dict[str, Any]) -> str:
+    """Return the name of the task run of a training per partition, such as ``models by store``."""
+
+    def name() -> str:
+        by = parameters["by"]
+        return f"models by {by if isinstance(by, str) else ', '.join(by)}"
+
+    return _name(name, "many_models")
+
+
 def _name(name: Callable[[], str], default: str) -> str:
     try:
         return " ".join(redact(name()).split())[:_LONGEST]

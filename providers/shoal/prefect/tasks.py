@@ -5,17 +5,17 @@ Each task exists twice: for example `scale_cluster` for sync flows, and `ascale_
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from prefect.logging import get_run_logger
 
 from shoal import jobs
-from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, code_of, skipping_if_unchanged, spec_of
+from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, code_of, models_spec_of, skipping_if_unchanged, spec_of
 from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
-from shoal.prefect._names import prediction_name
+from shoal.prefect._names import many_models_name, prediction_name
 from shoal.prefect._progress import NodeLog
 from shoal.prefect._run_holder import current_holder, lease_holder
 from shoal.prefect._training import Training, TrainingTask, task_value, twin
@@ -280,6 +280,59 @@ def batch_predict(
 
 
 abatch_predict = twin(batch_predict)
+
+
+@partial(job_task, run_name=many_models_name)
+def many_models(
+    dataset: Any,
+    by: str | Sequence[str],
+    *,
+    function: Callable[..., Any] | str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    estimator: Mapping[str, Any] | None = None,
+    spec: Mapping[str, Any] | None = None,
+    pool_name: PoolSource = None,
+) -> dict[str, Any]:
+    """Train a model for each partition of a table, all in one job on a pool; see `shoal.many.train`.
+
+    If Prefect repeats the task or the flow run, the task uses its earlier job, as `distributed_train` does, and no
+    partition that has ended is repeated. If the models are registered, the task sends the event and stores the report
+    of `distributed_train`.
+
+    Args:
+        dataset: A `DataConnector`, or its spec as a dict.
+        by: Column whose values divide the rows, or several columns.
+        function: Function of the rows and the key of a partition that returns a model, or its name as
+            ``pkg.module:name``.
+        kwargs: Keyword arguments of the function.
+        estimator: Boosting model instead of a function, as a dict with the fields of a `PartitionEstimator`.
+        spec: Further fields of a `PartitionsJobSpec`, such as ``register``, ``columns``, ``run_config``.
+        pool_name: Name, URI or block of the pool; by default the pool in `spec`.
+
+    Returns:
+        The `JobResult` as a dict of JSON values. The entry ``partitions`` has the numbers of partitions that have
+        ``succeeded`` and ``failed``. `shoal.jobs.load_partitions` returns the models.
+
+    Raises:
+        JobFailedError: The job failed, for example because all partitions have failed.
+        InvalidArgumentError: A field is invalid; no job was started.
+
+    Example:
+        >>> estimator = {"input_cols": ["price"], "label_col": "sold", "n_estimators": 20}
+        >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
+        ...     many_models(DataConnector.from_parquet(sales), by="store", estimator=estimator)
+    """
+    fields = {**(spec or {}), "dataset": dataset, "by": by, **({"estimator": estimator} if estimator else {})}
+    job = models_spec_of(fields, function=function, kwargs=kwargs)
+    training = Training(job, pool_name, code_of(job))
+    result = training.run()
+    if job.register_as is not None:
+        training.report(result)
+        training.finish(result, lambda: emit_outcome(job, result))
+    return result.to_dict()
+
+
+amany_models = twin(many_models)
 
 
 @job_task

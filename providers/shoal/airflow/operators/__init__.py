@@ -4,6 +4,7 @@ Each operator calls one function of shoal's API. The leases and jobs belong to t
 task of the run can find and end them.
 """
 
+from shoal.airflow.operators.many import ManyModelsOperator as ManyModelsOperator
 from shoal.airflow.operators.models import CheckModelsOperator as CheckModelsOperator
 from shoal.airflow.operators.models import ModelAlertError as ModelAlertError
 from shoal.airflow.operators.nodes import CleanupPoolOperator as CleanupPoolOperator

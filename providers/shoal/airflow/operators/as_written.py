@@ -12,7 +12,20 @@ from shoal.airflow.checks import arguments_of, is_known
 from shoal.training.pytorch.program import is_name
 from shoal.training.pytorch.script import Script
 
-_ARGUMENTS = ("framework", "train_func", "op_args", "op_kwargs", "spec", "model", "dataset", "output_path")
+_ARGUMENTS = (
+    "framework",
+    "train_func",
+    "op_args",
+    "op_kwargs",
+    "spec",
+    "model",
+    "dataset",
+    "output_path",
+    "by",
+    "function",
+    "function_kwargs",
+    "estimator",
+)
 """Arguments of operators that say what a job does."""
 
 _OF_MAPPED = ("expand_input", "op_kwargs_expand_input", "python_callable")
