@@ -73,10 +73,13 @@ class WorkFolder:
         return folder
 
     def discard_rows(self) -> None:
-        """Remove the rows and the claims, which are not needed when the job has ended."""
+        """Remove what is not needed when the job has ended: rows, claims, and half-written result files of killed
+        workers."""
         for folder in (self.rows, f"{self.path}/claims"):
             with contextlib.suppress(OSError):
                 remove_tree(folder)
+        for path in Path(self.results).glob(".bucket-*") if self.is_local else ():
+            path.unlink(missing_ok=True)
 
     def _is_ours(self, folder: str) -> bool:
         found = artifact_folders.read(folder)
