@@ -19,6 +19,7 @@ import pytest
 from shoal import RunConfig, many
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
+from shoal.jobs.partitions.work_folder import WorkFolder
 from tests.support.without_ray import nodes_without_ray
 
 pytestmark = pytest.mark.processes
@@ -149,13 +150,18 @@ def test_after_a_worker_was_killed_no_finished_bucket_is_repeated(tmp_path: Path
     assert 200 < calls.total() < 240
 
 
-def test_the_random_numbers_of_a_partition_depend_only_on_the_seed_and_the_key() -> None:
+def test_the_random_numbers_of_a_partition_depend_only_on_the_seed_and_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     frame = pd.DataFrame({"store": ["a", "b", "c", "a"]})
 
     def draw(rows: pd.DataFrame, key: str) -> tuple[float, int]:
         return float(np.random.random()), many.get_context().seed
 
+    # As at a URI, where each worker gets buckets of its own.
+    monkeypatch.setattr(WorkFolder, "new_claims", lambda self: None)
     first = dict(many.run(draw, frame, "store").values())
+    monkeypatch.undo()
     second = dict(
         many.run(draw, frame.iloc[::-1], "store", scaling_config=many.PartitionsScalingConfig(num_workers=1)).values()
     )

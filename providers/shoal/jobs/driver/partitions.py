@@ -67,7 +67,7 @@ def work(spec: PartitionsJobSpec, place: AttemptContext) -> tuple[JobResult, str
         if spec.register_as:
             with place.stopwatch.scoring(), saved_before(answer.folder):
                 uri, outcome = _register(spec, spec.register_as, place, place.run, answer, trained_on)
-    counted = ", ".join(f"{count:,} partitions {state}" for state, count in answer.counts.items() if count)
+    counted = ", ".join(_number(count, state) for state, count in answer.counts.items() if count)
     print(f"{counted}, written to {answer.folder}", flush=True)
     result = place.result(
         **_fields(answer), model_uri=uri, times=place.times(), **(outcome.result() if outcome else {})
@@ -75,6 +75,10 @@ def work(spec: PartitionsJobSpec, place: AttemptContext) -> tuple[JobResult, str
     if outcome:
         result = result.model_copy(update={"metrics": outcome.metrics})
     return result, answer.digest
+
+
+def _number(count: int, state: str) -> str:
+    return f"{count:,} partition{'' if count == 1 else 's'} {state}"
 
 
 def _fields(answer: Answer) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""The files of a job with partitions, in a local folder and at a URI: results, manifest, and folders of attempts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from shoal.errors import JobError
+from shoal.jobs.files import storage
+from shoal.jobs.partitions import result_files
+from shoal.jobs.partitions.messages import ModelBytes, Outcome, Status
+from shoal.jobs.partitions.result_files import ResultWriter, complete_files, manifest_of
+from shoal.jobs.partitions.results import PartitionFailedError, PartitionResults
+from shoal.jobs.partitions.work_folder import WorkFolder, remove_tree
+from shoal.training.artifact_folders import Claim
+
+
+@pytest.fixture(params=["local", "uri"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "local":
+        yield str(tmp_path / "jobs")
+        return
+    yield f"memory://{tmp_path.name}/jobs"
+    fsspec.filesystem("memory").store.clear()
+
+
+def attempt(root: str, number: int, job: str = "job") -> tuple[str, WorkFolder]:
+    claim, folder = Claim(job, "me", number), f"{root}/{job}/{number}"
+    claim.mark(folder, shared=root)
+    return folder, WorkFolder(folder, claim)
+
+
+def outcome(key: int, value: bytes = b"", status: Status = "succeeded") -> Outcome:
+    content = ModelBytes("pickle", value) if status == "succeeded" else None
+    return Outcome(key, f"int:{key}", status, 1, 10 * key, 0.5, {"loss": 0.1}, "" if content else "why", "log", content)
+
+
+def test_results_are_read_as_they_were_written(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cloudpickle
+
+    monkeypatch.setattr(result_files, "ROW_GROUP_BYTES", 100)  # several row groups in a file
+    _, work = attempt(root, 1)
+    work.prepare("key", [])
+    for bucket, keys in ((1, [5, 1]), (0, [3, 2, 4])):
+        writer = ResultWriter(work.results, bucket, pa.int64())
+        writer.expect(len(keys))
+        for key in keys:
+            writer.add(outcome(key, cloudpickle.dumps("x" * 50 + str(key)), "failed" if key == 2 else "succeeded"))
+        writer.close()
+
+    tables = complete_files(work.results, pa.int64())
+    assert {bucket: table.num_rows for bucket, table in tables.items()} == {0: 3, 1: 2}
+    assert complete_files(work.results, pa.string()) == {}
+    storage.write(work.manifest, manifest_of(tables.values()))
+    results = PartitionResults(work.manifest)
+    assert results.keys == [1, 2, 3, 4, 5]
+    assert dict(results.values()) == {key: "x" * 50 + str(key) for key in (1, 3, 4, 5)}
+    assert (results[3].rows, results[3].metrics, results[3].log) == (30, {"loss": 0.1}, "log")
+    assert (results[2].error, [each.key for each in results.failed]) == ("why", [2])
+    with pytest.raises(PartitionFailedError, match="partition 2 has no value: why"):
+        results[2].content()
+    with pytest.raises(JobError, match="was changed after the job wrote it"):
+        PartitionResults(work.manifest, "0" * 64)
+    assert PartitionResults.so_far(work.path).keys == [1, 2, 3, 4, 5]
+
+
+def test_a_file_that_lacks_partitions_is_not_complete(root: str) -> None:
+    _, work = attempt(root, 1)
+    work.prepare("key", [])
+    writer = ResultWriter(work.results, 0, pa.int64())
+    writer.expect(2)
+    writer.add(outcome(1))
+    writer.close()
+    storage.write(f"{work.results}/bucket-00001.parquet", b"half")
+    assert complete_files(work.results, pa.int64()) == {}
+
+
+def test_an_attempt_takes_over_the_folder_of_a_killed_one_with_the_same_plan(root: str) -> None:
+    first, work = attempt(root, 1)
+    work.prepare("key", [])
+    storage.write(f"{work.rows}/rows-00000.arrow", b"rows")
+    writer = ResultWriter(work.results, 0, pa.int64())
+    writer.expect(1)
+    writer.add(outcome(1))
+    writer.close()
+
+    other, foreign = attempt(root, 1, "other")
+    foreign.prepare("key", [first])  # the folder of another job is not taken
+    assert complete_files(foreign.results) == {}
+    second, again = attempt(root, 2)
+    again.prepare("another key", [first, other])
+    assert complete_files(again.results) == {}
+    assert len(complete_files(work.results)) == 1
+    _, third = attempt(root, 3)
+    third.prepare("key", [second, first])
+    assert len(complete_files(third.results)) == 1
+    assert complete_files(work.results) == {}
+    assert storage.read(f"{third.rows}/rows-00000.arrow") == b"rows"
+    third.prepare("key", [])  # the same attempt, again
+    assert len(complete_files(third.results)) == 1
+
+    assert (third.new_claims() is None) == ("://" in root)
+    third.discard_rows()
+    with pytest.raises(OSError, match="rows"):
+        storage.read(f"{third.rows}/rows-00000.arrow")
+    assert len(complete_files(third.results)) == 1
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    (tmp_path / "rows").symlink_to(tmp_path / "other")
+    remove_tree(str(tmp_path / "rows"))
+    assert (tmp_path / "other" / "file").exists()
