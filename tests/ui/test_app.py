@@ -21,6 +21,8 @@ from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.partitions.messages import ModelBytes, Outcome
+from shoal.jobs.partitions.result_files import ResultWriter, complete_files, manifest_of
 from shoal.links import Link
 from shoal.pool.api import ComputePool, report_pools
 from shoal.pool.spec import PoolSpec
@@ -235,6 +237,40 @@ def test_a_version_that_waits_for_a_decision_is_shown_as_such(client, store, mon
     assert "version 2: waits for a decision" in client.get("/models").text
     page = client.get("/models/delays").text
     assert "waits for a decision</span>" in page and "not promoted" not in page
+
+
+@pytest.mark.parametrize("state", [JobState.SUCCEEDED, JobState.FAILED])
+def test_the_page_shows_the_worst_partitions_first(client, store, fresh_home, state):
+    import hashlib
+
+    import pyarrow as pa
+
+    folder = fresh_home / "jobs" / "job-1" / "1" / "partitions"
+    (folder / "results").mkdir(parents=True)
+    writer = ResultWriter(str(folder / "results"), 0, pa.string())
+    writer.expect(3)
+    for key, seconds, error in (("fast", 1.0, ""), ("slow", 90.0, ""), (HOSTILE, 0.1, HOSTILE)):
+        value = None if error else ModelBytes("pickle", b"")
+        status = "failed" if error else "succeeded"
+        writer.add(Outcome(key, f"str:{key}", status, 1, 10, seconds, {}, error, "", value))
+    writer.close()
+    content = manifest_of(complete_files(str(folder / "results")).values())
+    (folder / "manifest.parquet").write_bytes(content)
+    spec = {"framework": "partitions", "dataset": {"paths": ["x"]}, "by": "store", "function": "models:train"}
+    result, digest = None, None
+    if state is JobState.SUCCEEDED:
+        digest = hashlib.sha256(content).hexdigest()
+        partitions = {"succeeded": 2, "failed": 1}
+        found = result_of(job_id="job-1", results_path=str(folder / "manifest.parquet"), partitions=partitions)
+        result = found.document()
+    row = ui_systems.job("job-1", "retrain", state, 60, spec=spec, result=result, results_digest=digest)
+    ui_systems.write(store, row)
+
+    page = client.get("/jobs/job-1").text
+    assert "<img" not in page
+    assert "2 succeeded</span>" in page and "1 failed</span>" in page
+    assert page.index("onerror") < page.index("&#39;slow&#39;") < page.index("&#39;fast&#39;")
+    assert "shoal many list job-1" in page
 
 
 def test_the_pages_work_below_a_prefix(store):

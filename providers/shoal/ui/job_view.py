@@ -24,6 +24,7 @@ from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
 from shoal.training.boosting.request import TrainResult, WorkerStats
 from shoal.ui.live import BackgroundReader
+from shoal.ui.partitions_view import PartitionsView, partitions_view
 from shoal.ui.run_links import RunLinks
 
 _LOG_BYTES = 32_768
@@ -57,6 +58,7 @@ class JobView:
         facts: Settings of the training by name.
         phases: Phases of the attempt: waiting, starting and running.
         workers: Rows, time and memory of each worker of a finished boosting training; empty if they are not known.
+        partitions: The partitions that have ended; None if there are none, or if their files are not on this machine.
         curves: Data of the plot of metrics; None if there are no metrics.
         log: End of the log.
         log_problem: Reason why the log cannot be shown.
@@ -68,6 +70,7 @@ class JobView:
     facts: Mapping[str, str]
     phases: Sequence[Phase]
     workers: Sequence[WorkerStats]
+    partitions: PartitionsView | None
     curves: dict[str, Any] | None
     log: str
     log_problem: str | None
@@ -100,6 +103,7 @@ def job_view(
         facts=facts,
         phases=phases_of(line, now),
         workers=trained.workers if trained else (),
+        partitions=partitions_view(job, status.result, location),
         curves=_curves(line, points),
         log=log,
         log_problem=problem,

@@ -315,18 +315,22 @@ def load_partitions(result: JobResult, artifact_location: str | None = None) -> 
     return PartitionResults(storage.as_given(result.results_path, artifact_location), known or "")
 
 
-def partitions_so_far(job_id: str, artifact_location: str | None = None) -> PartitionResults:
+def partitions_so_far(
+    job_id: str, artifact_location: str | None = None, *, attempt: int | None = None
+) -> PartitionResults:
     """Return the outcomes of the partitions of a job that have ended until now, also if the job runs or has failed.
 
     Args:
-        job_id: Id of the job, whose newest attempt is read.
+        job_id: Id of the job.
         artifact_location: The job's `artifact_location`; needed only if the location contains credentials.
+        attempt: Number of the attempt. None: the newest attempt.
 
     Raises:
         JobNotFoundError: There is no such job.
         InvalidArgumentError: The job was not divided into partitions.
     """
-    job = attempts.latest(Store(), job_id)
+    store = Store()
+    job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
     if job.spec.get("framework") != PARTITIONS:
         raise InvalidArgumentError(f"job {job_id} has no partitions: only jobs of shoal.many have them")
     location = artifact_location or (job.spec.get("run_config") or {}).get("artifact_location")
