@@ -14,15 +14,25 @@ from tests.support import ROOT
 GUIDE = ROOT / "docs" / "kubernetes.md"
 
 
-def smallest_role(namespace: str, secret: str) -> dict[str, Any]:
-    """The Role of the guide, for another namespace and the Secret of another RayCluster."""
-    blocks = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.S)
-    [role] = [made for block in blocks for made in yaml.safe_load_all(block) if made.get("kind") == "Role"]
+def smallest_role(namespace: str, secret: str, *, creates: bool = False) -> dict[str, Any]:
+    """The Role of the guide, for another namespace and the Secret of another RayCluster; with the rules of the Role for
+    RayClusters that shoal creates, if it `creates` them."""
+    made = roles()
+    role = made["shoal"]
     role["metadata"]["namespace"] = namespace
+    if creates:
+        role["rules"] += made["shoal-create"]["rules"]
     for rule in role["rules"]:
         if "resourceNames" in rule:
             rule["resourceNames"] = [secret]
     return role
+
+
+def roles() -> dict[str, dict[str, Any]]:
+    """The Roles of the guide, by name."""
+    blocks = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    found = [made for block in blocks for made in yaml.safe_load_all(block) if made["kind"] == "Role"]
+    return {role["metadata"]["name"]: role for role in found}
 
 
 def make_account(client: Any, namespace: str, role: dict[str, Any], folder: Path) -> Path:
