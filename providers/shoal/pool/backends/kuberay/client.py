@@ -6,7 +6,7 @@ import base64
 import json
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends.kuberay import leases
@@ -15,6 +15,9 @@ from shoal.pool.backends.kuberay.resources import CLUSTER_LABEL, MADE, Pod, RayC
 from shoal.pool.backends.kuberay.scaling import Patch
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_PATIENCE
+
+if TYPE_CHECKING:
+    from kubernetes.client import V1DeleteOptions
 
 _API = ("ray.io", "v1")
 _LOG_LINES = 5
@@ -116,7 +119,7 @@ class KubeClient:
                 self._namespace,
                 "rayclusters",
                 cluster.name,
-                body={"preconditions": {"uid": cluster.uid, "resourceVersion": cluster.version}},
+                body=_only(cluster.uid, cluster.version),
                 _request_timeout=CLUSTER_PATIENCE,
             ),
             missing=self._is_missing,
@@ -128,6 +131,7 @@ class KubeClient:
         Raises:
             InvalidArgumentError: Somebody else has created a Lease of this name.
         """
+        found: dict[str, Any] | None
         try:
             found = self._create_lease()
         except ConflictError:
@@ -157,7 +161,7 @@ class KubeClient:
 
     def release_lease(self) -> None:
         """Delete the Lease of the RayCluster, after the RayCluster."""
-        self._delete_lease(self._lease, {})
+        self._delete_lease(self._lease)
 
     def leases(self) -> list[dict[str, Any]]:
         """Return the Leases of all RayClusters in the namespace that shoal has created."""
@@ -172,9 +176,8 @@ class KubeClient:
     def delete_lease(self, lease: Mapping[str, Any]) -> bool:
         """Delete a Lease in the version that was read. Return False if it was renewed meanwhile."""
         meta = lease["metadata"]
-        body = {"preconditions": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}}
         try:
-            self._delete_lease(meta["name"], body)
+            self._delete_lease(meta["name"], body=_only(meta["uid"], meta["resourceVersion"]))
         except ConflictError:
             return False
         return True
@@ -191,10 +194,10 @@ class KubeClient:
         )
         return found
 
-    def _delete_lease(self, name: str, body: dict[str, Any]) -> None:
+    def _delete_lease(self, name: str, **options: Any) -> None:
         self._call(
             "delete leases",
-            lambda: self._json(self._coordination.delete_namespaced_lease, name, self._namespace, body=body),
+            lambda: self._json(self._coordination.delete_namespaced_lease, name, self._namespace, **options),
             missing=self._is_missing,
         )
 
@@ -310,6 +313,13 @@ class KubeClient:
         """Return whether an answer says that the object does not exist. Without KubeRay, the API does not know the
         resource at all, and names no object."""
         return error.status == HTTPStatus.NOT_FOUND and bool((_status(error).get("details") or {}).get("name"))
+
+
+def _only(uid: str, version: str) -> V1DeleteOptions:
+    """Return the options of a request that deletes an object only in the version that was read."""
+    from kubernetes.client import V1DeleteOptions, V1Preconditions
+
+    return V1DeleteOptions(preconditions=V1Preconditions(uid=uid, resource_version=version))
 
 
 def _status(error: Any) -> Mapping[str, Any]:
