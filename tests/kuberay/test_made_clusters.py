@@ -1,5 +1,5 @@
-"""RayClusters that shoal creates, on a real control plane: every guarantee with the Roles of the guide, and nothing left
-after `down`, after a killed process, and if no process of shoal ever comes back."""
+"""RayClusters that shoal creates, on a real control plane: every guarantee with the Roles of the guide, and nothing is
+left after `down`, after a killed process, and if no process of shoal ever comes back."""
 
 from __future__ import annotations
 
