@@ -383,7 +383,7 @@ def uses(role):
     return {f"{verb} {kind}" for rule in role["rules"] for kind in rule["resources"] for verb in rule["verbs"]}
 
 
-def test_the_role_in_the_guide_is_enough_and_none_of_its_rights_is_too_many(kube):
+def test_the_smallest_role_is_enough_and_none_of_its_rights_is_too_many(kube):
     kube.allowed = uses(roles()["shoal"])
     cluster = ray_cluster("retrain", authOptions={"mode": "token"})
     kube.add("rayclusters", cluster)

@@ -137,7 +137,7 @@ def test_a_decision_that_is_too_old_creates_nothing(kube):
     assert kube.objects == {}
 
 
-def test_the_roles_in_the_guide_are_enough_and_none_of_their_rights_is_too_many(kube):
+def test_the_roles_are_enough_and_none_of_their_rights_is_too_many(kube):
     role = roles()
     kube.allowed = uses(role["shoal"]) | uses(role["shoal-create"])
     pool = made(kube)
