@@ -80,8 +80,8 @@ def _kubernetes_options(conn_id: str) -> dict[str, Any]:
     extra = extra_of(BaseHook.get_connection(conn_id), example='{"kube_config_path": "/etc/kube/config"}')
     if extra.get("kube_config"):
         raise InvalidArgumentError(
-            f'connection "{conn_id}" contains a kubeconfig as JSON: write it to a file that all hosts of shoal have, and '
-            'put the path into the extra as "kube_config_path", because processes of shoal outlive the task'
+            f'connection "{conn_id}" contains a kubeconfig as JSON: write it to a file that all hosts of shoal have, '
+            'and put the path into the extra as "kube_config_path", because processes of shoal outlive the task'
         )
     names = {"kubeconfig": "kube_config_path", "context": "cluster_context", "namespace": "namespace"}
     return {option: extra[name] for option, name in names.items() if extra.get(name)}
