@@ -14,8 +14,8 @@ FILES = ROOT / "docker" / "kubernetes"
 
 
 def smallest_role(namespace: str, secret: str, *, creates: bool = False) -> dict[str, Any]:
-    """The Role `shoal`, for another namespace and the Secret of another RayCluster. If shoal `creates` RayClusters, with
-    the rules of `shoal-create`."""
+    """The Role `shoal`, for another namespace and the Secret of another RayCluster, and with the rules of
+    `shoal-create` if shoal `creates` RayClusters."""
     made = roles()
     role = made["shoal"]
     role["metadata"]["namespace"] = namespace
