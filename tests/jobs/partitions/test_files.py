@@ -65,7 +65,10 @@ def test_results_are_read_as_they_were_written(root: str, monkeypatch: pytest.Mo
         results[2].content()
     with pytest.raises(JobError, match="was changed after the job wrote it"):
         PartitionResults(work.manifest, "0" * 64)
-    assert PartitionResults.so_far(work.path).keys == [1, 2, 3, 4, 5]
+    so_far = PartitionResults.so_far(work.path)
+    assert (so_far.keys, so_far[2].error, so_far[3].log) == ([1, 2, 3, 4, 5], "why", "log")
+    with pytest.raises(JobError, match="are not read, because the job has not succeeded"):
+        so_far[3].content()
 
 
 def test_a_file_that_lacks_partitions_is_not_complete(root: str) -> None:

@@ -260,18 +260,25 @@ class ResultReader:
 
     Args:
         folder: Folder or URI of the result files.
+        reads_values: Whether values may be read: False if nothing shows that the files are those of the job.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, reads_values: bool = True) -> None:
         self._folder = folder
+        self._reads_values = reads_values
         self._last: tuple[tuple[str, int, str], list[Any]] | None = None
 
     def value(self, row: ManifestRow) -> bytes:
         """Return the bytes of a partition's value.
 
         Raises:
-            JobError: The file was removed or changed.
+            JobError: The file was removed or changed, or values may not be read.
         """
+        if not self._reads_values:
+            raise JobError(
+                f"the values in {self._folder} are not read, because the job has not succeeded, and a file that another "
+                "program has written could run any code: run the job again, which repeats no partition that has ended"
+            )
         content = self._column(row, "value")[row.row]
         if content is None or hashlib.sha256(content).hexdigest() != row.sha256:
             raise JobError(

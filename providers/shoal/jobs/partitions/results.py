@@ -90,7 +90,7 @@ class PartitionResult:
 
         Raises:
             PartitionFailedError: The function has failed.
-            JobError: The file was removed or changed.
+            JobError: The file was removed or changed, or the job has not succeeded.
         """
         if self.status != "succeeded":
             raise PartitionFailedError(f"partition {shown_key(self.key)} has no value: {self.error}")
@@ -148,13 +148,15 @@ class PartitionResults:
         self.digest = hashlib.sha256(content).hexdigest()
         self._fill(content)
 
-    def _fill(self, content: bytes | None) -> None:
+    def _fill(self, content: bytes | None, *, reads_values: bool = True) -> None:
         self._rows = {} if content is None else {row.text: row for row in read_manifest(content)}
-        self._reader = ResultReader(f"{self.manifest.rpartition('/')[0]}/results")
+        self._reader = ResultReader(f"{self.manifest.rpartition('/')[0]}/results", reads_values=reads_values)
 
     @classmethod
     def so_far(cls, work_folder: str) -> PartitionResults:
         """Return the outcomes of the partitions that have ended until now, of a job that runs or has failed.
+
+        Their values cannot be read: only the store's digest of the manifest shows that a file is that of the job.
 
         Args:
             work_folder: Folder of the job's attempt with the result files.
@@ -162,7 +164,7 @@ class PartitionResults:
         found = cls.__new__(cls)
         found.manifest, found.digest = f"{work_folder}/{MANIFEST}", ""
         tables = complete_files(f"{work_folder}/results")
-        found._fill(manifest_of(tables.values()) if tables else None)
+        found._fill(manifest_of(tables.values()) if tables else None, reads_values=False)
         return found
 
     def __len__(self) -> int:
