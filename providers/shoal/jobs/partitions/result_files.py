@@ -276,8 +276,8 @@ class ResultReader:
         """
         if not self._reads_values:
             raise JobError(
-                f"the values in {self._folder} are not read, because the job has not succeeded, and a file that another "
-                "program has written could run any code: run the job again, which repeats no partition that has ended"
+                f"the values in {self._folder} are not read, because the job has not succeeded, and a file that "
+                "another program has written could run any code: run the job again, which repeats no ended partition"
             )
         content = self._column(row, "value")[row.row]
         if content is None or hashlib.sha256(content).hexdigest() != row.sha256:
