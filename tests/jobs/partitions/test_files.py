@@ -9,13 +9,17 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from shoal.errors import JobError
+from shoal import RunConfig
+from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.files import storage
 from shoal.jobs.partitions import result_files
 from shoal.jobs.partitions.messages import ModelBytes, Outcome, Status
 from shoal.jobs.partitions.result_files import ResultWriter, complete_files, manifest_of
 from shoal.jobs.partitions.results import PartitionFailedError, PartitionResults
 from shoal.jobs.partitions.work_folder import WorkFolder, remove_tree
+from shoal.jobs.remote import reachability
+from shoal.jobs.specs.partitions import PartitionsJobSpec
+from shoal.pool.spec import PoolSpec
 from shoal.training.artifact_folders import Claim
 
 
@@ -119,3 +123,14 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "rows").symlink_to(tmp_path / "other")
     remove_tree(str(tmp_path / "rows"))
     assert (tmp_path / "other" / "file").exists()
+
+
+def test_nodes_that_share_no_folder_need_a_location_with_a_uri(fresh_home: Path) -> None:
+    pool = PoolSpec.parse("ray://theirs?address=http://10.0.0.1:8265")
+    spec = PartitionsJobSpec(
+        function="models:train", by="store", dataset={"paths": ["s3://bucket/rows"]}, tracking=None
+    )
+    with pytest.raises(InvalidArgumentError, match=r"set run_config\.artifact_location to a URI in an object store"):
+        reachability.check(reachability.located(spec, pool), pool)
+    config = RunConfig(artifact_location="s3://bucket/jobs")
+    reachability.check(reachability.located(spec.model_copy(update={"run_config": config}), pool), pool)
