@@ -155,9 +155,8 @@ def test_a_trial_ends_early_when_its_metric_is_worse(tuned_rows):
 def test_data_are_read_only_for_the_first_trial(tuned_rows, tmp_path, framework):
     rows = tmp_path / "rows"
     shutil.copytree(tuned_rows, rows)
-    spec = spec_of(
-        rows, framework, trials=3, train={"params": {"min_data_in_leaf": 7} if framework == "lightgbm" else {}}
-    )
+    fixed = {"min_data_in_leaf": 7} if framework == "lightgbm" else {}
+    spec = spec_of(rows, framework, trials=3, train={"params": fixed})
 
     found = found_by(spec, on_end=lambda ended: None if ended.number else shutil.rmtree(rows))
 

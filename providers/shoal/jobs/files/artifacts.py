@@ -59,7 +59,12 @@ def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
     claim.check(folder, shared=storage.root(artifact_location), beside=_LOGS)
 
 
-def _mark(folder: str, claim: Claim) -> None:
+def mark(folder: str, claim: Claim) -> None:
+    """Create the folder of an attempt, and mark it as the attempt's.
+
+    Raises:
+        InvalidArgumentError: The folder must not be replaced.
+    """
     shared = folder.rsplit("/", 2)[0]  # see `folder`: the folder of the job and that of its attempt belong to shoal
     claim.check(folder, shared=shared, beside=_LOGS)
     claim.mark(folder, shared=shared)
@@ -86,7 +91,7 @@ def save(folder: str, claim: Claim, trained: TrainResult, inputs: Mapping[str, s
 
     The model is written last. So a folder that contains a model is complete.
     """
-    _mark(folder, claim)
+    mark(folder, claim)
     path = f"{folder}/{_MODELS[trained.framework]}"
     document = json.loads(trained.model_dump_json(exclude={"model"})) | ({_INPUTS: dict(inputs)} if inputs else {})
     report = json.dumps(document).encode()
@@ -186,12 +191,28 @@ def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str
     """Write the return values of a training function, one per rank, into a file in the attempt's folder."""
     import cloudpickle
 
-    _mark(folder, claim)
+    mark(folder, claim)
     path = f"{folder}/{_RESULTS}"
     content = cloudpickle.dumps(answer)
     with act(JobStep.PUBLISH):
         storage.write(path, content)
     return path, hashlib.sha256(content).hexdigest()
+
+
+def load_reported(result: JobResult, artifact_location: str | None = None) -> Any:
+    """Read the model that the best trial of a search over a function has reported; None if it has reported none.
+
+    Raises:
+        FileNotFoundError: The file was removed, or cannot be reached from this machine.
+        JobError: The file was changed after the trial wrote it, or the job is not in this store.
+    """
+    import cloudpickle
+
+    known = attempts.load(Store(), Key(result.job_id, result.attempt)).results_digest
+    if known is None:
+        return None
+    # A pickled file can run any code when it is read, so its digest is compared with the one in the store.
+    return cloudpickle.loads(storage.read_unchanged(storage.as_given(result.model_path, artifact_location), known))
 
 
 def load_results(result: JobResult, artifact_location: str | None = None) -> FunctionResult:

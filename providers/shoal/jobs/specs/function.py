@@ -13,6 +13,7 @@ from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.prediction import PREDICT, PredictJobSpec
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
+from shoal.jobs.specs.tuning import TUNE, TuneJobSpec
 from shoal.option_validation import unknown_value
 from shoal.redaction import redact
 from shoal.training.boosting.request import Framework
@@ -133,13 +134,14 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
         return super().with_datasets(replaced).model_copy(update={"dataset_map": datasets})
 
 
-AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec
-"""Spec of any job: a boosting training, a training function, or a batch prediction."""
+AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec | TuneJobSpec
+"""Spec of any job: a boosting training, a training function, a batch prediction, or a search for parameters."""
 
 _KINDS: dict[str, type[AnyJobSpec]] = {
     **dict.fromkeys(get_args(Framework), JobSpec),
     FRAMEWORK: FunctionJobSpec,
     PREDICT: PredictJobSpec,
+    TUNE: TuneJobSpec,
 }
 """The class of a spec, by the value of its field `framework`."""
 

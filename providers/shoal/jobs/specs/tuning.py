@@ -249,6 +249,8 @@ class TuneJobSpec(AnySpec):
         if any(each.ingester == "ray" for each in self.inputs()):
             raise ValueError("a search reads its rows with Arrow: remove ingester (ingestor_class) from the datasets")
         if self.register_as is not None:
+            if self.register_as.skip_if_unchanged:
+                raise ValueError("skip_if_unchanged is not possible for a search: omit it, or set it to false")
             self.winner({}, 1)
         return self
 

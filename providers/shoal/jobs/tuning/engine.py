@@ -13,7 +13,7 @@ from shoal.jobs.specs.tuning import Direction, TuneJobSpec
 from shoal.jobs.tuning.code import SearchCode
 from shoal.jobs.tuning.samplers import grid, pruner_named, sampler_named
 from shoal.jobs.tuning.search import Check, Ended, Search, Suggest
-from shoal.jobs.tuning.study_storage import require_optuna
+from shoal.jobs.tuning.study_storage import STUDY, require_optuna
 from shoal.training import cluster
 from shoal.training.boosting.engine import KeepChoice, library_of, with_gpu_choice
 from shoal.training.boosting.trials import TrialPlan, is_maximised
@@ -31,9 +31,6 @@ from shoal.training.trials.worker import BoostingWork, FunctionWork, Reports, Wo
 
 if TYPE_CHECKING:
     import optuna
-
-STUDY = "search"
-"""Name of the study in its storage, which has only this study. Optuna's hyperband pruner depends on the name."""
 
 _MOST_REPORTS = 100
 """Largest number of values that a boosting trial reports by default, to bound the study."""
@@ -56,7 +53,7 @@ class Found:
     best: Ended
     ended: tuple[Ended, ...]
     metric: str | None
-    direction: str
+    direction: Direction
     num_workers: int
     restarts: int
     seconds: float

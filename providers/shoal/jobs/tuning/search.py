@@ -29,7 +29,10 @@ NUMBER, PARAMS, SENT, OUTCOME, REPEATED = (
 suggested, whether a worker may have them, its outcome before the batch has ended, and whether another trial repeats
 it."""
 
-ERROR, METRICS, ROUNDS, SECONDS, MODEL = "error", "metrics", "rounds", "seconds", "model"
+ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST = (
+    *("error", "metrics", "rounds", "seconds"),
+    *("model", "model_digest"),
+)
 """Attributes of trials that users see."""
 
 _BATCH = "shoal:batch"
@@ -52,6 +55,7 @@ class Ended:
         seconds: Seconds that a worker has run the trial.
         error: Reason of a failure.
         model: Path or URI of the model that a function has reported.
+        model_digest: SHA-256 of the model's file.
     """
 
     number: int
@@ -63,6 +67,7 @@ class Ended:
     seconds: float | None
     error: str | None
     model: str | None
+    model_digest: str | None
 
     @classmethod
     def of(cls, trial: optuna.trial.FrozenTrial) -> Ended:
@@ -79,6 +84,7 @@ class Ended:
             found.get(SECONDS),
             found.get(ERROR),
             found.get(MODEL),
+            found.get(MODEL_DIGEST),
         )
 
 
@@ -242,7 +248,7 @@ class Search:
     def _finish(self, outcome: Mapping[str, Any]) -> None:
         number = outcome["trial"]
         trial = self._open.pop(number)
-        for name in (ERROR, METRICS, ROUNDS, SECONDS, MODEL):
+        for name in (ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST):
             if outcome.get(name) is not None:
                 trial.set_user_attr(name, outcome[name])
         given = {"state": outcome["state"], "value": outcome.get("value")}

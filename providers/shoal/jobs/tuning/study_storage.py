@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     import optuna
 
 
+STUDY = "search"
+"""Name of the study in its storage, which has only this study. Optuna's hyperband pruner depends on the name."""
+
 _DURABLE = frozenset({0, 6})
 """Optuna's codes of the entries that are written at once: a new study, and the end of a trial. All others wait for the
 next of these or for `flush`: a transaction of SQLite takes 9 ms on a slow disk, and a search has thousands of reports.
@@ -95,6 +98,21 @@ def require_optuna() -> None:
         import optuna  # noqa: F401
     except ImportError as error:
         raise MissingExtraError("optuna", "tune") from error
+
+
+def copy_of(store: Store, key: Key, study: int) -> optuna.Study:
+    """Return a copy in memory of a study in the store, which a user may change."""
+    require_optuna()
+    import optuna
+
+    memory = optuna.storages.InMemoryStorage()
+    optuna.copy_study(
+        from_study_name=STUDY,
+        from_storage=storage_of(StudyJournal(store, key, study)),
+        to_storage=memory,
+        to_study_name=STUDY,
+    )
+    return optuna.load_study(study_name=STUDY, storage=memory)
 
 
 def storage_of(journal: StudyJournal) -> optuna.storages.BaseStorage:

@@ -8,6 +8,7 @@ text, or None if no trials are left; the answer to the second is a truth value.
 from __future__ import annotations
 
 import base64
+import hashlib
 import pickle
 import time
 import traceback
@@ -161,7 +162,8 @@ class _FunctionRunner:
         metrics = context.metrics if returned is None and context.metrics else metrics_of(returned, metric)
         outcome = {"value": value_of(metrics, metric), "metrics": metrics}
         if context.model is not None:
-            outcome["model"] = _save(context.model, f"{self._work.folder}/trial-{trial.number}.pkl")
+            path = f"{self._work.folder}/trial-{trial.number}.pkl"
+            outcome |= {"model": path, "model_digest": _save(context.model, path)}
         return outcome
 
 
@@ -215,12 +217,14 @@ def _ask(gang: GangContext, question: Mapping[str, Any]) -> Any:
 
 
 def _save(model: Any, path: str) -> str:
+    """Write a pickled model into a file, and return the digest by which the driver knows it again."""
     import cloudpickle
 
     from shoal.data.parquet.paths import resolve
 
+    content = cloudpickle.dumps(model)
     filesystem, inner = resolve(path)
     filesystem.create_dir(inner.rpartition("/")[0], recursive=True)
     with filesystem.open_output_stream(inner) as file:
-        file.write(cloudpickle.dumps(model))
-    return path
+        file.write(content)
+    return hashlib.sha256(content).hexdigest()
