@@ -20,7 +20,7 @@ from shoal.option_validation import Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 
-SET_BY_SHOAL = {"fingerprint", "user_code", "program", "arguments", "returns", "torch_distributor", "room_for"}
+SET_BY_SHOAL = {"fingerprint", "user_code", "program", "arguments", "code_digest", "returns", "torch_distributor", "room_for"}
 """Fields of specs that users do not set."""
 
 HEAD = """# Reference
@@ -56,7 +56,7 @@ def page() -> str:
         SweepPoolsOperator,
     )
     from shoal.airflow.sensors import NodesSensor
-    from shoal.jobs import FunctionJobSpec, JobSpec, PredictJobSpec
+    from shoal.jobs import FunctionJobSpec, JobSpec, PredictJobSpec, TuneJobSpec
 
     operators = (
         DistributedTrainOperator,
@@ -77,7 +77,7 @@ def page() -> str:
     ]
     parts.append(_section())
     parts.append(SPECS)
-    parts += _specs(JobSpec, FunctionJobSpec, PredictJobSpec)
+    parts += _specs(JobSpec, FunctionJobSpec, PredictJobSpec, TuneJobSpec)
     return "\n".join(parts)
 
 

@@ -129,7 +129,7 @@ def run(
             shared_gang(shape, timeout=wait_s, env=env) as gang,
             ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S) as display,
         ):
-            gang.preload(preloaded, complete=True)
+            gang.preload(preloaded, complete=spec.train is None or bool(user_code))
             try:
                 gang.run(
                     worker.serve,

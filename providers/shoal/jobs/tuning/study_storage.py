@@ -106,12 +106,17 @@ def copy_of(store: Store, key: Key, study: int) -> optuna.Study:
     import optuna
 
     memory = optuna.storages.InMemoryStorage()
-    optuna.copy_study(
-        from_study_name=STUDY,
-        from_storage=storage_of(StudyJournal(store, key, study)),
-        to_storage=memory,
-        to_study_name=STUDY,
-    )
+    shown = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)  # the copy is no new study for the user
+    try:
+        optuna.copy_study(
+            from_study_name=STUDY,
+            from_storage=storage_of(StudyJournal(store, key, study)),
+            to_storage=memory,
+            to_study_name=STUDY,
+        )
+    finally:
+        optuna.logging.set_verbosity(shown)
     return optuna.load_study(study_name=STUDY, storage=memory)
 
 
