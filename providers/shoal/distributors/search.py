@@ -44,6 +44,7 @@ def search(
     trials: int = 40,
     parallel: int = -1,
     cpus_per_trial: int = -1,
+    use_gpu: bool | None = None,
     sampler: Any = None,
     pruner: Any = None,
     metric: str | None = None,
@@ -80,6 +81,7 @@ def search(
         trials: Number of trials.
         parallel: Number of workers. -1: one per active node.
         cpus_per_trial: CPUs and threads of each worker. -1: the CPUs of a node divided by its number of workers.
+        use_gpu: Whether each worker has a GPU. Default: as the estimator decides; for a function, no GPU.
         sampler: ``"tpe"`` (default), ``"random"``, ``"gp"``, ``"cmaes"``, ``"qmc"``, ``"grid"``, or a sampler of
             Optuna. Each trial gets a copy of it, seeded with `seed` and the trial's number.
         pruner: ``"median"`` (default), ``"halving"``, ``"hyperband"``, ``"none"``, or a pruner of Optuna. It ends
@@ -155,6 +157,7 @@ def _prepared(
     holdout: Any,
     parallel: int,
     cpus_per_trial: int,
+    use_gpu: bool | None,
     sampler: Any,
     pruner: Any,
     register: Any,
@@ -169,7 +172,7 @@ def _prepared(
     if isinstance(searched, BoostingEstimator):
         user_code = searched.user_code
         run_config = run_config or searched.run_config
-        use_gpu = searched.scaling_config.use_gpu
+        use_gpu = searched.scaling_config.use_gpu if use_gpu is None else use_gpu
         given["train"] = {
             "framework": searched.framework,
             "n_estimators": searched.n_estimators,
@@ -184,7 +187,7 @@ def _prepared(
             given["holdout"] = connector_of("holdout", holdout, staged).to_spec()
     else:
         _check_function(searched, {"input_cols": input_cols, "label_col": label_col, **fit_options})
-        function, use_gpu = pickled(searched, "the function of a search"), None
+        function = pickled(searched, "the function of a search")
         given["dataset_map"] = _datasets(dataset, holdout, staged)
     code = SearchCode(
         function,
