@@ -20,7 +20,9 @@ from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.jobs.tuning import engine
 from shoal.jobs.tuning.code import SearchCode
+from shoal.jobs.tuning.samplers import sampler_named, seeded
 from shoal.jobs.tuning.search import Ended
+from shoal.jobs.tuning.study_storage import STUDY
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.trials import with_params
 from shoal.training.boosting.user_code import UserCode
@@ -147,7 +149,7 @@ def test_a_trial_ends_early_when_its_metric_is_worse(tuned_rows):
     assert [(each.state, each.params["learning_rate"]) for each in found.ended] == [
         ("complete", 0.5), ("complete", 0.4), ("pruned", 0.3), ("pruned", 0.0001)
     ]  # fmt: skip
-    study = optuna.load_study(study_name=engine.STUDY, storage=storage)
+    study = optuna.load_study(study_name=STUDY, storage=storage)
     assert [len(each.intermediate_values) for each in study.trials] == [12, 12, 4, 4]
 
 
@@ -199,8 +201,19 @@ def test_a_refused_parameter_fails_its_trial_and_all_failures_fail_the_search(tu
     assert [each.state for each in found.ended] == ["complete", "failed"]
     assert "learning_rate" in str(found.ended[1].error) or "eta" in str(found.ended[1].error)
 
-    with pytest.raises(TrainingError, match=r"all 2 trials failed; the first error is that of trial 0 with"):
+    with pytest.raises(InvalidArgumentError, match="learning_rate"):
         found_by(spec_of(tuned_rows, space={"learning_rate": [-2.0, -1.0]}, sampler="grid"))
+    with pytest.raises(InvalidArgumentError, match="max_dept"):
+        found_by(spec_of(tuned_rows, space={"max_dept": SPACE["max_depth"]}))
+    # The first value is accepted, but never chosen.
+    some = spec_of(tuned_rows, space={"learning_rate": [0.3, -2.0, -1.0]}, trials=1)
+    with pytest.raises(TrainingError, match=r"all 1 trials failed; the first error is that of trial 0 with"):
+        found_by(some.model_copy(update={"seed": next(seed for seed in range(99) if first_choice(some, seed) < 0)}))
+
+
+def first_choice(spec: TuneJobSpec, seed: int) -> float:
+    study = optuna.create_study(sampler=seeded(sampler_named(None), seed, 0))
+    return study.ask({name: each.distribution() for name, each in spec.space.items()}).params["learning_rate"]
 
 
 def parabola(params: dict[str, float], context: Any, *, offset: float) -> float | dict[str, float] | None:
@@ -268,3 +281,26 @@ def test_the_metric_must_be_evaluated(tuned_rows):
         found_by(spec_of(tuned_rows, metric="mae", train={"params": {"eval_metric": ["rmse"]}}))
     found = found_by(spec_of(tuned_rows, metric="mae", trials=1))
     assert list(found.best.metrics) == ["mae"]
+
+
+def dies_once(params: dict[str, float], context: Any, *, marker: str) -> float:
+    if context.number == 3 and not Path(marker).exists():
+        Path(marker).touch()
+        os._exit(1)
+    return params["x"] ** 2
+
+
+def test_a_lost_worker_repeats_its_trial_with_the_same_parameters(tmp_path):
+    marker = tmp_path / "died"
+    spec = function_spec(trials=6, scaling_config={"num_workers": 1}, run_config={"max_restarts": 1})
+    code = SearchCode(pickled(functools.partial(dies_once, marker=str(marker)), "function"))
+    storage = optuna.storages.InMemoryStorage()
+
+    lost, undisturbed = found_by(spec, code, storage=storage), found_by(spec, code)
+
+    assert (lost.restarts, undisturbed.restarts) == (1, 0)
+    assert [(each.params, each.value) for each in lost.ended] == [
+        (each.params, each.value) for each in undisturbed.ended
+    ]
+    states = [each.state.name for each in optuna.load_study(study_name=STUDY, storage=storage).trials]
+    assert states == ["COMPLETE"] * 3 + ["FAIL"] + ["COMPLETE"] * 3

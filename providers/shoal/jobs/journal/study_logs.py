@@ -6,7 +6,7 @@ A job's study belongs to the attempt that has begun it, and to the later attempt
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.orm import Session
@@ -91,8 +91,10 @@ def remove_unused(session: Session, job_id: str) -> None:
     """Remove the studies of a job of which no attempt is left: neither the one that began it nor one that continued."""
     left = set(session.scalars(select(Job.attempt).where(Job.id == job_id)))
     studies = sorted(session.scalars(select(StudyLog.study).where(StudyLog.job_id == job_id).distinct()))
-    for study, following in zip(studies, (*studies[1:], None), strict=True):
-        if not any(study <= attempt and (following is None or attempt < following) for attempt in left):
+    for study, following in pairwise((*studies, None)):
+        if study is not None and not any(
+            study <= attempt and (following is None or attempt < following) for attempt in left
+        ):
             session.execute(delete(StudyLog).where(*_in_study(job_id, study)))
 
 

@@ -95,6 +95,14 @@ class Range(Settings):
             return distributions.IntDistribution(int(self.low), int(self.high), log=self.log, step=step)
         return distributions.FloatDistribution(self.low, self.high, log=self.log, step=self.step)
 
+    def ends(self) -> tuple[Any, Any]:
+        """Return the first and the last value."""
+        if self.type == "categorical":
+            return self.choices[0], self.choices[-1]
+        assert self.low is not None
+        assert self.high is not None
+        return (int(self.low), int(self.high)) if self.type == "int" else (self.low, self.high)
+
     def grid(self) -> list[Any]:
         """Return all values, for a search on a grid.
 

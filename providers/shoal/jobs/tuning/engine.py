@@ -226,7 +226,28 @@ def _work(
     )
     size = resolve_size(scaled.scaling_config, nodes, device=library.device(request), clamp=clamp)
     plan = TrialPlan(request, size, user_code, spec.metric)
+    _refuse_space(spec, plan)
     every = spec.report_every or -(-request.n_estimators // _MOST_REPORTS)
     reports = Reports(0 if type(pruner).__name__ == "NopPruner" else every)
     modules = [f"shoal.training.{spec.train.framework}.trials"]
     return BoostingWork(plan.trials, reports), size, plan.checked, modules
+
+
+def _refuse_space(spec: TuneJobSpec, plan: TrialPlan) -> None:
+    """Refuse a space of which the library accepts neither the first nor the last values, such as one with the name of
+    an unknown parameter: all trials would fail.
+
+    Raises:
+        InvalidArgumentError: The library refuses both; the message is that for the first values.
+    """
+    if not spec.space:
+        return
+    problems: list[InvalidArgumentError] = []
+    for place in (0, -1):
+        values = {name: each.ends()[place] for name, each in spec.space.items()}
+        try:
+            plan.checked(values)
+            return
+        except InvalidArgumentError as error:
+            problems.append(error)
+    raise problems[0]
