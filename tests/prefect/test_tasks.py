@@ -30,6 +30,7 @@ from shoal.prefect import (
     distributed_train,
     get_nodes,
     scale_cluster,
+    tune,
     wait_for_nodes,
 )
 from shoal.prefect._progress import NodeLog
@@ -198,6 +199,28 @@ def test_a_prediction_is_a_job(up, monkeypatch, tmp_path):
     score()
     (spec,) = asked
     assert (spec.framework, spec.model, spec.overwrite) == ("predict", "models:/m@champion", True)
+
+
+def test_a_search_is_a_job(up, monkeypatch, tmp_path):
+    asked = []
+
+    def submit(spec, **_):
+        asked.append(spec)
+        raise JobFailedError("job failed: far enough")
+
+    monkeypatch.setattr("shoal.prefect._training.submit", submit)
+    train = {"dataset": {"paths": [str(tmp_path)]}, "input_cols": ["a"], "label_col": "y"}
+
+    @flow
+    def search():
+        with pytest.raises(JobFailedError, match="far enough"):
+            tune({"eta": [0.1, 0.3]}, train, trials=3, spec={"sampler": "grid"})
+        with pytest.raises(InvalidArgumentError, match="space is empty"):
+            tune({}, train)
+
+    search()
+    (spec,) = asked
+    assert (spec.framework, spec.trials, spec.sampler, spec.label) == ("tune", 3, "grid", "search for xgboost: y")
     assert spec.dataset.paths == (str(tmp_path),)
 
 

@@ -20,7 +20,9 @@ from shoal.option_validation import Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 
-SET_BY_SHOAL = {"fingerprint", "user_code", "program", "arguments", "code_digest", "returns", "torch_distributor", "room_for"}
+SET_BY_SHOAL = {
+    *("fingerprint", "user_code", "program", "arguments", "code_digest", "returns", "torch_distributor", "room_for"),
+}
 """Fields of specs that users do not set."""
 
 HEAD = """# Reference
@@ -54,6 +56,7 @@ def page() -> str:
         PromoteModelOperator,
         ScaleClusterOperator,
         SweepPoolsOperator,
+        TuneOperator,
     )
     from shoal.airflow.sensors import NodesSensor
     from shoal.jobs import FunctionJobSpec, JobSpec, PredictJobSpec, TuneJobSpec
@@ -61,6 +64,7 @@ def page() -> str:
     operators = (
         DistributedTrainOperator,
         BatchPredictOperator,
+        TuneOperator,
         LeasePoolOperator,
         ScaleClusterOperator,
         NodesSensor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -13,8 +14,10 @@ from typing import Any
 import mlflow
 import optuna
 import pytest
+from typer.testing import CliRunner
 
 from shoal import ComputePool, RunConfig, jobs
+from shoal.cli import app
 from shoal.data import DataConnector
 from shoal.distributors import attach
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
@@ -216,6 +219,31 @@ def test_the_model_of_a_function_is_what_its_best_trial_has_reported(pool, tuned
     assert (found.best_params, found.best_value, found.model) == ({"x": 1}, 1.0, ("model of", 1))
     left = sorted(path.name for path in Path(found.job_result.model_path).parent.glob("*.pkl"))
     assert left == ["trial-1.pkl"]
+
+
+def test_a_search_from_the_command_line_lists_its_trials(pool, tuned_rows, tmp_path):
+    spec = {
+        "train": {
+            "dataset": {"paths": [str(tuned_rows / "train.parquet")]},
+            "input_cols": COLUMNS,
+            "label_col": "y",
+            "n_estimators": 3,
+        },
+        "space": {"learning_rate": {"choices": [0.3, -1.0]}},
+        "sampler": "grid",
+        "tracking": None,
+    }
+    file = tmp_path / "search.json"
+    file.write_text(json.dumps(spec))
+
+    said = CliRunner().invoke(app, ["tune", str(file), "--pool", pool.name, "--job-id", "from-cli"])
+
+    assert said.exit_code == 0, said.output
+    assert re.search(r"0 +complete +[\d.]+ +learning_rate=0\.3", said.stdout)
+    assert re.search(r"1 +failed +.*learning_rate=-1\.0", said.stdout)
+    assert "search best params" in said.stdout
+    file.write_text(json.dumps({**spec, "framework": "xgboost"}))
+    assert "start other jobs with `shoal train`" in str(CliRunner().invoke(app, ["tune", str(file)]).output)
 
 
 def test_a_search_whose_trials_all_fail_names_the_first_error(pool):

@@ -72,13 +72,8 @@ class SearchResult:
         """One row per trial: number, state, value, ``config/NAME`` per parameter, metrics, seconds and error."""
         import pandas as pd
 
-        from shoal.jobs.tuning.search import NUMBER, REPEATED, Ended
+        from shoal.jobs.tuning.search import ended_in
 
-        ended = [
-            Ended.of(each)
-            for each in self.study.trials
-            if each.state.is_finished() and NUMBER in each.user_attrs and REPEATED not in each.user_attrs
-        ]
         rows = [
             {
                 "number": each.number,
@@ -90,7 +85,7 @@ class SearchResult:
                 "seconds": each.seconds,
                 "error": each.error,
             }
-            for each in sorted(ended, key=lambda each: each.number)
+            for each in ended_in(self.study)
         ]
         return pd.DataFrame(rows)
 

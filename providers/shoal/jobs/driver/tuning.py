@@ -130,7 +130,7 @@ def _search(spec: TuneJobSpec, place: AttemptContext, study: int, folder: str) -
         if runs:
             with only_printed("the trials could not be recorded in MLflow"):
                 runs.close()
-    place.stopwatch.worked(train_s=found.seconds)
+    place.stopwatch.searched(found.seconds)
     return found
 
 

@@ -92,9 +92,8 @@ def remove_unused(session: Session, job_id: str) -> None:
     left = set(session.scalars(select(Job.attempt).where(Job.id == job_id)))
     studies = sorted(session.scalars(select(StudyLog.study).where(StudyLog.job_id == job_id).distinct()))
     for study, following in pairwise((*studies, None)):
-        if study is not None and not any(
-            study <= attempt and (following is None or attempt < following) for attempt in left
-        ):
+        assert study is not None, "only the last one has no successor"
+        if not any(study <= attempt and (following is None or attempt < following) for attempt in left):
             session.execute(delete(StudyLog).where(*_in_study(job_id, study)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.pytorch.program import imported
 from shoal.training.restarts import Restarts
 from shoal.training.scaling import GangSize, resolve_size
-from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
+from shoal.training.timeouts import RESOURCES_WAIT_S
 from shoal.training.trials import worker
 from shoal.training.trials.worker import BoostingWork, FunctionWork, Reports, Work
 
@@ -127,7 +128,7 @@ def run(
         shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
         with (
             shared_gang(shape, timeout=wait_s, env=env) as gang,
-            ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S) as display,
+            ProgressDisplay(first_line_s=math.inf) as display,
         ):
             gang.preload(preloaded, complete=spec.train is None or bool(user_code))
             try:

@@ -88,6 +88,12 @@ class Ended:
         )
 
 
+def ended_in(study: optuna.Study) -> list[Ended]:
+    """Return the trials of a study that have ended, without those that were repeated, in the order of their numbers."""
+    found = (each for each in study.trials if each.state.is_finished() and NUMBER in each.user_attrs)
+    return sorted((Ended.of(each) for each in found if REPEATED not in each.user_attrs), key=lambda each: each.number)
+
+
 @dataclass
 class Search:
     """The trials of one study.
@@ -131,9 +137,8 @@ class Search:
                 self.study.set_user_attr(_BATCH, self.batch)
             self.batch = kept or self.batch
         self._enqueue_open_trials()
-        for trial in self.study.trials:
-            if trial.state.is_finished() and NUMBER in trial.user_attrs and REPEATED not in trial.user_attrs:
-                self._note(Ended.of(trial))
+        for ended in ended_in(self.study):
+            self._note(ended)
 
     @property
     def is_over(self) -> bool:
