@@ -199,6 +199,7 @@ def test_a_prediction_is_a_job(up, monkeypatch, tmp_path):
     score()
     (spec,) = asked
     assert (spec.framework, spec.model, spec.overwrite) == ("predict", "models:/m@champion", True)
+    assert spec.dataset.paths == (str(tmp_path),)
 
 
 def test_a_search_is_a_job(up, monkeypatch, tmp_path):
@@ -221,7 +222,6 @@ def test_a_search_is_a_job(up, monkeypatch, tmp_path):
     search()
     (spec,) = asked
     assert (spec.framework, spec.trials, spec.sampler, spec.label) == ("tune", 3, "grid", "search for xgboost: y")
-    assert spec.dataset.paths == (str(tmp_path),)
 
 
 def test_a_retry_asks_for_the_same_job_and_another_task_run_for_another(up, monkeypatch):

@@ -28,12 +28,14 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow import job_run
 from shoal.state import Store
 from shoal.state.process import ProcessId
+from shoal.training.gang.reused_workers import end_gangs
 from shoal.training.mlflow.options import Tracking
 from shoal.tune import TrialPruned, search, submit_search
 from tests.jobs.tuning.conftest import COLUMNS, tuned_rows
 from tests.support.homes import new_home
 from tests.support.pool_processes import nothing_left
 from tests.support.waiting import wait_until
+from tests.support.without_ray import nodes_without_ray
 
 __all__ = ["tuned_rows"]
 
@@ -281,3 +283,18 @@ def test_a_missing_optuna_is_an_error_that_names_the_extra(fresh_home, monkeypat
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"shoal\[tune\]"):
         search(always_wrong, {"x": [1]})
+
+
+def test_a_connected_process_searches_in_its_cluster(tuned_rows):
+    with nodes_without_ray(1):
+        found = search(
+            XGBEstimator(4, scaling_config=XGBScalingConfig(num_workers=1)), {"max_depth": [2, 5]}, **data(tuned_rows),
+            sampler="grid",
+        )  # fmt: skip
+        register = {"model": "m", "metric": "rmse", "holdout": data(tuned_rows)["holdout"]}
+        with pytest.raises(InvalidArgumentError, match="register needs a job"):
+            search(XGBEstimator(4), {"max_depth": [2, 5]}, **data(tuned_rows), register=register)
+        end_gangs()
+    assert found.job_result is None
+    assert list(found.trials["config/max_depth"]) == [2, 5]
+    assert found.model.num_boosted_rounds() == 4

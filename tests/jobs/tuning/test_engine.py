@@ -213,7 +213,7 @@ def test_a_refused_parameter_fails_its_trial_and_all_failures_fail_the_search(tu
 
 def first_choice(spec: TuneJobSpec, seed: int) -> float:
     study = optuna.create_study(sampler=seeded(sampler_named(None), seed, 0))
-    return study.ask({name: each.distribution() for name, each in spec.space.items()}).params["learning_rate"]
+    return spec.space["learning_rate"].suggest(study.ask(), "learning_rate")
 
 
 def parabola(params: dict[str, float], context: Any, *, offset: float) -> float | dict[str, float] | None:

@@ -82,18 +82,14 @@ class Range(Settings):
             raise ValueError("low, high and step of an int must be whole numbers")
         return self
 
-    def distribution(self) -> Any:
-        """Return the range as a distribution of Optuna."""
-        from optuna import distributions
-
+    def suggest(self, trial: Any, name: str) -> Any:
+        """Let a trial of Optuna suggest a value for a parameter."""
         if self.type == "categorical":
-            return distributions.CategoricalDistribution(self.choices)
-        assert self.low is not None
-        assert self.high is not None
+            return trial.suggest_categorical(name, self.choices)
+        low, high = self.ends()
         if self.type == "int":
-            step = 1 if self.step is None else int(self.step)
-            return distributions.IntDistribution(int(self.low), int(self.high), log=self.log, step=step)
-        return distributions.FloatDistribution(self.low, self.high, log=self.log, step=self.step)
+            return trial.suggest_int(name, low, high, log=self.log, step=1 if self.step is None else int(self.step))
+        return trial.suggest_float(name, low, high, log=self.log, step=self.step)
 
     def ends(self) -> tuple[Any, Any]:
         """Return the first and the last value."""

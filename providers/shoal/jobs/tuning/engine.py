@@ -187,8 +187,7 @@ def _suggest(spec: TuneJobSpec, code: SearchCode) -> Suggest:
     """Return the function that suggests the parameters of a trial."""
     space = code.space
     if space is None:
-        distributions = {name: values.distribution() for name, values in spec.space.items()}
-        return lambda trial: {name: trial._suggest(name, each) for name, each in distributions.items()}
+        return lambda trial: {name: values.suggest(trial, name) for name, values in spec.space.items()}
 
     def suggested(trial: optuna.Trial) -> Mapping[str, Any]:
         given = space(trial)
