@@ -340,15 +340,11 @@ def _trials(result: JobResult) -> list[dict[str, Any]]:
     """Return the trials of a search, in the order of their numbers."""
     from dataclasses import asdict
 
-    from shoal.jobs.journal.attempts import Key
-    from shoal.jobs.tuning.search import ended_in
-    from shoal.jobs.tuning.study_storage import copy_of
+    from shoal.jobs.tuning import trials
     from shoal.state import Store
 
     assert result.search is not None
-    return [
-        asdict(each) for each in ended_in(copy_of(Store(), Key(result.job_id, result.attempt), result.search.study))
-    ]
+    return [asdict(each) for each in trials.read(Store(), result.job_id, result.search.study)]
 
 
 def _trials_table(result: JobResult) -> Any:

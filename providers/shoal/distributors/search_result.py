@@ -72,7 +72,7 @@ class SearchResult:
         """One row per trial: number, state, value, ``config/NAME`` per parameter, metrics, seconds and error."""
         import pandas as pd
 
-        from shoal.jobs.tuning.search import ended_in
+        from shoal.jobs.tuning.trials import ended_in
 
         rows = [
             {

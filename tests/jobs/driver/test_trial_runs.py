@@ -9,7 +9,7 @@ import pytest
 
 from shoal.jobs.driver import trial_runs
 from shoal.jobs.driver.trial_runs import TrialRuns
-from shoal.jobs.tuning.search import Ended
+from shoal.jobs.tuning.trials import Ended
 from tests.support.waiting import wait_until
 
 

@@ -21,8 +21,8 @@ from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.jobs.tuning import engine
 from shoal.jobs.tuning.code import SearchCode
 from shoal.jobs.tuning.samplers import sampler_named, seeded
-from shoal.jobs.tuning.search import Ended
 from shoal.jobs.tuning.study_storage import STUDY
+from shoal.jobs.tuning.trials import Ended
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.trials import with_params
 from shoal.training.boosting.user_code import UserCode

@@ -13,12 +13,21 @@ from shoal.errors import FencedError, InvalidArgumentError, StoreError
 from shoal.jobs import prune_jobs
 from shoal.jobs.journal import attempts, study_logs
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.tuning.study_storage import StudyJournal, storage_of
+from shoal.jobs.tuning import trials
+from shoal.jobs.tuning.search import Search
+from shoal.jobs.tuning.study_storage import STUDY, StudyJournal, storage_of
+from shoal.jobs.tuning.trials import Ended, ended_in
 from shoal.state import Store
 from shoal.state.schema import JobState
 
 ORDER = Order("job", "retrain", "airflow:d/r", {"fingerprint": "q", "run_config": {}}, {}, None)
-FIRST, SECOND = Key("job", 1), Key("job", 2)
+OUTCOMES = [
+    {"state": "complete", "value": 0.25, "metrics": {"rmse": 0.25}, "rounds": 3},
+    {"state": "pruned"},
+    {"state": "failed", "error": "why"},
+    {"state": "complete", "value": math.inf},
+    {"state": "complete", "value": math.nan},
+]
 
 
 def running(store: Store, **changes: object) -> Key:
@@ -68,6 +77,39 @@ def test_a_study_in_the_store_is_the_study_in_memory(either_store, store):
     again = optuna.load_study(study_name="search", storage=storage_of(StudyJournal(Store(), key, 1)))
     assert facts(again) == facts(study)
     assert again.best_params == study.best_params
+
+
+def test_the_trials_are_read_without_optuna_as_with_it(store):
+    key = running(store)
+    journal = StudyJournal(store, key, 1)
+    study = optuna.create_study(storage=storage_of(journal), study_name=STUDY)
+    ended: list[Ended] = []
+    search = Search(
+        study,
+        optuna.samplers.RandomSampler(),
+        lambda trial: {"x": trial.suggest_float("x", 0, 1), "two": 2},
+        lambda params: None,
+        trials=5,
+        on_end=ended.append,
+    )
+    answers: list[str | None] = []
+    outcome: dict[str, object] | None = None
+    while not search.is_over:
+        search.on_question(0, {"outcome": outcome}, answers.append)
+        number = len(answers) - 1
+        search.on_question(0, {"trial": number, "value": 1.0, "step": 0}, lambda stop: None)
+        outcome = {"trial": number, "seconds": 0.5, **OUTCOMES[number]}
+        if number == 4:
+            search.on_question(0, {"outcome": outcome}, answers.append)
+    journal.flush()
+
+    assert answers[-1] is None
+    assert trials.read(store, "job", 1) == ended == ended_in(study)
+    assert [(each.state, each.value) for each in ended] == [
+        ("complete", 0.25), ("pruned", 1.0), ("failed", None), ("complete", math.inf), ("failed", None)
+    ]  # fmt: skip
+    assert ended[0].params == {"x": study.trials[0].params["x"], "two": 2}
+    assert [each.error for each in ended[2:]] == ["why", None, "the value of the deciding metric is NaN"]
 
 
 def test_numbers_have_no_gaps_and_a_repeated_append_adds_nothing(either_store, store):

@@ -16,8 +16,8 @@ from shoal.jobs.results import JobResult, SearchSummary
 from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.jobs.tuning import code
 from shoal.jobs.tuning.engine import Found, run
-from shoal.jobs.tuning.search import Ended
 from shoal.jobs.tuning.study_storage import STUDY, StudyJournal, require_optuna, storage_of
+from shoal.jobs.tuning.trials import Ended
 from shoal.training.boosting.user_code import UserCode
 
 

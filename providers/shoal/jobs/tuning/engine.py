@@ -13,8 +13,9 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.tuning import Direction, TuneJobSpec
 from shoal.jobs.tuning.code import SearchCode
 from shoal.jobs.tuning.samplers import grid, pruner_named, sampler_named
-from shoal.jobs.tuning.search import Check, Ended, Search, Suggest
+from shoal.jobs.tuning.search import Check, Search, Suggest
 from shoal.jobs.tuning.study_storage import STUDY, require_optuna
+from shoal.jobs.tuning.trials import Ended
 from shoal.training import cluster
 from shoal.training.boosting.engine import KeepChoice, library_of, with_gpu_choice
 from shoal.training.boosting.trials import TrialPlan, is_maximised

@@ -15,6 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.tuning.samplers import seeded
+from shoal.jobs.tuning.trials import (
+    ERROR,
+    METRICS,
+    MODEL,
+    MODEL_DIGEST,
+    NUMBER,
+    OUTCOME,
+    PARAMS,
+    REPEATED,
+    ROUNDS,
+    SECONDS,
+    SENT,
+    Ended,
+    ended_in,
+)
 from shoal.training.boosting.trials import TrialParams
 from shoal.training.gang.gang import Reply
 from shoal.training.trials.worker import Trial
@@ -22,76 +37,10 @@ from shoal.training.trials.worker import Trial
 if TYPE_CHECKING:
     import optuna
 
-NUMBER, PARAMS, SENT, OUTCOME, REPEATED = (
-    f"shoal:{name}" for name in ("number", "params", "sent", "outcome", "repeated")
-)
-"""Attributes of trials: the number by which a trial is seeded, its parameters if they are not those that Optuna
-suggested, whether a worker may have them, its outcome before the batch has ended, and whether another trial repeats
-it."""
-
-ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST = (
-    *("error", "metrics", "rounds", "seconds"),
-    *("model", "model_digest"),
-)
-"""Attributes of trials that users see."""
-
 _BATCH = "shoal:batch"
 
 Suggest = Callable[["optuna.Trial"], Mapping[str, Any]]
 Check = Callable[[Mapping[str, Any]], TrialParams | None]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """A trial that has ended.
-
-    Args:
-        number: Number of the trial, from 0.
-        state: Its state: complete, pruned or failed.
-        params: Its parameters.
-        value: Value of the deciding metric; None if the trial has none.
-        metrics: All metrics.
-        rounds: Number of boosting rounds; None for a function.
-        seconds: Seconds that a worker has run the trial.
-        error: Reason of a failure.
-        model: Path or URI of the model that a function has reported.
-        model_digest: SHA-256 of the model's file.
-    """
-
-    number: int
-    state: str
-    params: dict[str, Any]
-    value: float | None
-    metrics: dict[str, float]
-    rounds: int | None
-    seconds: float | None
-    error: str | None
-    model: str | None
-    model_digest: str | None
-
-    @classmethod
-    def of(cls, trial: optuna.trial.FrozenTrial) -> Ended:
-        """Return a trial of the study that has ended."""
-        state = {"COMPLETE": "complete", "PRUNED": "pruned"}.get(trial.state.name, "failed")
-        found = trial.user_attrs
-        return cls(
-            found[NUMBER],
-            state,
-            found.get(PARAMS, trial.params),
-            trial.value,
-            found.get(METRICS, {}),
-            found.get(ROUNDS),
-            found.get(SECONDS),
-            found.get(ERROR),
-            found.get(MODEL),
-            found.get(MODEL_DIGEST),
-        )
-
-
-def ended_in(study: optuna.Study) -> list[Ended]:
-    """Return the trials of a study that have ended, without those that were repeated, in the order of their numbers."""
-    found = (each for each in study.trials if each.state.is_finished() and NUMBER in each.user_attrs)
-    return sorted((Ended.of(each) for each in found if REPEATED not in each.user_attrs), key=lambda each: each.number)
 
 
 @dataclass
@@ -236,8 +185,7 @@ class Search:
                 trial.set_user_attr(ERROR, message)
                 self._tell(number, trial, {"state": "failed"})
                 continue
-            if params != trial.params:
-                trial.set_user_attr(PARAMS, params)
+            trial.set_user_attr(PARAMS, params)
             trial.set_user_attr(SENT, True)
             self.flush()
             self._open[number] = trial
