@@ -112,6 +112,10 @@ def _search(spec: TuneJobSpec, place: AttemptContext, study: int, folder: str) -
         if runs:
             runs.add(trial)
 
+    env = dict(place.environment)
+    if spec.train is None:
+        # All trials would log their parameters to the job's run, and MLflow refuses other values of a parameter.
+        env.pop("MLFLOW_RUN_ID", None)
     user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
     try:
         found = run(
@@ -121,7 +125,7 @@ def _search(spec: TuneJobSpec, place: AttemptContext, study: int, folder: str) -
             storage=storage_of(journal),
             flush=journal.flush,
             folder=folder,
-            env=place.environment,
+            env=env,
             on_end=on_end,
             on_progress=place.on_progress,
             keep_gpu_choice=place.keep_gpu_choice,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import pickle
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -159,6 +160,8 @@ class _FunctionRunner:
             self._end_fork()
         finally:
             set_current_trial(None)
+            if (mlflow := sys.modules.get("mlflow")) is not None:
+                mlflow.end_run()  # the next trial's MLflow calls go to a run of their own
         metrics = context.metrics if returned is None and context.metrics else metrics_of(returned, metric)
         outcome = {"value": value_of(metrics, metric), "metrics": metrics}
         if context.model is not None:
