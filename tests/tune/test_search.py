@@ -238,12 +238,16 @@ def test_a_search_from_the_command_line_lists_its_trials(pool, tuned_rows, tmp_p
     file = tmp_path / "search.json"
     file.write_text(json.dumps(spec))
 
-    said = CliRunner().invoke(app, ["tune", str(file), "--pool", pool.name, "--job-id", "from-cli"])
+    said = CliRunner().invoke(app, ["tune", str(file), "--pool", pool.name])
 
     assert said.exit_code == 0, said.output
     assert re.search(r"0 +complete +[\d.]+ +learning_rate=0\.3", said.stdout)
-    assert re.search(r"1 +failed +.*learning_rate=-1\.0", said.stdout)
     assert "search best params" in said.stdout
+    again = CliRunner().invoke(app, ["tune", str(file), "--pool", pool.name, "--json"])
+    document = json.loads(again.stdout)
+    assert [each["params"] for each in document["trials"]] == [{"learning_rate": 0.3}, {"learning_rate": -1.0}]
+    assert [each["state"] for each in document["trials"]] == ["complete", "failed"]
+    assert document["search"]["best_params"] == {"learning_rate": 0.3}
     file.write_text(json.dumps({**spec, "framework": "xgboost"}))
     assert "start other jobs with `shoal train`" in str(CliRunner().invoke(app, ["tune", str(file)]).output)
 

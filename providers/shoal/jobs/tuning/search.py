@@ -179,13 +179,13 @@ class Search:
             try:
                 params = dict(self.suggest(trial))
                 json.dumps(params)
+                trial.set_user_attr(PARAMS, params)
                 checked = self.check(params)
             except Exception as error:  # user code suggests, and the library checks
                 message = str(error) if isinstance(error, InvalidArgumentError) else f"{type(error).__name__}: {error}"
                 trial.set_user_attr(ERROR, message)
                 self._tell(number, trial, {"state": "failed"})
                 continue
-            trial.set_user_attr(PARAMS, params)
             trial.set_user_attr(SENT, True)
             self.flush()
             self._open[number] = trial
