@@ -130,7 +130,7 @@ def slow_parabola(params: dict[str, float], context: Any) -> float:
 RANGES = {"x": optuna.distributions.FloatDistribution(-5, 5), "y": optuna.distributions.FloatDistribution(0, 1)}
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
+@pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_a_killed_driver_repeats_no_trial_and_the_next_suggests_what_it_would_have(pool, tmp_path, parallel):
     def submitted(name: str) -> Any:
         folder = tmp_path / name
@@ -250,6 +250,13 @@ def test_a_search_from_the_command_line_lists_its_trials(pool, tuned_rows, tmp_p
     assert document["search"]["best_params"] == {"learning_rate": 0.3}
     file.write_text(json.dumps({**spec, "framework": "xgboost"}))
     assert "start other jobs with `shoal train`" in str(CliRunner().invoke(app, ["tune", str(file)]).output)
+
+
+def test_a_search_is_refused_if_its_winner_cannot_be_trained(pool, tuned_rows):
+    estimator = XGBEstimator(3, scaling_config=XGBScalingConfig(num_workers=3, num_cpu_per_worker=1))
+    with pytest.raises(JobFailedError, match="num_workers=3"):
+        search(estimator, {"max_depth": [2, 3]}, **data(tuned_rows))
+    assert not any("trial 0" in line for line in jobs.attach(jobs.list_jobs()[0].job_id).logs())
 
 
 def test_a_search_whose_trials_all_fail_names_the_first_error(pool):

@@ -270,7 +270,9 @@ def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
                         lay_out(config, nodes, clamp=clamp)
             else:
                 use_gpu = {0: False, 1: True}.get(Gang.of(spec).gpus)
-                resolve_size(spec.scaling_config.model_copy(update={"use_gpu": use_gpu}), nodes, clamp=clamp)
+                trained = spec.train if isinstance(spec, TuneJobSpec) else None
+                for sized in (spec.scaling_config, *([trained.scaling_config] if trained else [])):
+                    resolve_size(sized.model_copy(update={"use_gpu": use_gpu}), nodes, clamp=clamp)
         except CapacityError:
             return False
     return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections import Counter
 
 from shoal.jobs.driver import boosting
@@ -18,7 +19,11 @@ from shoal.jobs.tuning import code
 from shoal.jobs.tuning.engine import Found, run
 from shoal.jobs.tuning.study_storage import STUDY, StudyJournal, require_optuna, storage_of
 from shoal.jobs.tuning.trials import Ended
+from shoal.training import cluster
+from shoal.training.boosting.engine import library_of
+from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.scaling import resolve_size
 
 
 def begin(spec: TuneJobSpec) -> None:
@@ -46,6 +51,7 @@ def work(spec: TuneJobSpec, place: AttemptContext) -> tuple[JobResult, str | Non
     artifacts.check(folder, claim, location)
     if spec.train is not None:
         boosting.check(spec.winner({}, None), place)
+        _check_room(spec, spec.train)
     else:
         artifacts.mark(folder, claim)
     study = _study(spec, place)
@@ -65,6 +71,17 @@ def work(spec: TuneJobSpec, place: AttemptContext) -> tuple[JobResult, str | Non
     result = boosting.work(winner.model_copy(update={"fingerprint": same}), place)
     metrics = {f"holdout-{name}": value for name, value in found.best.metrics.items()}
     return result.model_copy(update={"search": summary, "metrics": {**metrics, **result.metrics}}), None
+
+
+def _check_room(spec: TuneJobSpec, train: TrainRequest) -> None:
+    """Check before the trials that the nodes are large enough for the workers that train the winner.
+
+    Raises:
+        CapacityError: The active nodes are too small.
+    """
+    device = library_of(train.framework).device(train)
+    with warnings.catch_warnings(action="ignore"):
+        resolve_size(train.scaling_config, cluster.active_nodes(), device=device, clamp=spec.run_config.clamp)
 
 
 def _study(spec: TuneJobSpec, place: AttemptContext) -> int:
