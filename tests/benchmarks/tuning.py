@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Time a search for parameters.")
     parser.add_argument("--months", type=int, default=12, help="months of flights, of which the last is the holdout")
     parser.add_argument("--trials", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=100, help="boosting rounds of each trial (default 100)")
+    parser.add_argument("--rounds", type=int, default=20, help="boosting rounds of each trial (default 20)")
     parser.add_argument("--workers", type=int, default=2, help="workers or processes, of one thread each (default 2)")
     parser.add_argument("--repeat", type=int, default=2, help="turns, of which the fastest counts (default 2)")
     args = parser.parse_args(argv)
