@@ -33,6 +33,9 @@ Space = Any
 function of the trial."""
 
 
+_NOT_STORED = "not stored yet"
+
+
 def search(
     estimator_or_function: Searched,
     space: Space,
@@ -173,14 +176,12 @@ def _prepared(
         user_code = searched.user_code
         run_config = run_config or searched.run_config
         use_gpu = searched.scaling_config.use_gpu if use_gpu is None else use_gpu
+        named = {} if label_col is None else {"label_col": label_col}
         given["train"] = {
-            "framework": searched.framework,
-            "n_estimators": searched.n_estimators,
-            "params": searched.params,
-            "scaling_config": searched.scaling_config,
+            **_training(searched),
             "dataset": connector_of("dataset", dataset, staged).to_spec(),
             "input_cols": input_cols,
-            **({} if label_col is None else {"label_col": label_col}),
+            **named,
             **fit_options,
         }
         if holdout is not None:
@@ -197,11 +198,9 @@ def _prepared(
     )
     if not callable(space):
         given["space"] = space
-    if code:
-        given["program"] = "not stored yet"
-    if user_code:
-        given["user_code"] = "not stored yet"
     if code or user_code:
+        # The code is stored when the job is submitted.
+        given |= {"program": _NOT_STORED if code else None, "user_code": _NOT_STORED if user_code else None}
         parts = (searched if function is not None else None, code.space, code.sampler, code.pruner, user_code)
         given["code_digest"] = code_digest(parts)
     spec = TuneJobSpec(
@@ -211,6 +210,15 @@ def _prepared(
         scaling_config=ScalingConfig(num_workers=parallel, num_cpu_per_worker=cpus_per_trial, use_gpu=use_gpu),
     )
     return Prepared(spec, code, user_code)
+
+
+def _training(estimator: BoostingEstimator[Any, Any]) -> dict[str, Any]:
+    return {
+        "framework": estimator.framework,
+        "n_estimators": estimator.n_estimators,
+        "params": estimator.params,
+        "scaling_config": estimator.scaling_config,
+    }
 
 
 def _check_function(function: Any, options: Mapping[str, Any]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, WorkerLostError
 from shoal.jobs.specs.tuning import Direction, TuneJobSpec
 from shoal.jobs.tuning.code import SearchCode
 from shoal.jobs.tuning.samplers import grid, pruner_named, sampler_named
@@ -102,54 +102,68 @@ def run(
         raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
     pruner = code.pruner or pruner_named(spec.pruner)
     work, size, check, preloaded = _work(spec, code, user_code, folder, pruner, keep_gpu_choice)
-    direction: Direction = spec.direction or "minimize"
-    if spec.direction is None and spec.train is not None and is_maximised(spec.train, spec.metric):
-        direction = "maximize"
-    count = 0
-
-    def ended(trial: Ended) -> None:
-        nonlocal count
-        count += 1
-        on_end(trial)
-        if display is not None or on_progress is not None:
-            values = {} if trial.value is None else {spec.metric or "value": trial.value}
-            progress = Progress(count, spec.trials, "trials", values)
-            if on_progress is not None:
-                on_progress(progress)
-            if display is not None:
-                display.show(progress)
-
-    display: ProgressDisplay | None = None
-    search = _search(spec, code, storage, pruner, direction, size, check, flush, ended)
+    progress = _TrialProgress(spec, on_end, on_progress)
+    search = _search(spec, code, storage, pruner, size, check, flush, progress.ended)
     restarts = Restarts(spec.run_config, began)
+    shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
 
     def attempt() -> None:
-        nonlocal display
         wait_s = min(RESOURCES_WAIT_S, restarts.left(RESOURCES_WAIT_S))
-        shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
-        with (
-            shared_gang(shape, timeout=wait_s, env=env) as gang,
-            ProgressDisplay(first_line_s=math.inf) as display,
-        ):
+        with shared_gang(shape, timeout=wait_s, env=env) as gang, progress.display():
             gang.preload(preloaded, complete=spec.train is None or bool(user_code))
+            tasks = [(work,)] * size.num_workers
             try:
-                gang.run(
-                    worker.serve,
-                    [(work,)] * size.num_workers,
-                    timeout=restarts.timeout,
-                    on_question=search.on_question,
-                )
-            except BaseException:
-                with contextlib.suppress(Exception):
-                    search.workers_lost()
+                gang.run(worker.serve, tasks, timeout=restarts.timeout, on_question=search.on_question)
+            except WorkerLostError:
+                search.workers_lost()
                 raise
 
     if not search.is_over:
         restarts.run(attempt, checkpoint=lambda: f"trial {len(search.ended)} of {search.trials}", shrink=lambda: None)
-    best = search.best()
-    return Found(
-        best, tuple(search.ended), spec.metric, direction, size.num_workers, restarts.count, time.monotonic() - began
-    )
+    direction = _direction(spec)
+    seconds = time.monotonic() - began
+    return Found(search.best(), tuple(search.ended), spec.metric, direction, size.num_workers, restarts.count, seconds)
+
+
+class _TrialProgress:
+    """Passes on each trial that has ended, and the number of trials.
+
+    Args:
+        spec: Spec of the search.
+        on_end: Function that gets each trial.
+        on_progress: Function that takes the progress; None if nobody asks for it.
+    """
+
+    def __init__(self, spec: TuneJobSpec, on_end: Callable[[Ended], None], on_progress: OnProgress | None) -> None:
+        self._spec = spec
+        self._on_end = on_end
+        self._on_progress = on_progress
+        self._display: ProgressDisplay | None = None
+        self._count = 0
+
+    @contextlib.contextmanager
+    def display(self) -> Iterator[None]:
+        """Show the progress as a bar in a terminal. The lines of the trials show it elsewhere."""
+        with ProgressDisplay(first_line_s=math.inf) as self._display:
+            yield
+        self._display = None
+
+    def ended(self, trial: Ended) -> None:
+        """Pass on a trial that has ended."""
+        self._count += 1
+        self._on_end(trial)
+        values = {} if trial.value is None else {self._spec.metric or "value": trial.value}
+        progress = Progress(self._count, self._spec.trials, "trials", values)
+        if self._on_progress is not None:
+            self._on_progress(progress)
+        if self._display is not None:
+            self._display.show(progress)
+
+
+def _direction(spec: TuneJobSpec) -> Direction:
+    if spec.direction is None and spec.train is not None and is_maximised(spec.train, spec.metric):
+        return "maximize"
+    return spec.direction or "minimize"
 
 
 def _search(
@@ -157,7 +171,6 @@ def _search(
     code: SearchCode,
     storage: optuna.storages.BaseStorage | None,
     pruner: optuna.pruners.BasePruner,
-    direction: Direction,
     size: GangSize,
     check: Check,
     flush: Callable[[], None],
@@ -168,7 +181,12 @@ def _search(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = code.sampler or sampler_named(spec.sampler)
     study = optuna.create_study(
-        storage=storage, study_name=STUDY, sampler=sampler, pruner=pruner, direction=direction, load_if_exists=True
+        storage=storage,
+        study_name=STUDY,
+        sampler=sampler,
+        pruner=pruner,
+        direction=_direction(spec),
+        load_if_exists=True,
     )
     return Search(
         study,
