@@ -80,7 +80,7 @@ class StoreUnreachableError(StoreError):
 
 class FencedError(ShoalError):
     """A change of a lease was rejected, because the lease has expired, was released, or was requested again in the
-    meantime.
+    meantime; or a change of a study was rejected, because the job's attempt has ended or a later attempt goes on.
 
     Each request increases the lease's epoch. Only the process with the newest epoch may write, so a process that was
     paused for long cannot interfere with its successor.

@@ -41,6 +41,7 @@ from shoal.airflow.operators import (
     ManyModelsOperator,
     ScaleClusterOperator,
     SweepPoolsOperator,
+    TuneOperator,
 )
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError, PoolDownError, ScaleError
@@ -556,6 +557,25 @@ def test_a_function_per_partition_travels_with_its_arguments(on_fake_head, conte
     driver.join()
     saved = cloudpickle.loads(Path(asked().program).read_bytes())
     assert cloudpickle.loads(saved("rows", "key").content) == ("rows", "key", 0.1)
+
+
+def test_a_search_is_a_job(on_fake_head, context, tmp_path):
+    train = {"dataset": {"paths": [str(tmp_path)]}, "input_cols": ["a"], "label_col": "y"}
+    search = TuneOperator(
+        task_id="tune", space={"eta": [0.1, 0.3]}, train=train, trials=3, spec={"sampler": "grid"}, pool_name=POOL
+    )
+    driver = meanwhile(ended, JobState.SUCCEEDED)
+    search.execute(context)
+    driver.join()
+    assert (asked().framework, asked().trials, asked().sampler) == ("tune", 3, "grid")
+    for wrong, message in (
+        ({"space": {}}, "space is empty"),
+        ({"train": {**train, "dataset": {"paths": ["here"]}}}, "relative path"),
+        ({"trials": 0}, "trials"),
+        ({"spec": {"sampler": "best"}}, "sampler"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            TuneOperator(**{"task_id": "t", "space": {"eta": [0.1]}, "train": train, "pool_name": POOL, **wrong})
 
 
 def test_a_prediction_can_take_its_spec_from_an_earlier_task(on_fake_head, context, tmp_path):

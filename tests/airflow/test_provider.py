@@ -50,6 +50,7 @@ RENDERERS = {"bash", "html", "json", "md", "py", "sql", "yaml"}
         lambda: operators.LeasePoolOperator(task_id="t", size=2),
         lambda: operators.DistributedTrainOperator(task_id="t", spec="{{ params.spec }}"),
         lambda: operators.BatchPredictOperator(task_id="t", model="models:/m/1", dataset="{{ x }}", output_path="/out"),
+        lambda: operators.TuneOperator(task_id="t", train="{{ x }}", space={"eta": [0.1, 0.3]}),
         lambda: operators.CleanupPoolOperator(task_id="t"),
         lambda: operators.SweepPoolsOperator(task_id="t"),
         lambda: operators.CheckModelsOperator(task_id="t", started_within=timedelta(hours=1)),
@@ -65,7 +66,7 @@ def test_template_fields_are_attributes_and_airflow_can_highlight_them(made):
     assert all(hasattr(operator, field) for field in operator.template_fields)
     assert operator.template_fields_renderers.keys() <= set(operator.template_fields)
     assert set(operator.template_fields_renderers.values()) <= RENDERERS
-    structured = {"options", "spec", "dataset", "op_args", "op_kwargs"}
+    structured = {"options", "spec", "dataset", "train", "space", "op_args", "op_kwargs"}
     assert structured & set(operator.template_fields) == operator.template_fields_renderers.keys()
 
 

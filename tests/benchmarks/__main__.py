@@ -26,6 +26,7 @@ BENCHMARKS = (
     "pytorch",
     "store_load",
     "batch_prediction",
+    "tuning",
     "job_queue",
     "deferred_waits",
     "dag_parsing",

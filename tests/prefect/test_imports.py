@@ -30,7 +30,8 @@ def test_every_task_has_its_twin():
     import shoal.prefect
     from shoal.prefect import retry_unless_permanent
 
-    for name in ("scale_cluster", "get_nodes", "wait_for_nodes", "distributed_train", "batch_predict", "cleanup_pool"):
+    jobs = ("distributed_train", "batch_predict", "tune")
+    for name in ("scale_cluster", "get_nodes", "wait_for_nodes", *jobs, "cleanup_pool"):
         task, twin = getattr(shoal.prefect, name), getattr(shoal.prefect, f"a{name}")
         assert not task.isasync and twin.isasync
         assert task.fn.__annotations__ == twin.fn.__annotations__

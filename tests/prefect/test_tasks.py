@@ -31,6 +31,7 @@ from shoal.prefect import (
     get_nodes,
     many_models,
     scale_cluster,
+    tune,
     wait_for_nodes,
 )
 from shoal.prefect._names import many_models_name
@@ -230,6 +231,28 @@ def test_models_per_partition_are_a_job(up, monkeypatch, tmp_path):
     assert (by_name.by, by_name.function, by_name.kwargs) == (("store", "item"), "models:train", {"rate": 0.1})
     assert many_models_name({"by": ["store", "item"]}) == "models by store, item"
     assert many_models_name({}) == "many_models"
+
+
+def test_a_search_is_a_job(up, monkeypatch, tmp_path):
+    asked = []
+
+    def submit(spec, **_):
+        asked.append(spec)
+        raise JobFailedError("job failed: far enough")
+
+    monkeypatch.setattr("shoal.prefect._training.submit", submit)
+    train = {"dataset": {"paths": [str(tmp_path)]}, "input_cols": ["a"], "label_col": "y"}
+
+    @flow
+    def search():
+        with pytest.raises(JobFailedError, match="far enough"):
+            tune({"eta": [0.1, 0.3]}, train, trials=3, spec={"sampler": "grid"})
+        with pytest.raises(InvalidArgumentError, match="space is empty"):
+            tune({}, train)
+
+    search()
+    (spec,) = asked
+    assert (spec.framework, spec.trials, spec.sampler, spec.label) == ("tune", 3, "grid", "search for xgboost: y")
 
 
 def test_a_retry_asks_for_the_same_job_and_another_task_run_for_another(up, monkeypatch):

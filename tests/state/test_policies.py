@@ -27,6 +27,7 @@ from shoal.state.schema import (
     Promotion,
     PromotionState,
     StoredFile,
+    StudyLog,
 )
 from tests.support import ui_systems
 from tests.support.postgres import PASSWORD, Postgres
@@ -141,6 +142,7 @@ def rows_of_fraud(store: Store) -> None:
         ui_systems.operation("ours", OperationKind.LEASE, OperationState.SUCCEEDED, 1, 60, 1),
         ui_systems.job("job", "ours", JobState.PENDING, 60, team="fraud"),
         JobMetrics(job_id="job", attempt=1, seq=0, generation=0, points="[]"),
+        StudyLog(job_id="job", study=1, number=0, entry="{}"),
         StoredFile(path="jobs/job/1/model.ubj", content=b"1", written_at=0.0),
         StoredFile(path="jobs/model/job/model.pt", content=b"1", written_at=0.0),
         Promotion(

@@ -20,7 +20,9 @@ from shoal.option_validation import Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference.md"
 
-SET_BY_SHOAL = {"fingerprint", "user_code", "program", "arguments", "returns", "torch_distributor", "room_for"}
+SET_BY_SHOAL = {
+    *("fingerprint", "user_code", "program", "arguments", "code_digest", "returns", "torch_distributor", "room_for"),
+}
 """Fields of specs that users do not set."""
 
 HEAD = """# Reference
@@ -55,14 +57,16 @@ def page() -> str:
         PromoteModelOperator,
         ScaleClusterOperator,
         SweepPoolsOperator,
+        TuneOperator,
     )
     from shoal.airflow.sensors import NodesSensor
-    from shoal.jobs import FunctionJobSpec, JobSpec, PartitionsJobSpec, PredictJobSpec
+    from shoal.jobs import FunctionJobSpec, JobSpec, PartitionsJobSpec, PredictJobSpec, TuneJobSpec
 
     operators = (
         DistributedTrainOperator,
         ManyModelsOperator,
         BatchPredictOperator,
+        TuneOperator,
         LeasePoolOperator,
         ScaleClusterOperator,
         NodesSensor,
@@ -79,7 +83,7 @@ def page() -> str:
     ]
     parts.append(_section())
     parts.append(SPECS)
-    parts += _specs(JobSpec, FunctionJobSpec, PredictJobSpec, PartitionsJobSpec)
+    parts += _specs(JobSpec, FunctionJobSpec, PredictJobSpec, PartitionsJobSpec, TuneJobSpec)
     return "\n".join(parts)
 
 

@@ -19,14 +19,14 @@ from sqlalchemy import Engine, event
 from shoal import history
 from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.files.logs import log_path
-from shoal.jobs.journal import attempts
+from shoal.jobs.journal import attempts, study_logs
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.partitions.messages import ModelBytes, Outcome
 from shoal.jobs.partitions.result_files import ResultWriter, complete_files, manifest_of
 from shoal.links import Link
 from shoal.pool.api import ComputePool, report_pools
 from shoal.pool.spec import PoolSpec
-from shoal.state import Store, deployments
+from shoal.state import Store, codec, deployments
 from shoal.state.schema import Job, JobState, Pool
 from shoal.ui import models
 from shoal.ui.access import TokenAccess, Viewer
@@ -187,6 +187,27 @@ def test_a_job_and_a_pool_have_a_page_as_soon_as_they_exist(client, store):
     ui_systems.broken(store)
     for path in ("/jobs/flights-2026-11-23", f"/pools/{report_pools(store)[0].status.name}"):
         assert client.get(path).status_code == 200, path
+
+
+def test_the_trials_of_a_search_are_on_its_page_the_best_first(client, store):
+    spec = {**ui_systems.SPEC, "framework": "tune", "direction": "minimize", "fingerprint": "q"}
+    key = Key("a-search", 1)
+    ui_systems.write(store, ui_systems.job(key.job_id, "retrain", JobState.RUNNING, 60, spec=spec))
+    for number, (state, value, error) in enumerate([(1, 5.0, None), (3, None, HOSTILE), (1, 2.5, None)]):
+        attributes = {"shoal:number": number, "shoal:params": {"eta": number / 10, "kind": "a"}, "error": error}
+        entries = [
+            {"op_code": 4, "study_id": 0},
+            *({"op_code": 8, "trial_id": number, "user_attr": {name: each}} for name, each in attributes.items()),
+            {"op_code": 6, "trial_id": number, "state": state, "values": value and [value]},
+        ]
+        study_logs.append(store, key, 1, [codec.dumps(entry) for entry in entries], None)
+
+    page = client.get("/jobs/a-search").text
+
+    rows = re.findall(r'<th scope="row" data-label="Trial">(\d)</th>', page)
+    assert rows == ["2", "0", "1"]
+    assert "eta 0.2, kind a" in page
+    assert HOSTILE not in page
 
 
 def test_the_jobs_are_filtered_and_come_in_pages(client, store):

@@ -126,6 +126,7 @@ def _root(
 
 app.add_typer(pools.app, name="pool")
 app.command()(jobs.train)
+app.command()(jobs.tune)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(many.app, name="many")
 app.add_typer(models.app, name="models")

@@ -1,4 +1,4 @@
-"""Commands `shoal train` (submit a job) and `shoal jobs …` (list, show, follow, cancel and remove jobs)."""
+"""Commands `shoal train`, `shoal tune` (submit a job) and `shoal jobs …` (list, show, follow, cancel, remove jobs)."""
 
 from __future__ import annotations
 
@@ -49,12 +49,41 @@ def train(
 ) -> None:
     """Train on a pool: submit a job, print its log on stderr, and print its result. If no pool is named and no pool is
     up, start a pool for the job."""
-    run_spec(read_spec(spec), pool_name=pool_name, job_id=job_id, detach=detach, as_json=as_json)
+    _run(_parse(read_spec(spec), pool_name=pool_name, job_id=job_id, detach=detach), detach, as_json)
+
+
+def tune(
+    spec: Annotated[str, typer.Argument(metavar="SPEC.json", help="File with the spec of a search; - reads stdin.")],
+    pool_name: Annotated[
+        str | None, typer.Option("--pool", metavar="NAME", help="Pool to search on. Default: the pool in the spec.")
+    ] = None,
+    job_id: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="Id of the job. Continues its search if it has failed. Default: a new id."),
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return when the job is submitted. The job then runs to its end.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Search for the parameters of a model on a pool: submit a job, print its log on stderr, and print its trials and
+    its result."""
+    fields = {"framework": "tune", **read_spec(spec)}
+    if fields["framework"] != "tune":
+        raise InvalidArgumentError(
+            f'the spec has framework="{fields["framework"]}", but a search has framework="tune": start other jobs with '
+            "`shoal train`"
+        )
+    _run(_parse(fields, pool_name=pool_name, job_id=job_id, detach=detach), detach, as_json)
 
 
 def run_spec(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool, as_json: bool) -> None:
     """Submit the job that fields of a spec describe, print its log on stderr, and print its result."""
-    job = _parse(fields, pool_name=pool_name, job_id=job_id, detach=detach)
+    _run(_parse(fields, pool_name=pool_name, job_id=job_id, detach=detach), detach, as_json)
+
+
+def _run(job: AnyJobSpec, detach: bool, as_json: bool) -> None:
+    """Submit a job, follow it unless it is detached, and print its result."""
     from shoal.jobs import submit
     from shoal.pool.holder import cli_holder
 
@@ -62,8 +91,10 @@ def run_spec(fields: dict[str, Any], *, pool_name: str | None, job_id: str | Non
         handle = submit(job.on_pool(name), holder=cli_holder())
         result = None if detach else _follow(handle)
     if result is not None and as_json:
-        print_json(result)
+        print_json({**result.model_dump(mode="json"), **({"trials": _trials(result)} if result.search else {})})
     elif result is not None:
+        if result.search:
+            show(_trials_table(result), "")
         show(_result_table(result))
     elif as_json:
         print_json({"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool})
@@ -319,6 +350,32 @@ def _state(job: JobStatus) -> str:
 
 def _took(job: JobStatus) -> str | None:
     return f"{job.ended_at - job.started_at:.0f} s" if job.started_at and job.ended_at else None
+
+
+def _trials(result: JobResult) -> list[dict[str, Any]]:
+    """Return the trials of a search, in the order of their numbers."""
+    from dataclasses import asdict
+
+    from shoal.jobs.tuning import trials
+    from shoal.state import Store
+
+    assert result.search is not None
+    return [asdict(each) for each in trials.read(Store(), result.job_id, result.search.study)]
+
+
+def _trials_table(result: JobResult) -> Any:
+    rows = [
+        (
+            each["number"],
+            each["state"],
+            None if each["value"] is None else f"{each['value']:.6g}",
+            ", ".join(f"{name}={value}" for name, value in each["params"].items()),
+            None if each["seconds"] is None else f"{each['seconds']:.1f} s",
+            _brief(each["error"]),
+        )
+        for each in _trials(result)
+    ]
+    return table(("TRIAL", "STATE", "VALUE", "PARAMETERS", "TOOK", "ERROR"), rows)
 
 
 def _result_table(result: JobResult) -> Any:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, Self, TypeV
 
 from shoal import get_nodes as get_nodes
 from shoal import scale_cluster as scale_cluster
+from shoal.compat import snowflake_tune as tune
 from shoal.compat.snowflake_partitions import DPF as DPF
 from shoal.compat.snowflake_partitions import ExecutionOptions as ExecutionOptions
 from shoal.compat.snowflake_partitions import ManyModelTraining as ManyModelTraining
@@ -24,6 +25,17 @@ from shoal.compat.snowflake_stages import ModelSerde as ModelSerde
 from shoal.compat.snowflake_stages import PartitionContext as PartitionContext
 from shoal.compat.snowflake_stages import PickleSerde as PickleSerde
 from shoal.compat.snowflake_stages import TorchSerde as TorchSerde
+from shoal.compat.snowflake_tune import BayesOpt as BayesOpt
+from shoal.compat.snowflake_tune import Choice as Choice
+from shoal.compat.snowflake_tune import GridSearch as GridSearch
+from shoal.compat.snowflake_tune import LogUniform as LogUniform
+from shoal.compat.snowflake_tune import RandInt as RandInt
+from shoal.compat.snowflake_tune import RandomSearch as RandomSearch
+from shoal.compat.snowflake_tune import Tuner as Tuner
+from shoal.compat.snowflake_tune import TunerConfig as TunerConfig
+from shoal.compat.snowflake_tune import TunerResults as TunerResults
+from shoal.compat.snowflake_tune import Uniform as Uniform
+from shoal.compat.snowflake_tune import get_tuner_context as get_tuner_context
 from shoal.data import RayDataIngester as RayDataIngester
 from shoal.data import connector as own
 from shoal.data.ingest import ArrowIngester, IngesterClass
@@ -44,6 +56,9 @@ from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
     from shoal.distributors import SubmittedCall
+
+search_algorithm = tune.search
+"""The names of ``entities.search_algorithm``."""
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -32,7 +32,8 @@ from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from shoal.jobs import AnyJobSpec, JobResult
+    from shoal.distributors.search_result import Prepared, SearchResult
+    from shoal.jobs import AnyJobSpec, JobResult, TuneJobSpec
     from shoal.jobs.partitions.results import PartitionResults
 
 T = TypeVar("T")
@@ -197,6 +198,37 @@ def partitions(spec: PartitionsJobSpec, program: bytes | None) -> JobCall[Partit
     read = partial(submitted_call.partition_results, location=location)
     pool = partial(pool_for_job, spec, may_call_ray=program is not None and may_call_ray(program))
     return JobCall(spec.run_config, spec.framework, on_pool, read, pool)
+
+
+def search(prepared: Prepared) -> JobCall[SearchResult]:
+    """Return the `JobCall` object that searches for parameters as a job.
+
+    Raises:
+        DataError: The footers of the Parquet files show that the data cannot be used.
+        InvalidArgumentError: The folder for the model cannot be written.
+    """
+    from shoal.jobs.files import code_store, storage
+    from shoal.jobs.mlflow import job_run
+    from shoal.training.boosting.inputs import checked_data
+
+    given = prepared.spec
+    config = given.run_config
+    # The job repeats the following checks, which find errors before a pool is started.
+    if given.train is not None:
+        checked_data(given.trial_request())
+    locations.try_out(storage.root(config.artifact_location))
+    if "tracking" not in given.model_fields_set and given.register_as is None and given.train is not None:
+        given = given.model_copy(update={"tracking": job_run.tracking_of_training(os.environ)})
+
+    def spec(pool_name: str) -> TuneJobSpec:
+        stored = {
+            "program": code_store.store(prepared.code.dumps()) if prepared.code else None,
+            "user_code": code_store.store_user_code(prepared.user_code) if prepared.user_code else None,
+        }
+        return given.on_pool(pool_name).model_copy(update=stored)
+
+    read = submitted_call.reader(given, "", config.artifact_location)
+    return JobCall(config, given.framework, spec, read, partial(pool_for_job, given))
 
 
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:

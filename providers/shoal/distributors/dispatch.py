@@ -25,19 +25,14 @@ from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
     from shoal.distributors.as_job import PoolOf
+    from shoal.distributors.search_result import Prepared, SearchResult
     from shoal.distributors.submitted_call import Returns, SubmittedCall
     from shoal.jobs.partitions.results import PartitionResults
     from shoal.jobs.specs.partitions import PartitionsJobSpec
     from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 
 __all__ = [
-    "Call",
-    "check_submit",
-    "function",
-    "is_connected",
-    "partitions",
-    "prediction",
-    "training",
+    *("Call", "check_submit", "function", "is_connected", "partitions", "prediction", "search", "training"),
     "worker_environment",
 ]
 
@@ -175,6 +170,23 @@ def partitions(spec: PartitionsJobSpec, program: bytes | None) -> Call[Partition
         return PartitionResults(answer.manifest, answer.digest)
 
     return _ClusterCall(run_here)
+
+
+def search(prepared: Prepared) -> Call[SearchResult]:
+    """Return the `Call` object that searches for parameters."""
+    if not is_connected():
+        from shoal.distributors import as_job
+
+        return as_job.search(prepared)
+
+    def search_here() -> SearchResult:
+        from shoal.distributors.search_result import here
+
+        env = worker_environment(prepared.spec.run_config)
+        with _secrets_hidden(prepared.spec.run_config):
+            return here(prepared, env)
+
+    return _ClusterCall(search_here)
 
 
 def worker_environment(config: RunConfig) -> dict[str, str]:

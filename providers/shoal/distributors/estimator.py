@@ -60,6 +60,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         custom_metric: Metric | Sequence[Metric] | None = None,
     ) -> None:
         library = importlib.import_module(f"shoal.training.{self._framework}.params")
+        self.framework: Framework = self._framework
         self.n_estimators = checked_rounds(n_estimators)
         self.params: dict[str, Any] = library.merge_params(params, objective, n_estimators)
         self.scaling_config = scaling_config or self._scaling()
@@ -223,7 +224,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         """
         booster = self.get_booster()
         with ExitStack() as staged:
-            connector = _connector("dataset", dataset, staged)
+            connector = connector_of("dataset", dataset, staged)
             predictor = self._library().predictor(booster, self._input_cols, base_margin_cols=self._base_margin_cols)
             predictions: np.ndarray = predictor.predict_dataset(connector)
             return predictions
@@ -246,8 +247,8 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         named = eval_set if isinstance(eval_set, Mapping) else {} if eval_set is None else {"eval": eval_set}
         request = TrainRequest(
             framework=self._framework,
-            dataset=_connector("dataset", dataset, staged).to_spec(),
-            eval_set={name: _connector(f'eval_set "{name}"', rows, staged).to_spec() for name, rows in named.items()},
+            dataset=connector_of("dataset", dataset, staged).to_spec(),
+            eval_set={name: connector_of(f'eval_set "{name}"', rows, staged).to_spec() for name, rows in named.items()},
             n_estimators=self.n_estimators,
             params=self.params,
             scaling_config=self.scaling_config,
@@ -304,7 +305,7 @@ def checked_rounds(n_estimators: int) -> int:
     return n_estimators
 
 
-def _connector(argument: str, dataset: Dataset, staged: ExitStack) -> DataConnector:
+def connector_of(argument: str, dataset: Dataset, staged: ExitStack) -> DataConnector:
     """Return a `DataConnector` for a dataset. A DataFrame is copied to files (staged) first, which `staged` removes."""
     if isinstance(dataset, DataConnector):
         return dataset

@@ -191,7 +191,7 @@ def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) 
     Raises:
         InvalidArgumentError: `artifact_location` is not that of the job.
     """
-    from shoal.jobs import FunctionJobSpec, PartitionsJobSpec, PredictJobSpec
+    from shoal.jobs import FunctionJobSpec, PartitionsJobSpec, PredictJobSpec, TuneJobSpec
 
     location = _location(spec.run_config.artifact_location, job_id, artifact_location)
     if isinstance(spec, PredictJobSpec):
@@ -201,6 +201,10 @@ def reader(spec: AnyJobSpec, job_id: str, artifact_location: str | None = None) 
         read = partial(function_value, location=location, returns=spec.returns)
     elif isinstance(spec, PartitionsJobSpec):
         read = partial(partition_results, location=location)
+    if isinstance(spec, TuneJobSpec):
+        from shoal.distributors.search_result import of_job
+
+        read = partial(of_job, location=location, trains=spec.train is not None)
     may_lack_credentials = artifact_location is None and location is not None and "://" in location
     return partial(_with_advice, read) if may_lack_credentials else read
 

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from shoal.jobs.results import JobResult as JobResult
     from shoal.jobs.results import PromotionResult as PromotionResult
     from shoal.jobs.results import RecentVersion as RecentVersion
+    from shoal.jobs.results import SearchSummary as SearchSummary
     from shoal.jobs.specs.function import AnyJobSpec as AnyJobSpec
     from shoal.jobs.specs.function import FunctionJobSpec as FunctionJobSpec
     from shoal.jobs.specs.function import FunctionRegister as FunctionRegister
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from shoal.jobs.specs.prediction import PredictResult as PredictResult
     from shoal.jobs.specs.register import Register as Register
     from shoal.jobs.specs.training import JobSpec as JobSpec
+    from shoal.jobs.specs.tuning import Range as Range
+    from shoal.jobs.specs.tuning import TuneJobSpec as TuneJobSpec
     from shoal.jobs.status import JobStatus as JobStatus
     from shoal.jobs.submission import attach as attach
     from shoal.jobs.submission import cancel as cancel

@@ -150,6 +150,20 @@ class JobTimes(PlainResult):
         return self.model_dump(exclude_none=True)
 
 
+class SearchSummary(PlainResult):
+    """What a search for parameters has found."""
+
+    best_params: dict[str, Any] = Field(description="Parameters of the best trial.")
+    best_value: float = Field(description="Value of the deciding metric in the best trial.")
+    best_trial: int = Field(description="Number of the best trial, from 0.")
+    metric: str | None = Field(
+        description="Name of the deciding metric. None: the last metric of the holdout, or a function's only value."
+    )
+    direction: Literal["minimize", "maximize"] = Field(description="Whether a lower or a higher value is better.")
+    trials: dict[str, int] = Field(description="Number of trials by their state: complete, pruned or failed.")
+    study: int = Field(description="Number of the attempt that has begun the study, which later attempts continue.")
+
+
 class JobResult(PlainResult):
     """Result of a job. It is small enough for an XCom, and its paths and URIs contain no credentials."""
 
@@ -242,6 +256,9 @@ class JobResult(PlainResult):
     )
     decision: DecisionResult | None = Field(
         default=None, description="The reason why the model was promoted or was not. None: the model is not registered."
+    )
+    search: SearchSummary | None = Field(
+        default=None, description="What a search for parameters has found. None: the job was no search."
     )
     skipped: str | None = Field(
         default=None,

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Self
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
 from shoal.jobs.specs.partitions import PartitionsJobSpec
+from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node
@@ -162,12 +163,16 @@ class Gang:
             return cls()  # as many workers as have room
         # None means that the job uses GPUs if every node has a GPU. Predictions never use GPUs, and LightGBM uses GPUs
         # only if its options ask for them.
+        # The workers of a search use them as a training does.
         uses_gpu: bool | None = False
-        if isinstance(spec, TrainRequest):
-            device = spec.params.get("device")
+        train = spec.train if isinstance(spec, TuneJobSpec) else spec
+        if isinstance(train, TrainRequest):
+            device = train.params.get("device")
             uses_gpu = gpu_wish(spec.scaling_config, device if isinstance(device, str) else None)
-            if uses_gpu is None and spec.framework == "lightgbm":
+            if uses_gpu is None and train.framework == "lightgbm":
                 uses_gpu = False
+        elif isinstance(spec, TuneJobSpec):
+            uses_gpu = bool(spec.scaling_config.use_gpu)
         gpus = -1 if uses_gpu is None else int(uses_gpu)
         return cls(spec.scaling_config.num_workers, spec.scaling_config.num_cpu_per_worker, gpus, per_gpu=True)
 
@@ -215,6 +220,8 @@ def needs_ray(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> bool:
         if spec.room_for or (tracking and tracking.system_metrics):
             return True
         datasets = list(spec.dataset_map.values())
+    elif isinstance(spec, TuneJobSpec):
+        datasets = list(spec.inputs())
     else:
         datasets = [spec.dataset, *(spec.eval_set.values() if isinstance(spec, TrainRequest) else ())]
     return any(each.ingester == "ray" for each in datasets)
@@ -266,7 +273,9 @@ def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
                         lay_out(config, nodes, clamp=clamp)
             else:
                 use_gpu = {0: False, 1: True}.get(Gang.of(spec).gpus)
-                resolve_size(spec.scaling_config.model_copy(update={"use_gpu": use_gpu}), nodes, clamp=clamp)
+                trained = spec.train if isinstance(spec, TuneJobSpec) else None
+                for sized in (spec.scaling_config, *([trained.scaling_config] if trained else [])):
+                    resolve_size(sized.model_copy(update={"use_gpu": use_gpu}), nodes, clamp=clamp)
         except CapacityError:
             return False
     return True

@@ -92,6 +92,9 @@ LEAVING_PERIOD_S = 5.0
 METRICS_PERIOD_S = 1.0
 """Shortest time between two calls to MLflow, which take 10 ms or more: the time of many training steps."""
 
+TRIAL_RUNS_END_S = 30.0
+"""Seconds for which a search waits at its end until MLflow has the runs of its trials. Each takes four requests."""
+
 CREDENTIALS_PATIENCE_S = 600.0
 """Seconds for which a driver waits for its credentials. A process that waits for the job sends the credentials within
 seconds. For a deferred task, Airflow first has to start a worker process, which may take minutes if Airflow is busy."""

@@ -28,6 +28,7 @@ from shoal.prefect.tasks import aget_nodes as aget_nodes
 from shoal.prefect.tasks import amany_models as amany_models
 from shoal.prefect.tasks import apromote_model as apromote_model
 from shoal.prefect.tasks import ascale_cluster as ascale_cluster
+from shoal.prefect.tasks import atune as atune
 from shoal.prefect.tasks import await_for_nodes as await_for_nodes
 from shoal.prefect.tasks import batch_predict as batch_predict
 from shoal.prefect.tasks import cleanup_pool as cleanup_pool
@@ -36,4 +37,5 @@ from shoal.prefect.tasks import get_nodes as get_nodes
 from shoal.prefect.tasks import many_models as many_models
 from shoal.prefect.tasks import promote_model as promote_model
 from shoal.prefect.tasks import scale_cluster as scale_cluster
+from shoal.prefect.tasks import tune as tune
 from shoal.prefect.tasks import wait_for_nodes as wait_for_nodes

@@ -33,6 +33,11 @@ def many_models_name(parameters: dict[str, Any]) -> str:
     return _name(name, "many_models")
 
 
+def search_name(parameters: dict[str, Any]) -> str:
+    """Return the name of a search's task run, such as ``tune arr_delay``."""
+    return _name(lambda: f"tune {parameters['train']['label_col']}", "tune")
+
+
 def _name(name: Callable[[], str], default: str) -> str:
     try:
         return " ".join(redact(name()).split())[:_LONGEST]

@@ -1,4 +1,4 @@
-"""Prefect tasks that call functions of shoal: scale pools, train, predict, and clean up.
+"""Prefect tasks that call functions of shoal: scale pools, train, predict, search for parameters, and clean up.
 
 Each task exists twice: for example `scale_cluster` for sync flows, and `ascale_cluster` for async flows (see `twin`).
 """
@@ -12,10 +12,19 @@ from typing import Any
 from prefect.logging import get_run_logger
 
 from shoal import jobs
-from shoal.jobs import AnyJobSpec, PredictJobSpec, clean_up, code_of, models_spec_of, skipping_if_unchanged, spec_of
+from shoal.jobs import (
+    AnyJobSpec,
+    PredictJobSpec,
+    TuneJobSpec,
+    clean_up,
+    code_of,
+    models_spec_of,
+    skipping_if_unchanged,
+    spec_of,
+)
 from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
-from shoal.prefect._names import many_models_name, prediction_name
+from shoal.prefect._names import many_models_name, prediction_name, search_name
 from shoal.prefect._progress import NodeLog
 from shoal.prefect._run_holder import current_holder, lease_holder
 from shoal.prefect._training import Training, TrainingTask, task_value, twin
@@ -333,6 +342,47 @@ def many_models(
 
 
 amany_models = twin(many_models)
+
+
+@partial(job_task, run_name=search_name)
+def tune(
+    space: Mapping[str, Any],
+    train: Mapping[str, Any] | None = None,
+    *,
+    trials: int = 40,
+    spec: Mapping[str, Any] | None = None,
+    pool_name: PoolSource = None,
+) -> dict[str, Any]:
+    """Search for the parameters of a model on a pool, and train the best ones on all rows; see `shoal.tune.search`.
+
+    If Prefect repeats the task or the flow run, the task uses its earlier job, as `distributed_train` does. A job that
+    has failed is continued: no trial that has ended is repeated.
+
+    Args:
+        space: Values among which the search chooses, by the name of the parameter.
+        train: The training whose parameters are searched: fields as in the spec of a training. None: `spec` names a
+            function in ``train_func``.
+        trials: Number of trials.
+        spec: Further fields of a `TuneJobSpec`, such as ``holdout``, ``metric``, ``register``.
+        pool_name: Name, URI or block of the pool; by default the pool in `spec`.
+
+    Returns:
+        The `JobResult` as a dict of JSON values. Its ``search`` contains ``best_params`` and ``best_value``.
+
+    Raises:
+        JobFailedError: The job failed. The message ends with the cause.
+        InvalidArgumentError: A field is invalid; no job was started.
+
+    Example:
+        >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
+        ...     tune({"max_depth": {"type": "int", "low": 2, "high": 9}}, training, trials=20)
+    """
+    searched = {} if train is None else {"train": train}
+    job = TuneJobSpec.parse({**(spec or {}), **searched, "space": space, "trials": trials})
+    return Training(job, pool_name).run().to_dict()
+
+
+atune = twin(tune)
 
 
 @job_task

@@ -39,6 +39,7 @@ _MAY_WRITE = {
     "usage": _FREE_POOL,
     "jobs": f"(team = {{team}} OR (team IS NULL AND {_FREE_POOL}))",
     "job_metrics": _OWN_JOB.replace("{job_id}", "job_metrics.job_id"),
+    "study_logs": _OWN_JOB.replace("{job_id}", "study_logs.job_id"),
     "promotions": _OWN_JOB.replace("{job_id}", "promotions.job_id"),
     "files": _OWN_JOB.replace("{job_id}", _JOB_OF_FILE),
     "locks": "true",

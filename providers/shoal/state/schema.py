@@ -427,6 +427,23 @@ class JobMetrics(Base):
     """Steps, times and values as JSON, which `shoal.jobs.metrics.series` writes before the transaction."""
 
 
+class StudyLog(Base):
+    """An entry in the journal of a search for parameters, of which Optuna builds the study when it reads the entries.
+
+    Entries are only added, by the driver of the job's newest attempt.
+    """
+
+    __tablename__ = "study_logs"
+
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    study: Mapped[int] = mapped_column(primary_key=True)
+    """Number of the attempt that has begun the study. An attempt after a failure continues the study."""
+    number: Mapped[int] = mapped_column(primary_key=True)
+    """Place of the entry in the journal, from 0. The numbers of a study have no gaps."""
+    entry: Mapped[str] = mapped_column(_LongText)
+    """Optuna's entry as JSON (`shoal.state.codec`)."""
+
+
 class Usage(Base):
     """A period in which a lease or a job has used a constant number of nodes.
 

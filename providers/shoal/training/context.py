@@ -26,6 +26,8 @@ class GangContext:
         local_world_size: Number of workers on this worker's node.
         log: Function that prints a line in the driver, where the user sees it.
         note: Function that sends JSON data to the driver.
+        ask: Function that sends JSON data to the driver, and waits for the driver's answer; None if this process
+            belongs to no gang.
         end_fork: Function that ends this process if user code has forked it from the worker; called when user code
             returns.
     """
@@ -35,6 +37,7 @@ class GangContext:
     log: Callable[[str], None] = say
     note: Callable[[Mapping[str, Any]], None] = lambda note: None
     end_fork: Callable[[], None] = lambda: None
+    ask: Callable[[Mapping[str, Any]], Any] | None = None
 
     @property
     def rank(self) -> int:

@@ -24,19 +24,19 @@ database with every heartbeat of the job, and users choose the names, so the siz
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a training or prediction: number of finished rounds, steps or rows, and the latest metrics.
+    """Progress of a training or prediction: number of finished rounds, steps, rows or trials, and the latest metrics.
 
     Attributes:
-        done: Number of finished boosting rounds or predicted rows. For a training function: the last step that rank 0
-            reported.
-        total: Total number of rounds or rows; None if the number is unknown, as for training functions.
+        done: Number of finished boosting rounds or trials, or of predicted rows. For a training function: the last step
+            that rank 0 reported.
+        total: Total number of rounds, trials or rows; None if the number is unknown, as for training functions.
         unit: Unit of `done` and `total`.
         metrics: Latest metrics by name, at most 20.
     """
 
     done: int
     total: int | None
-    unit: Literal["rounds", "steps", "rows"]
+    unit: Literal["rounds", "steps", "rows", "trials"]
     metrics: dict[str, float] = field(default_factory=dict)
 
     def document(self) -> dict[str, Any]:

@@ -212,12 +212,12 @@ def test_what_is_refused_before_anything_starts(
         train(request(framework, flights))
 
 
-def session(path: Path, **changes: Any) -> worker._Session:
+def session(path: Path, **changes: Any) -> worker.Session:
     connector = DataConnector.from_parquet(path)
     part = Part(connector, connector.plan(1, 0)[0])
     known = categories.find_categories(connector.source, ["carrier", "flight", "late"])
     columns = Columns(FEATURES, "y", categories=known)
-    return worker._Session(Task(part, {}, columns, {"nthread": 1, "max_depth": 4}, **changes), gang_context())
+    return worker.Session(Task(part, {}, columns, {"nthread": 1, "max_depth": 4}, **changes), gang_context())
 
 
 def test_from_disk_as_from_memory(flights: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from tests.support.two_node_cluster import COLUMNS
 from tests.training.custom import mean_error, softmax, squared_error
 
 
-def session(rows: Path, **changes: Any) -> worker._Session:
+def session(rows: Path, **changes: Any) -> worker.Session:
     connector = DataConnector.from_parquet(rows)
     part = Part(connector, connector.plan(1, 0)[0])
     held_out = Part(connector, connector.plan(2, 0)[0])
@@ -37,10 +37,10 @@ def session(rows: Path, **changes: Any) -> worker._Session:
         "columns": Columns(tuple(COLUMNS), "y"),
         **changes,
     }
-    return worker._Session(Task(train=part, **values), gang_context())
+    return worker.Session(Task(train=part, **values), gang_context())
 
 
-def model(of: worker._Session) -> bytes:
+def model(of: worker.Session) -> bytes:
     checkpoint = of.boost(Segment(0, 5, True, None)).checkpoint
     assert checkpoint is not None
     return checkpoint.model
@@ -82,10 +82,10 @@ def test_the_model_is_the_same_from_tables_and_from_matrices(tmp_path: Path, mon
     monkeypatch.setattr(worker, "cache_budget", lambda *_, **__: 0)
     for columns in (plain, coded):
         task = Task(part, {"eval": part}, columns, {"nthread": 1, "max_depth": 3})
-        from_tables = model(worker._Session(task, gang_context()))
+        from_tables = model(worker.Session(task, gang_context()))
         with monkeypatch.context() as patch:
             patch.setattr(rows_module, "_needs_no_copy", lambda table: False)
-            assert from_tables == model(worker._Session(task, gang_context()))
+            assert from_tables == model(worker.Session(task, gang_context()))
 
 
 @pytest.fixture

@@ -14,3 +14,4 @@ from shoal.airflow.operators.nodes import SweepPoolsOperator as SweepPoolsOperat
 from shoal.airflow.operators.prediction import BatchPredictOperator as BatchPredictOperator
 from shoal.airflow.operators.promotion import PromoteModelOperator as PromoteModelOperator
 from shoal.airflow.operators.training import DistributedTrainOperator as DistributedTrainOperator
+from shoal.airflow.operators.tuning import TuneOperator as TuneOperator

@@ -77,6 +77,17 @@ class _Checked:
     fingerprints: Fingerprints | None
 
 
+def check(spec: JobSpec, place: AttemptContext) -> None:
+    """Check a training as :func:`work` does before its workers start, for a training at the end of a search.
+
+    Raises:
+        ShoalError: The training cannot succeed; the message states the cause.
+    """
+    _checked(spec, place)
+    if place.run and spec.register_as:
+        promotion.try_champion(place.run, spec.register_as)
+
+
 def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     """Train, save and log the model of a job, and return the job's result.
 

@@ -27,7 +27,7 @@ from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting, function, partitions, pool_nodes, prediction
+from shoal.jobs.driver import boosting, function, partitions, pool_nodes, prediction, tuning
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
 from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
@@ -52,6 +52,7 @@ from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
 from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
+from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.jobs.timeouts import DRIVER_END_S
 from shoal.node_register import NodeRegister
 from shoal.pool.api import ComputePool
@@ -64,6 +65,7 @@ from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 from shoal.training import cluster
+from shoal.training.boosting.request import TrainRequest
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.gang.node_processes import use_nodes
@@ -212,6 +214,8 @@ class Driver:
                 function.begin(self._spec)
             if isinstance(self._spec, PartitionsJobSpec):
                 partitions.begin(self._spec)
+            if isinstance(self._spec, TuneJobSpec):
+                tuning.begin(self._spec)
             self._begin_run()
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
@@ -255,7 +259,9 @@ class Driver:
     def _starts_workers(self, gcs: str) -> bool:
         """Return whether this process starts the workers of the job itself on a pool with Ray: they need no Ray, and
         all nodes are on this machine."""
-        if not isinstance(self._spec, JobSpec | PartitionsJobSpec) or needs_ray(self._spec) or not is_on_loopback(gcs):
+        trained = self._spec.train if isinstance(self._spec, TuneJobSpec) else self._spec
+        is_forked = isinstance(trained, TrainRequest | PartitionsJobSpec)
+        if not is_forked or needs_ray(self._spec) or not is_on_loopback(gcs):
             return False
         return bool(pool_nodes.find(self._store, self._job.pool, gcs))
 
@@ -360,6 +366,8 @@ class Driver:
             return partitions.work(spec, place)
         if isinstance(spec, PredictJobSpec):
             return prediction.work(spec, place), None
+        if isinstance(spec, TuneJobSpec):
+            return tuning.work(spec, place)
         return boosting.work(spec, place), None
 
     def _free_room(self) -> None:

@@ -27,7 +27,7 @@ class Stopwatch:
         self._monotonic = monotonic
         self._begun = self._worked_until = monotonic()
         self._read_s: float | None = None
-        self._train_s = 0.0
+        self._train_s = self._search_s = 0.0
         self._score_s: float | None = None
 
     @property
@@ -38,7 +38,12 @@ class Stopwatch:
     def worked(self, *, train_s: float, read_s: float | None = None) -> None:
         """Record that the workers have finished now, and how long they have read and trained."""
         self._worked_until = self._monotonic()
-        self._read_s, self._train_s = read_s, train_s
+        self._read_s, self._train_s = read_s, train_s + self._search_s
+
+    def searched(self, seconds: float) -> None:
+        """Record that the workers have run the trials of a search for so long. They may train further."""
+        self._search_s = seconds
+        self.worked(train_s=0.0)
 
     @contextmanager
     def scoring(self) -> Iterator[None]:

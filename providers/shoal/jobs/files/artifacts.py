@@ -60,7 +60,11 @@ def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
 
 
 def mark(folder: str, claim: Claim) -> None:
-    """Create the folder of an attempt if it does not exist, and mark it as that of the attempt."""
+    """Create the folder of an attempt, and mark it as the attempt's.
+
+    Raises:
+        InvalidArgumentError: The folder must not be replaced.
+    """
     shared = folder.rsplit("/", 2)[0]  # see `folder`: the folder of the job and that of its attempt belong to shoal
     claim.check(folder, shared=shared, beside=_LOGS)
     claim.mark(folder, shared=shared)
@@ -193,6 +197,22 @@ def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str
     with act(JobStep.PUBLISH):
         storage.write(path, content)
     return path, hashlib.sha256(content).hexdigest()
+
+
+def load_reported(result: JobResult, artifact_location: str | None = None) -> Any:
+    """Read the model that the best trial of a search over a function has reported; None if it has reported none.
+
+    Raises:
+        FileNotFoundError: The file was removed, or cannot be reached from this machine.
+        JobError: The file was changed after the trial wrote it, or the job is not in this store.
+    """
+    import cloudpickle
+
+    known = attempts.load(Store(), Key(result.job_id, result.attempt)).results_digest
+    if known is None:
+        return None
+    # A pickled file can run any code when it is read, so its digest is compared with the one in the store.
+    return cloudpickle.loads(storage.read_unchanged(storage.as_given(result.model_path, artifact_location), known))
 
 
 def load_results(result: JobResult, artifact_location: str | None = None) -> FunctionResult:

@@ -17,7 +17,7 @@ from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs import credentials
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.files.sweep import discard_staged
-from shoal.jobs.journal import metric_series
+from shoal.jobs.journal import metric_series, study_logs
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
 from shoal.pool import teams
@@ -179,6 +179,7 @@ def _remove(
             metric_series.remove(session, Key(job_id, row.attempt))
             remove_folder(session, artifacts.folder(Key(job_id, row.attempt), storage.IN_STORE))
         session.flush()
+        study_logs.remove_unused(session, job_id)
         # The files of a training function belong to all attempts of the job.
         if not _rows(session, job_id):
             for kind in ("model", "checkpoints"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from shoal.errors import JobError
@@ -104,3 +105,15 @@ def read(path: str) -> bytes:
         content = file.read()
     assert isinstance(content, bytes)
     return content
+
+
+def remove(path: str) -> None:
+    """Remove a file; a file that does not exist is no error."""
+    if "://" not in path:
+        Path(path).unlink(missing_ok=True)
+        return
+    import fsspec
+
+    filesystem, inner = fsspec.core.url_to_fs(path)
+    with redacted_errors(path), suppress(FileNotFoundError):
+        filesystem.rm_file(inner)

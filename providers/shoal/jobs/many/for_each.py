@@ -20,6 +20,7 @@ from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
+from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.training.run_config import RunConfig
 
 
@@ -73,6 +74,11 @@ def for_each(
         raise InvalidArgumentError(
             "for_each accepts only the spec of a training, but this is the spec of a batch prediction: write one "
             "prediction spec for each model"
+        )
+    if isinstance(base, TuneJobSpec):
+        raise InvalidArgumentError(
+            "for_each accepts only the spec of a training, but this is the spec of a search: search once, and train "
+            "with the parameters that it has found for each value"
         )
     names = Names(base, job_id, column)
     shared = SharedColumn(base, column, connection_url)

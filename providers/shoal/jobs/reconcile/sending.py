@@ -159,7 +159,8 @@ def _entrypoint(job: Job) -> list[str]:
 def _libraries(job: Job) -> list[str]:
     """Return the libraries that the driver imports. The head imports them once for this driver and all later ones."""
     ray = [] if job.endpoint["gcs"] == NO_GCS else ["ray"]
-    framework = [name for name in get_args(Framework) if name == job.spec.get("framework")]
+    trained = (job.spec.get("framework"), (job.spec.get("train") or {}).get("framework"))
+    framework = [name for name in get_args(Framework) if name in trained]
     tracking = job.spec.get("tracking")
     mlflow = [] if tracking is None else ["mlflow"] if tracking.get("uri") else ["mlflow", MLFLOW_STORE]
     return [*ray, *framework, *mlflow]

@@ -14,6 +14,7 @@ from shoal.jobs.specs.partitions import PARTITIONS, PartitionsJobSpec
 from shoal.jobs.specs.prediction import PREDICT, PredictJobSpec
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
+from shoal.jobs.specs.tuning import TUNE, TuneJobSpec
 from shoal.option_validation import unknown_value
 from shoal.redaction import redact
 from shoal.training.boosting.request import Framework
@@ -134,14 +135,16 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
         return super().with_datasets(replaced).model_copy(update={"dataset_map": datasets})
 
 
-AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec | PartitionsJobSpec
-"""Spec of any job: a boosting training, a training function, a batch prediction, or a function for each partition."""
+AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec | PartitionsJobSpec | TuneJobSpec
+"""Spec of any job: a boosting training, a training function, a batch prediction, a function for each partition, or a
+search for parameters."""
 
 _KINDS: dict[str, type[AnyJobSpec]] = {
     **dict.fromkeys(get_args(Framework), JobSpec),
     FRAMEWORK: FunctionJobSpec,
     PREDICT: PredictJobSpec,
     PARTITIONS: PartitionsJobSpec,
+    TUNE: TuneJobSpec,
 }
 """The class of a spec, by the value of its field `framework`."""
 

@@ -128,14 +128,9 @@ def train(
         MissingExtraError: The library or Ray is not installed.
     """
     began = time.monotonic()
-    library = _library(request.framework)
-    if not cluster.is_connected():
-        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
-    use_gpu = _uses_gpus(request, library, keep_gpu_choice)
-    request = request.model_copy(
-        update={"scaling_config": request.scaling_config.model_copy(update={"use_gpu": use_gpu})}
-    )
-    training = _Training(
+    library = library_of(request.framework)
+    request = with_gpu_choice(request, library, keep_gpu_choice)
+    training = Training(
         request, library, user_code or UserCode(), init_model, dict(env or {}), on_progress, metrics, began
     )
     return training.run()
@@ -164,6 +159,18 @@ def _shape(size: GangSize) -> GangShape:
     return GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
 
 
+def with_gpu_choice(request: TrainRequest, library: Library, keep_choice: KeepChoice) -> TrainRequest:
+    """Return a copy of a request that says whether the training uses GPUs.
+
+    Raises:
+        InvalidArgumentError: This process is not connected to a Ray cluster.
+    """
+    if not cluster.is_connected():
+        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+    use_gpu = _uses_gpus(request, library, keep_choice)
+    return request.model_copy(update={"scaling_config": request.scaling_config.model_copy(update={"use_gpu": use_gpu})})
+
+
 def _uses_gpus(request: TrainRequest, library: Library, keep_choice: KeepChoice) -> bool:
     """Return whether the training uses GPUs. The choice is made once: restarts and later attempts keep it."""
     wish = gpu_wish(request.scaling_config, library.device(request))
@@ -181,15 +188,20 @@ def _uses_gpus(request: TrainRequest, library: Library, keep_choice: KeepChoice)
     return kept
 
 
-def library_of(framework: str) -> Library:
-    """Return what is different for each boosting library, such as the check of its parameters."""
+def interface_of(framework: str) -> Library:
+    """Return the interface of a boosting library, without a check of what is installed."""
     module = importlib.import_module(f"shoal.training.{framework}.engine")
     library: Library = getattr(module, _LIBRARIES[framework])()
     return library
 
 
-def _library(framework: str) -> Library:
-    library = library_of(framework)
+def library_of(framework: str) -> Library:
+    """Return the interface of a boosting library.
+
+    Raises:
+        MissingExtraError: The library or Ray is not installed.
+    """
+    library = interface_of(framework)
     for package in ["ray", framework] if cluster.register() is None else [framework]:
         try:
             importlib.import_module(package)
@@ -223,7 +235,12 @@ class _WorkerTotals:
 
 
 @dataclass
-class _Training:
+class Training:
+    """A training whose data and parameters are checked, and which has not started yet.
+
+    `init_model`, `on_progress` and `metrics` are those of :func:`train`; `began` is the time of the call.
+    """
+
     request: TrainRequest
     library: Library
     user_code: UserCode
@@ -334,6 +351,12 @@ class _Training:
             restarts=self._restarts.count,
             workers=stats,
         )
+
+    def alone(self) -> Task:
+        """Return the task of a worker that trains alone on all rows."""
+        seed, group_col = self.request.run_config.seed, self.request.group_col
+        [(train, eval_sets)] = shard_datasets(self._train, self._eval_sets, 1, seed, group_col)
+        return self._task(train, eval_sets, {}, by_columns=False)
 
     def _task(self, train: Part, eval_sets: dict[str, Part], connection: dict[str, Any], *, by_columns: bool) -> Task:
         request = self.request

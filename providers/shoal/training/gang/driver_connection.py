@@ -1,4 +1,4 @@
-"""Send a worker's heartbeats, log lines and notes to the driver, and end the worker's process if the driver is dead.
+"""Send a worker's heartbeats, log lines, notes and questions to the driver, and end the worker if the driver is dead.
 
 The format of the data is described in `shoal.training.gang.heartbeats`, which is the driver's end of the sockets.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import selectors
 import socket
 import threading
@@ -43,6 +44,9 @@ class DriverConnection:
         self._sock.settimeout(None)
         detect_vanished_host(self._sock)
         self._sending = threading.Lock()
+        self._asking = threading.Lock()
+        self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._unread = b""
         self._is_fork = False
         os.register_at_fork(after_in_child=self._hang_up_in_fork)
         # A Ray worker is a child process of the raylet (Ray's process on the node), but continues to run when the
@@ -74,12 +78,19 @@ class DriverConnection:
         Raises:
             TrainingError: User code has forked this process from the worker.
         """
-        if self._is_fork:
-            raise TrainingError(
-                "a process that was forked in a worker cannot report metrics or other data of the worker: return them "
-                "to the worker's own process, and report them there"
-            )
+        self._refuse_fork()
         self._send(b"n" + json.dumps(note).encode())
+
+    def ask(self, question: Mapping[str, Any]) -> Any:
+        """Ask the driver a question, such as for the next trial of a search, and wait for the answer.
+
+        Raises:
+            TrainingError: User code has forked this process from the worker.
+        """
+        self._refuse_fork()
+        with self._asking:
+            self._send(b"q" + json.dumps(question).encode())
+            return json.loads(self._answers.get())
 
     def done(self) -> None:
         """Tell the driver that the current call has ended and that all its log lines have been sent."""
@@ -96,6 +107,13 @@ class DriverConnection:
             )
             _leave()
 
+    def _refuse_fork(self) -> None:
+        if self._is_fork:
+            raise TrainingError(
+                "a process that was forked in a worker cannot report metrics or other data of the worker: return them "
+                "to the worker's own process, and report them there"
+            )
+
     def _hang_up_in_fork(self) -> None:
         """Close the socket in a process that user code has forked. Otherwise the driver would not see that the worker
         has ended until this process ends, too."""
@@ -109,10 +127,9 @@ class DriverConnection:
             selector.register(self._node.process, selectors.EVENT_READ)
         while True:
             ready = [key.fileobj for key, _ in selector.select(timeout=WORKER_HEARTBEAT_S)]
-            # The driver never sends data, so a readable socket means that the driver closed the connection. The worker
-            # then ends its own process.
             if self._sock in ready:
-                _leave()
+                self._read_answers()
+                ready.remove(self._sock)
             is_orphan = os.getppid() != self._parent
             if ready or (is_orphan and self._is_under_raylet):
                 kind = self._node.kind if self._node else "raylet"
@@ -124,6 +141,18 @@ class DriverConnection:
                     "its machine has almost no memory left: use more nodes or larger ones, or fewer workers per node"
                 )
             self._send(b"h")
+
+    def _read_answers(self) -> None:
+        """Read the driver's answers; end this process if the driver has closed the connection."""
+        try:
+            data = self._sock.recv(2**16)
+        except OSError:
+            _leave()
+        if not data:
+            _leave()
+        *answers, self._unread = (self._unread + data).split(b"\n")
+        for answer in answers:
+            self._answers.put(answer)
 
     def _leave_because(self, cause: str) -> NoReturn:
         self._send(b"x" + json.dumps(cause).encode())

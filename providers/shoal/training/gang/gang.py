@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from shoal.errors import ShoalError, TrainingError, WorkerLostError
@@ -102,10 +103,23 @@ class _Note:
     note: dict[str, Any]
 
 
-_Event = _Cause | _Answer | _Done | _Note
+@dataclass(frozen=True, slots=True)
+class _Question:
+    rank: int
+    question: dict[str, Any]
+
+
+_Event = _Cause | _Answer | _Done | _Note | _Question
 _C = TypeVar("_C", bound=Sidecar)
 OnNote = Callable[[int, dict[str, Any]], None]
 """Type of a function that is called with a worker's rank and a note (JSON data, such as metrics) from this worker."""
+
+
+Reply = Callable[[Any], None]
+"""Type of a function that sends the answer to a worker's question, as JSON data."""
+OnQuestion = Callable[[int, dict[str, Any], Reply], None]
+"""Type of a function that is called with a worker's rank, a question of this worker, and the function that answers it,
+at once or later: the worker waits for the answer."""
 
 
 class Gang:
@@ -202,8 +216,10 @@ class Gang:
         timeout: float | None = None,
         on_note: OnNote | None = None,
         report_uneven: bool = True,
+        on_question: OnQuestion | None = None,
     ) -> list[Any]:
-        """Call a function in every worker and wait for all results.
+        """Call a function in every worker and wait for all results. Notes and questions of the workers are passed to
+        `on_note` and `on_question` in this thread.
 
         Args:
             function: The function.
@@ -223,7 +239,7 @@ class Gang:
             raise TrainingError("this gang has ended and cannot run another function: start a new one with Gang.start")
         try:
             deadline = math.inf if timeout is None else time.monotonic() + timeout
-            return self._run(function, args_per_rank, deadline, on_note, report_uneven)
+            return self._run(function, args_per_rank, deadline, on_note, on_question, report_uneven=report_uneven)
         except _TimeLimitError:
             self.end()
             raise TrainingError(
@@ -242,7 +258,7 @@ class Gang:
         limit = WORKER_FINISH_S if timeout is None else min(timeout, WORKER_FINISH_S)
         try:
             if self.sound:
-                self._run(interpreter_end.end, [()] * self.shape.num_workers, time.monotonic() + limit, None, False)
+                self._run(interpreter_end.end, [()] * self.shape.num_workers, time.monotonic() + limit, None)
         except _TimeLimitError:
             say(
                 f"a worker was killed, because its threads and exit handlers did not end within {limit:g} s after the "
@@ -319,7 +335,9 @@ class Gang:
         args_per_rank: Sequence[Sequence[Any]],
         deadline: float,
         on_note: OnNote | None,
-        report_uneven: bool,
+        on_question: OnQuestion | None = None,
+        *,
+        report_uneven: bool = True,
     ) -> list[Any]:
         size = self.shape.num_workers
         self._started.run(function, args_per_rank, self._answered)
@@ -343,9 +361,16 @@ class Gang:
             elif isinstance(event, _Note):
                 if on_note:
                     on_note(event.rank, event.note)
+            elif isinstance(event, _Question):
+                assert on_question is not None, "a worker asked, but the driver answers no questions"
+                on_question(event.rank, event.question, partial(self._reply, event.rank))
             else:
                 raise self._first_cause(event)
         return [results[rank] for rank in range(size)]
+
+    def _reply(self, rank: int, answer: Any) -> None:
+        assert self._connections is not None
+        self._connections.answer(rank, json.dumps(answer))
 
     def _first_cause(self, first: _Cause) -> ShoalError:
         """Wait up to 5 s for further failures and return the error that most likely caused the others.
@@ -411,6 +436,8 @@ class Gang:
         elif kind is EventKind.NOTE:
             # Notes get into the store and into MLflow.
             self._note(_Note(rank, hide_known(json.loads(text))))
+        elif kind is EventKind.QUESTION:
+            self._note(_Question(rank, hide_known(json.loads(text))))
         elif not self.ended:
             weight = _Weight.LEFT if kind is EventKind.LEFT else _Weight.LOST
             self._note(_Cause(weight, self._lost(rank, text)))

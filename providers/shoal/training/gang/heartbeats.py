@@ -7,10 +7,10 @@ health checks, which take about 15 s. A socket is faster: the kernel closes the 
 keepalive closes the socket of a host that no longer answers. The workers also send their log lines through this socket,
 because an actor call for each round would take far more time and would need another actor.
 
-Only the workers send data. A worker sends frames, each of which is one line of text. The first frame of a socket is the
-hello: the gang's token and the worker's rank. Each later frame begins with a letter: ``h`` (heartbeat), ``d`` (a call
-is done), ``l`` with a log line as JSON, ``n`` with a note for the driver as JSON, or ``x`` with the reason why the
-worker ends itself.
+A worker sends frames, each of which is one line of text. The first frame of a socket is the hello: the gang's token and
+the worker's rank. Each later frame begins with a letter: ``h`` (heartbeat), ``d`` (a call is done), ``l`` with a log
+line as JSON, ``n`` with a note for the driver as JSON, ``q`` with a question to the driver as JSON, or ``x`` with the
+reason why the worker ends itself. The driver sends only the answers to questions, each as one line of JSON.
 
 Any process on the host can connect. Therefore the hello must be short and must arrive within seconds, its token is
 compared in constant time, and no other data is parsed before the hello is accepted.
@@ -22,6 +22,7 @@ import contextlib
 import hmac
 import json
 import secrets
+import select
 import selectors
 import socket
 import threading
@@ -66,6 +67,8 @@ class EventKind(Enum):
     """The worker logged a line."""
     NOTE = "note"
     """The worker sent a note to the driver; the text is JSON."""
+    QUESTION = "question"
+    """The worker asked the driver a question, and waits for `WorkerConnections.answer`; the text is JSON."""
     DONE = "done"
     """The worker finished a call; all its log lines of this call were reported before."""
 
@@ -139,6 +142,23 @@ class WorkerConnections:
             for connection in self._connections.values():
                 with contextlib.suppress(OSError):
                     connection.sock.shutdown(socket.SHUT_WR)
+
+    def answer(self, rank: int, text: str) -> None:
+        """Send a worker the answer to its question, as JSON in one line. A worker that is gone gets none."""
+        with self._changed:
+            sock = next((each.sock for each in self._connections.values() if each.rank == rank), None)
+        if sock is None:
+            return
+        rest = memoryview(f"{text}\n".encode())
+        # The loss of the worker, or the end of the gang, closes the socket, and is reported elsewhere.
+        with contextlib.suppress(OSError, ValueError):
+            while rest:
+                try:
+                    rest = rest[sock.send(rest) :]
+                except BlockingIOError:
+                    writable = select.poll()
+                    writable.register(sock, select.POLLOUT)
+                    writable.poll(WORKER_HEARTBEAT_S * 1000)
 
     def close(self) -> None:
         """Close the sockets of all workers and stop listening for further connections."""
@@ -231,6 +251,8 @@ class WorkerConnections:
             self._listener(rank, EventKind.LINE, str(json.loads(frame[1:])))
         elif frame[:1] == b"n":
             self._listener(rank, EventKind.NOTE, frame[1:].decode())
+        elif frame[:1] == b"q":
+            self._listener(rank, EventKind.QUESTION, frame[1:].decode())
         elif frame[:1] == b"d":
             self._listener(rank, EventKind.DONE, "")
         elif frame[:1] == b"x":

@@ -172,7 +172,9 @@ class Worker:
             place.host, place.port, place.token, place.rank, KnownSecrets(_secrets(env)).hide, node
         )
         position = GangPosition(place.rank, place.world_size)
-        set_gang_context(GangContext(position, place.local_world_size, driver.log, driver.note, driver.end_fork))
+        set_gang_context(
+            GangContext(position, place.local_world_size, driver.log, driver.note, driver.end_fork, driver.ask)
+        )
         return Joined(os.getpid(), own_folder)
 
     def preload(self, modules: Sequence[str], complete: bool) -> None:

@@ -76,6 +76,7 @@ class Binned:
         # in time, because LightGBM reads the labels and weights only after the last row.
         self._label = np.empty(count, np.float32)
         self._weight = None if columns.weight is None else np.empty(count, np.float32)
+        self._has_score = False
         outputs = columns.base_margin
         self._margin = np.empty(count if len(outputs) == 1 else (count, len(outputs))) if outputs else None
         self._group = None if columns.group is None else np.empty(count, np.int64)
@@ -113,6 +114,10 @@ class Binned:
                 score += self._margin
         if score is not None:
             self.dataset.set_init_score(score)
+        elif self._has_score:
+            # An earlier training on the same dataset has set the scores; set_init_score(None) would leave them.
+            self.dataset.set_field("init_score", None)
+        self._has_score = score is not None
 
     def _noted(self, rows: Iterable[Batch]) -> Iterator[Batch]:
         start = 0

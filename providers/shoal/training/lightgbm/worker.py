@@ -59,7 +59,7 @@ class _Log:
     warning = info
 
 
-class _Session:
+class Session:
     """State of a LightGBM training in one worker.
 
     Args:
@@ -83,6 +83,7 @@ class _Session:
         # the datasets are built.
         self._share = share
         self._machines: tuple[str, ...] = ()
+        self.binned: tuple[Binned, dict[str, Binned]] | None = None
         self._trainer: Trainer | None = None
         self._seconds = time.perf_counter() - began
 
@@ -125,6 +126,7 @@ class _Session:
         shared_sample.forget()
         evals = {name: self._shard_rows(part) for name, part in task.eval_sets.items()}
         binned = {name: Binned(rows, reference, keep=keep) for name, rows in evals.items()}
+        self.binned = train, binned
         self._trainer = Trainer(task, self._context, train, binned)
         read = sum(rows.seconds for rows in (self._rows, *evals.values()))
         quantising = self._seconds + time.perf_counter() - began - read
@@ -145,7 +147,7 @@ class _Session:
         return ShardRows(part, self.task.columns, budget, label_check(self.task), keep_types=True)
 
 
-_session: _Session | None = None
+_session: Session | None = None
 
 
 def begin(task: Task, share: Share) -> tuple[Any, str]:
@@ -158,8 +160,8 @@ def begin(task: Task, share: Share) -> tuple[Any, str]:
         DataError: The rows cannot be used, or their bins do not fit in memory.
     """
     global _session
-    with _own_errors():
-        _session = _Session(task, share, gang_context())
+    with own_errors():
+        _session = Session(task, share, gang_context())
         shared = shared_sample.share(_session.sample())
         # malloc keeps the blocks of the freed rows, which are small.
         memory.trim()
@@ -181,7 +183,7 @@ def bin_sample(samples: Sequence[Any]) -> Bins | None:
         sample = pa.concat_tables(map(shared_sample.fetch, samples))
     except LookupError as exc:
         raise PeerError(f"the sample of another worker is lost: {exc}") from exc
-    with _own_errors():
+    with own_errors():
         return _session.bin_sample(sample)
 
 
@@ -197,7 +199,7 @@ def prepare(bins: Bins, machines: tuple[str, ...]) -> Prepared:
         TrainingError: LightGBM failed; the message contains LightGBM's message.
     """
     assert _session is not None
-    with _own_errors():
+    with own_errors():
         return _session.prepare(bins, machines)
 
 
@@ -209,7 +211,7 @@ def boost(segment: Segment) -> Boosted:
         PeerError: Another worker failed.
     """
     assert _session is not None
-    with _own_errors():
+    with own_errors():
         return _session.boost(segment)
 
 
@@ -218,7 +220,7 @@ def finish() -> None:
     global _session
     session, _session = _session, None
     assert session is not None
-    with _own_errors():
+    with own_errors():
         session.port.close()
     del session
     memory.trim()
@@ -244,7 +246,8 @@ def label_check(task: Task) -> CheckLabel | None:
 
 
 @contextlib.contextmanager
-def _own_errors() -> Iterator[None]:
+def own_errors() -> Iterator[None]:
+    """Raise the errors of LightGBM as shoal's errors."""
     try:
         yield
     except LightGBMError as exc:

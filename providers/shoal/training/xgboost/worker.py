@@ -43,7 +43,7 @@ from shoal.training.xgboost.params import feature_types, is_stochastic, joined, 
 _READS = 4
 
 
-class _Session:
+class Session:
     """State of the current training in this worker; the constructor reads the rows and builds the matrices.
 
     Args:
@@ -73,6 +73,11 @@ class _Session:
         self.booster: xgboost.Booster | None = None
         self._init_rounds = 0
         self._callbacks: CallbackContainer | None = None
+
+    def begin_again(self, task: Task) -> None:
+        """Begin another training on the same matrices, whose parameters have the same ``max_bin``."""
+        self.task = replace(task, user_code=task.user_code.ending_forks(self.context.end_fork))
+        self.booster = self._callbacks = None
 
     def boost(self, segment: Segment) -> Boosted:
         """Train the rounds of a segment, up to the next checkpoint, and return the result of this rank."""
@@ -285,7 +290,7 @@ class _Session:
         self.context.log(text.rstrip("\n"))
 
 
-_session: _Session | None = None
+_session: Session | None = None
 
 
 def prepare(task: Task) -> Prepared:
@@ -298,9 +303,9 @@ def prepare(task: Task) -> Prepared:
     """
     global _session
     context = gang_context()
-    with _own_errors(), contextlib.ExitStack() as stack:
+    with own_errors(), contextlib.ExitStack() as stack:
         stack.enter_context(_communicator({**task.connection, "dmlc_task_id": f"{context.rank:08d}"}, context))
-        _session = _Session(task, context)
+        _session = Session(task, context)
         _session.open.push(stack.pop_all())
         return _session.prepared
 
@@ -313,7 +318,7 @@ def boost(segment: Segment) -> Boosted:
         PeerError: Another worker failed.
     """
     assert _session is not None
-    with _own_errors():
+    with own_errors():
         return _session.boost(segment)
 
 
@@ -322,7 +327,7 @@ def finish() -> None:
     global _session
     session, _session = _session, None
     assert session is not None
-    with _own_errors():
+    with own_errors():
         session.close()
 
 
@@ -424,7 +429,8 @@ def _first_rounds(history: History, rounds: int) -> OrderedDict[str, Any]:
 
 
 @contextlib.contextmanager
-def _own_errors() -> Iterator[None]:
+def own_errors() -> Iterator[None]:
+    """Raise the errors of XGBoost as shoal's errors."""
     try:
         yield
     except XGBoostError as exc:

@@ -1,0 +1,272 @@
+"""Run the trials of a search in one gang of workers, on the cluster that this process is connected to."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import InvalidArgumentError, WorkerLostError
+from shoal.jobs.specs.tuning import Direction, TuneJobSpec
+from shoal.jobs.tuning.code import SearchCode
+from shoal.jobs.tuning.samplers import grid, pruner_named, sampler_named
+from shoal.jobs.tuning.search import Check, Search, Suggest
+from shoal.jobs.tuning.study_storage import STUDY, require_optuna
+from shoal.jobs.tuning.trials import Ended
+from shoal.training import cluster
+from shoal.training.boosting.engine import KeepChoice, library_of, with_gpu_choice
+from shoal.training.boosting.trials import TrialPlan, is_maximised
+from shoal.training.boosting.user_code import UserCode
+from shoal.training.gang.placement import GangShape
+from shoal.training.gang.reused_workers import shared_gang
+from shoal.training.pickling import pickled
+from shoal.training.progress import OnProgress, Progress, ProgressDisplay
+from shoal.training.pytorch.program import imported
+from shoal.training.restarts import Restarts
+from shoal.training.scaling import GangSize, resolve_size
+from shoal.training.timeouts import RESOURCES_WAIT_S
+from shoal.training.trials import worker
+from shoal.training.trials.worker import BoostingWork, FunctionWork, Reports, Work
+
+if TYPE_CHECKING:
+    import optuna
+
+_MOST_REPORTS = 100
+"""Largest number of values that a boosting trial reports by default, to bound the study."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search has found.
+
+    Args:
+        best: The best trial.
+        ended: All trials.
+        metric: Name of the deciding metric; None: a function's only value.
+        direction: minimize or maximize.
+        num_workers: Number of workers.
+        restarts: Number of restarts after a lost worker.
+        seconds: Seconds of the trials.
+    """
+
+    best: Ended
+    ended: tuple[Ended, ...]
+    metric: str | None
+    direction: Direction
+    num_workers: int
+    restarts: int
+    seconds: float
+
+
+def run(
+    spec: TuneJobSpec,
+    code: SearchCode,
+    user_code: UserCode,
+    *,
+    storage: optuna.storages.BaseStorage | None = None,
+    flush: Callable[[], None] = lambda: None,
+    folder: str = "",
+    env: Mapping[str, str] | None = None,
+    on_end: Callable[[Ended], None] = lambda ended: None,
+    on_progress: OnProgress | None = None,
+    keep_gpu_choice: KeepChoice = bool,
+) -> Found:
+    """Run the trials of a search that have not ended yet, and return the best trial.
+
+    Args:
+        spec: Spec of the search.
+        code: Code of the search.
+        user_code: Functions of the boosting training.
+        storage: Storage of the study; None: in memory.
+        flush: Function that writes what the storage has not written yet.
+        folder: Folder or URI for the models that a function reports.
+        env: Environment variables of the workers.
+        on_end: Function that is called with each trial that has ended.
+        on_progress: Function that takes the progress.
+        keep_gpu_choice: Function that stores whether the job uses GPUs.
+
+    Raises:
+        InvalidArgumentError: An option or a parameter is not legal.
+        DataError: The datasets cannot be used.
+        CapacityError: The active nodes are too small for the workers, or had no free room in time.
+        TrainingError: No trial has a value; the message contains the first error.
+        WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
+        MissingExtraError: Optuna or the boosting library is not installed.
+    """
+    began = time.monotonic()
+    require_optuna()
+    if not cluster.is_connected():
+        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+    pruner = code.pruner or pruner_named(spec.pruner)
+    work, size, check, preloaded = _work(spec, code, user_code, folder, pruner, keep_gpu_choice)
+    progress = _TrialProgress(spec, on_end, on_progress)
+    search = _search(spec, code, storage, pruner, size, check, flush, progress.ended)
+    restarts = Restarts(spec.run_config, began)
+    shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
+
+    def attempt() -> None:
+        wait_s = min(RESOURCES_WAIT_S, restarts.left(RESOURCES_WAIT_S))
+        with shared_gang(shape, timeout=wait_s, env=env) as gang, progress.display():
+            gang.preload(preloaded, complete=spec.train is None or bool(user_code))
+            tasks = [(work,)] * size.num_workers
+            try:
+                gang.run(worker.serve, tasks, timeout=restarts.timeout, on_question=search.on_question)
+            except WorkerLostError:
+                search.workers_lost()
+                raise
+
+    if not search.is_over:
+        restarts.run(attempt, checkpoint=lambda: f"trial {len(search.ended)} of {search.trials}", shrink=lambda: None)
+    direction = _direction(spec)
+    seconds = time.monotonic() - began
+    return Found(search.best(), tuple(search.ended), spec.metric, direction, size.num_workers, restarts.count, seconds)
+
+
+class _TrialProgress:
+    """Passes on each trial that has ended, and the number of trials.
+
+    Args:
+        spec: Spec of the search.
+        on_end: Function that gets each trial.
+        on_progress: Function that takes the progress; None if nobody asks for it.
+    """
+
+    def __init__(self, spec: TuneJobSpec, on_end: Callable[[Ended], None], on_progress: OnProgress | None) -> None:
+        self._spec = spec
+        self._on_end = on_end
+        self._on_progress = on_progress
+        self._display: ProgressDisplay | None = None
+        self._count = 0
+
+    @contextlib.contextmanager
+    def display(self) -> Iterator[None]:
+        """Show the progress as a bar in a terminal. The lines of the trials show it elsewhere."""
+        with ProgressDisplay(first_line_s=math.inf) as self._display:
+            yield
+        self._display = None
+
+    def ended(self, trial: Ended) -> None:
+        """Pass on a trial that has ended."""
+        self._count += 1
+        self._on_end(trial)
+        values = {} if trial.value is None else {self._spec.metric or "value": trial.value}
+        progress = Progress(self._count, self._spec.trials, "trials", values)
+        if self._on_progress is not None:
+            self._on_progress(progress)
+        if self._display is not None:
+            self._display.show(progress)
+
+
+def _direction(spec: TuneJobSpec) -> Direction:
+    if spec.direction is None and spec.train is not None and is_maximised(spec.train, spec.metric):
+        return "maximize"
+    return spec.direction or "minimize"
+
+
+def _search(
+    spec: TuneJobSpec,
+    code: SearchCode,
+    storage: optuna.storages.BaseStorage | None,
+    pruner: optuna.pruners.BasePruner,
+    size: GangSize,
+    check: Check,
+    flush: Callable[[], None],
+    on_end: Callable[[Ended], None],
+) -> Search:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = code.sampler or sampler_named(spec.sampler)
+    study = optuna.create_study(
+        storage=storage,
+        study_name=STUDY,
+        sampler=sampler,
+        pruner=pruner,
+        direction=_direction(spec),
+        load_if_exists=True,
+    )
+    return Search(
+        study,
+        sampler,
+        _suggest(spec, code),
+        check,
+        spec.trials,
+        spec.seed,
+        size.num_workers if spec.batches else None,
+        grid(spec.space) if spec.sampler == "grid" else (),
+        flush,
+        on_end,
+    )
+
+
+def _suggest(spec: TuneJobSpec, code: SearchCode) -> Suggest:
+    """Return the function that suggests the parameters of a trial."""
+    space = code.space
+    if space is None:
+        return lambda trial: {name: values.suggest(trial, name) for name, values in spec.space.items()}
+
+    def suggested(trial: optuna.Trial) -> Mapping[str, Any]:
+        given = space(trial)
+        if given is not None and not isinstance(given, Mapping):
+            raise InvalidArgumentError(
+                f"the function in space returned {given!r}: it must return a mapping from names of parameters to "
+                "values, or None for the suggested ones"
+            )
+        return trial.params if given is None else given
+
+    return suggested
+
+
+def _work(
+    spec: TuneJobSpec,
+    code: SearchCode,
+    user_code: UserCode,
+    folder: str,
+    pruner: optuna.pruners.BasePruner,
+    keep_gpu_choice: KeepChoice,
+) -> tuple[Work, GangSize, Check, list[str]]:
+    """Return what the workers do, their number and size, how parameters are checked, and the modules they need."""
+    nodes, clamp = cluster.active_nodes(), spec.run_config.clamp
+    if spec.train is None:
+        size = resolve_size(spec.scaling_config, nodes, device="cpu" if not spec.scaling_config.use_gpu else None,
+                            clamp=clamp)  # fmt: skip
+        function = code.function
+        if function is None:
+            assert spec.train_func is not None
+            function = pickled(imported(spec.train_func), "the function of a search")
+        return FunctionWork(function, spec.dataset_map, spec.metric, folder), size, lambda params: None, []
+    library = library_of(spec.train.framework)
+    request = spec.trial_request()
+    scaled = with_gpu_choice(
+        request.model_copy(update={"scaling_config": spec.scaling_config}), library, keep_gpu_choice
+    )
+    size = resolve_size(scaled.scaling_config, nodes, device=library.device(request), clamp=clamp)
+    plan = TrialPlan(request, size, user_code, spec.metric)
+    _refuse_space(spec, plan)
+    every = spec.report_every or -(-request.n_estimators // _MOST_REPORTS)
+    reports = Reports(0 if type(pruner).__name__ == "NopPruner" else every)
+    modules = [f"shoal.training.{spec.train.framework}.trials"]
+    return BoostingWork(plan.trials, reports), size, plan.checked, modules
+
+
+def _refuse_space(spec: TuneJobSpec, plan: TrialPlan) -> None:
+    """Refuse a space of which the library accepts neither the first nor the last values, such as one with the name of
+    an unknown parameter: all trials would fail.
+
+    Raises:
+        InvalidArgumentError: The library refuses both; the message is that for the first values.
+    """
+    if not spec.space:
+        return
+    problems: list[InvalidArgumentError] = []
+    for place in (0, -1):
+        values = {name: each.ends()[place] for name, each in spec.space.items()}
+        try:
+            plan.checked(values)
+            return
+        except InvalidArgumentError as error:
+            problems.append(error)
+    raise problems[0]

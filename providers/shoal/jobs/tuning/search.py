@@ -1,0 +1,259 @@
+"""Decide in the driver which trial a worker runs next, when a trial ends early, and what the study records of it.
+
+Only the driver asks and tells Optuna. Workers send questions, each of which is answered at once or when there is a
+trial for the worker. The class knows neither workers nor the store, apart from the study's storage.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.jobs.tuning.samplers import seeded
+from shoal.jobs.tuning.trials import (
+    ERROR,
+    METRICS,
+    MODEL,
+    MODEL_DIGEST,
+    NUMBER,
+    OUTCOME,
+    PARAMS,
+    REPEATED,
+    ROUNDS,
+    SECONDS,
+    SENT,
+    Ended,
+    ended_in,
+)
+from shoal.training.boosting.trials import TrialParams
+from shoal.training.gang.gang import Reply
+from shoal.training.trials.worker import Trial
+
+if TYPE_CHECKING:
+    import optuna
+
+_BATCH = "shoal:batch"
+
+Suggest = Callable[["optuna.Trial"], Mapping[str, Any]]
+Check = Callable[[Mapping[str, Any]], TrialParams | None]
+
+
+@dataclass
+class Search:
+    """The trials of one study.
+
+    Args:
+        study: The study; its sampler and pruner are those of the search.
+        sampler: Sampler that is copied and seeded for each trial.
+        suggest: Function that suggests the parameters of a trial.
+        check: Function that checks parameters with the library before a worker gets them; an error fails the trial.
+        trials: Number of trials.
+        seed: Seed of the study.
+        batch: Number of trials in a batch, which begins when the one before has ended; None: no batches.
+        grid: Parameters of each trial, if they are not suggested.
+        flush: Function that writes the study's entries to the store.
+        on_end: Function that is called with each trial that ends, and at first with those that have ended before.
+    """
+
+    study: optuna.Study
+    sampler: optuna.samplers.BaseSampler
+    suggest: Suggest
+    check: Check
+    trials: int
+    seed: int = 0
+    batch: int | None = None
+    grid: Sequence[Mapping[str, Any]] = ()
+    flush: Callable[[], None] = lambda: None
+    on_end: Callable[[Ended], None] = lambda ended: None
+
+    def __post_init__(self) -> None:
+        self._open: dict[int, optuna.Trial] = {}
+        self._ready: deque[Trial] = deque()
+        self._untold: dict[int, optuna.Trial] = {}
+        self._ended: dict[int, Ended] = {}
+        self._waiting: deque[Reply] = deque()
+        if self.grid:
+            self.trials = min(self.trials, len(self.grid))
+        if self.batch is not None:
+            # A search that continues with another number of workers keeps its batches.
+            kept = self.study.user_attrs.get(_BATCH)
+            if kept is None:
+                self.study.set_user_attr(_BATCH, self.batch)
+            self.batch = kept or self.batch
+        self._enqueue_open_trials()
+        for ended in ended_in(self.study):
+            self._note(ended)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all trials have ended."""
+        return len(self._ended) >= self.trials
+
+    @property
+    def ended(self) -> list[Ended]:
+        """The trials that have ended, in the order of their numbers."""
+        return [self._ended[number] for number in sorted(self._ended)]
+
+    def on_question(self, _rank: int, question: Mapping[str, Any], reply: Reply) -> None:
+        """Answer a worker: whether its trial should end, or which trial it runs next."""
+        if "value" in question:
+            reply(self._reported(question["trial"], question["value"], question["step"]))
+            return
+        if (outcome := question["outcome"]) is not None:
+            self._finish(outcome)
+        self._waiting.append(reply)
+        self._hand_out()
+
+    def workers_lost(self) -> None:
+        """Prepare to repeat the trials of workers that were lost, with the same parameters."""
+        self._waiting.clear()
+        self._open.clear()
+        self._ready.clear()
+        self._enqueue_open_trials()
+
+    def best(self) -> Ended:
+        """Return the best trial.
+
+        Raises:
+            TrainingError: No trial has a value.
+        """
+        complete = [each for each in self.ended if each.state == "complete"]
+        if not complete:
+            failed = [each for each in self.ended if each.error is not None]
+            if len(failed) == len(self._ended) and failed:
+                raise TrainingError(f"all {len(failed)} trials failed; the first error is that of trial "
+                                    f"{failed[0].number} with {failed[0].params}: {failed[0].error}")  # fmt: skip
+            raise TrainingError(
+                f"none of {len(self._ended)} trials has a value: {len(failed)} failed, and the others were pruned. "
+                "Choose another pruner, or more trials"
+            )
+        sign = -1 if self.study.direction.name == "MAXIMIZE" else 1
+        return min(complete, key=lambda each: (sign * float(each.value), each.number))  # type: ignore[arg-type]
+
+    # Handing out
+
+    def _hand_out(self) -> None:
+        while self._waiting and (trial := self._next()) is not None:
+            self._waiting.popleft()(trial.sent())
+        if self.is_over:
+            while self._waiting:
+                self._waiting.popleft()(None)
+
+    def _next(self) -> Trial | None:
+        """Return the next trial for a worker; None if there is none, or none yet."""
+        if self.batch is None:
+            return self._ask(self.trials)
+        while not self._open and not self.is_over:
+            index = self._first_missing() // self.batch
+            while (trial := self._ask(min(self.trials, (index + 1) * self.batch))) is not None:
+                self._ready.append(trial)
+            if not self._ready:
+                self._tell_batch()
+        return self._ready.popleft() if self._ready else None
+
+    def _first_missing(self) -> int:
+        return next(number for number in range(self.trials) if number not in self._ended)
+
+    def _ask(self, stop: int) -> Trial | None:
+        """Ask Optuna for a trial whose number is below `stop`; None if there is none. Trials whose parameters cannot be
+        suggested, or are refused by the library, fail here."""
+        from optuna.trial import TrialState
+
+        while True:
+            waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+            taken = {*self._ended, *self._open, *self._untold}
+            number = waiting[0].user_attrs[NUMBER] if waiting else next(n for n in range(stop + 1) if n not in taken)
+            if number >= stop:
+                return None
+            if not waiting and self.grid:
+                self.study.enqueue_trial(dict(self.grid[number]), user_attrs={NUMBER: number})
+            self.study.sampler = seeded(self.sampler, self.seed, number)
+            trial = self.study.ask()
+            if NUMBER not in trial.user_attrs:
+                trial.set_user_attr(NUMBER, number)
+            try:
+                params = dict(self.suggest(trial))
+                json.dumps(params)
+                trial.set_user_attr(PARAMS, params)
+                checked = self.check(params)
+            except Exception as error:  # user code suggests, and the library checks
+                message = str(error) if isinstance(error, InvalidArgumentError) else f"{type(error).__name__}: {error}"
+                trial.set_user_attr(ERROR, message)
+                self._tell(number, trial, {"state": "failed"})
+                continue
+            trial.set_user_attr(SENT, True)
+            self.flush()
+            self._open[number] = trial
+            return Trial(number, params, checked)
+
+    # Recording
+
+    def _reported(self, number: int, value: float, step: int) -> bool:
+        trial = self._open[number]
+        trial.report(value, step)
+        return bool(trial.should_prune())  # some pruners return NumPy's
+
+    def _finish(self, outcome: Mapping[str, Any]) -> None:
+        number = outcome["trial"]
+        trial = self._open.pop(number)
+        for name in (ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST):
+            if outcome.get(name) is not None:
+                trial.set_user_attr(name, outcome[name])
+        given = {"state": outcome["state"], "value": outcome.get("value")}
+        if given["state"] == "complete" and math.isnan(given["value"]):
+            trial.set_user_attr(ERROR, "the value of the deciding metric is NaN")
+            given["state"] = "failed"
+        if self.batch is None:
+            self._tell(number, trial, given)
+            return
+        # The trials of a batch end together, so that pruners and samplers do not depend on which of them was first.
+        trial.set_user_attr(OUTCOME, given)
+        self.flush()
+        self._untold[number] = trial
+        if not self._open:
+            self._tell_batch()
+
+    def _tell_batch(self) -> None:
+        for number in sorted(self._untold):
+            trial = self._untold.pop(number)
+            self._tell(number, trial, trial.user_attrs[OUTCOME])
+
+    def _tell(self, number: int, trial: optuna.Trial, outcome: Mapping[str, Any]) -> None:
+        from optuna.trial import TrialState
+
+        if outcome["state"] == "complete":
+            frozen = self.study.tell(trial, outcome["value"])
+        else:
+            state = TrialState.PRUNED if outcome["state"] == "pruned" else TrialState.FAIL
+            frozen = self.study.tell(trial, state=state)
+        assert number not in self._ended, f"trial {number} has ended twice"
+        self._note(Ended.of(frozen))
+
+    def _note(self, ended: Ended) -> None:
+        self._ended[ended.number] = ended
+        self.on_end(ended)
+
+    def _enqueue_open_trials(self) -> None:
+        """Fail the trials that no worker runs any more, and enqueue them again with the same parameters.
+
+        A trial whose parameters were not complete gets them anew, from the same random numbers.
+        """
+        from optuna import Trial as OptunaTrial
+        from optuna.trial import TrialState
+
+        waiting = {each.user_attrs[NUMBER] for each in self.study.get_trials(states=(TrialState.WAITING,))}
+        self._untold.clear()
+        for frozen in self.study.get_trials(states=(TrialState.RUNNING,)):
+            trial, found = OptunaTrial(self.study, frozen._trial_id), frozen.user_attrs
+            if OUTCOME in found:
+                self._untold[found[NUMBER]] = trial
+                continue
+            if SENT in found and found[NUMBER] not in waiting:
+                self.study.enqueue_trial(frozen.params, user_attrs={NUMBER: found[NUMBER]})
+            trial.set_user_attr(REPEATED, True)
+            self.study.tell(trial, state=TrialState.FAIL)

@@ -1,0 +1,1 @@
+"""Run the trials of a search for parameters in the workers of one job."""
