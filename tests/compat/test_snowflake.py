@@ -128,3 +128,10 @@ def test_the_context_knows_the_backends() -> None:
     context = snowflake.get_context()
     assert "gloo" in context.get_supported_backends()
     assert context.get_default_backend() in context.get_supported_backends()
+
+
+def test_the_context_says_what_stands_for_the_artifact_manager() -> None:
+    with pytest.raises(
+        InvalidArgumentError, match=r"no artifact manager here: .* get_model_dir\(\) .* save_checkpoint"
+    ):
+        snowflake.get_context().get_artifact_manager()

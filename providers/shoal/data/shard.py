@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.gang_position import GangPosition
 from shoal.data.planning import Shard
@@ -56,21 +56,49 @@ class DataShard:
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all rows of this worker into one Arrow table."""
-        return self._read(columns, None)
+        return self.read(columns, None)
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
         """Read this worker's rows into a pandas DataFrame, with the index and types that pandas has stored."""
         from shoal.data.parquet.pandas_frames import to_frame
 
-        return to_frame(self._read(None, limit), self.ingester.source)
+        return to_frame(self.read(None, limit), self.ingester.source)
 
-    def _read(self, columns: Sequence[str] | None, limit: int | None) -> pa.Table:
+    def read(self, columns: Sequence[str] | None, limit: int | None) -> pa.Table:
+        """Read the first `limit` rows of this worker, or all rows, into one Arrow table."""
         from shoal.data.checks import check_same_schema
         from shoal.data.parquet.reading import take_rows
 
         source = self.ingester.source
         check_same_schema(source, source.schema().names if columns is None else columns)
         return take_rows(self.iter_batches(columns), limit)
+
+    def to_huggingface_dataset(
+        self,
+        *,
+        streaming: bool = False,
+        limit: int | None = None,
+        batch_size: int = 1024,
+        shuffle: bool = False,
+        drop_last_batch: bool = False,
+    ) -> Any:
+        """Return this worker's rows as a dataset of Hugging Face's library `datasets`.
+
+        The arguments are those of :meth:`shoal.data.DataConnector.to_huggingface_dataset`.
+
+        Raises:
+            MissingExtraError: The library `datasets` is not installed.
+        """
+        from shoal.data.huggingface import huggingface_dataset
+
+        return huggingface_dataset(
+            self,
+            streaming=streaming,
+            limit=limit,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last_batch=drop_last_batch,
+        )
 
     def to_torch_dataset(
         self,
