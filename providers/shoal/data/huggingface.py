@@ -6,24 +6,32 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import check_same_schema
+from shoal.data.parquet.reading import take_rows
 from shoal.data.planning import Shard
 from shoal.errors import InvalidArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
     from shoal.data.ingest import Ingester
     from shoal.data.planning import RowRange
-    from shoal.data.shard import DataShard
 
 # Number of rows from which a stream draws the next one at random, at least; the default value of `datasets`.
 _SHUFFLED_ROWS = 1_000
 
 
 def huggingface_dataset(
-    shard: DataShard, *, streaming: bool, limit: int | None, batch_size: int, shuffle: bool, drop_last_batch: bool
+    ingester: Ingester,
+    shard: Shard,
+    seed: int,
+    *,
+    streaming: bool,
+    limit: int | None,
+    batch_size: int,
+    shuffle: bool,
+    drop_last_batch: bool,
 ) -> Any:
     """Return the rows of a shard as a ``datasets.Dataset``, or as a ``datasets.IterableDataset`` with `streaming`.
 
-    The arguments are those of :meth:`shoal.data.DataConnector.to_huggingface_dataset`.
+    The other arguments are those of :meth:`shoal.data.DataConnector.to_huggingface_dataset`.
 
     Raises:
         MissingExtraError: The library `datasets` is not installed.
@@ -33,27 +41,25 @@ def huggingface_dataset(
         import datasets
     except ImportError as exc:
         raise MissingExtraError("datasets", None) from exc
-    rows = _rows(shard.num_rows(), limit, batch_size if drop_last_batch else 1)
-    fewer = rows < shard.num_rows()
-    source = shard.ingester.source
+    rows = _rows(shard.rows, limit, batch_size if drop_last_batch else 1)
+    source = ingester.source
     schema = source.schema()
-    if not streaming:
-        table = shard.read(None, None if shuffle else rows) if shard.shard.ranges else schema.empty_table()
-        dataset = datasets.Dataset(table)
-        dataset = dataset.shuffle(seed=shard.position.seed) if shuffle else dataset
-        return dataset.select(range(rows)) if shuffle and fewer else dataset
     check_same_schema(source, schema.names)
+    if not streaming:
+        tables = ingester.iter_batches(shard)
+        dataset = datasets.Dataset(take_rows(tables, None if shuffle else rows) if rows else schema.empty_table())
+        return dataset.shuffle(seed=seed).select(range(rows)) if shuffle else dataset
     if source.staged_copy is not None:
         # The stream reads the files when the connector may no longer exist, also in workers of a DataLoader.
         source.staged_copy.keep()
     # `datasets` divides the items of a list among the nodes and workers that read the stream.
-    ranges = list(shard.shard.ranges)
+    ranges = list(shard.ranges)
     stream = datasets.IterableDataset.from_generator(
-        _rows_of, features=datasets.Features.from_arrow_schema(schema), gen_kwargs={"by": shard.ingester, "of": ranges}
+        _rows_of, features=datasets.Features.from_arrow_schema(schema), gen_kwargs={"by": ingester, "of": ranges}
     )
     if shuffle:
-        stream = stream.shuffle(seed=shard.position.seed, buffer_size=max(batch_size, _SHUFFLED_ROWS))
-    return stream.take(rows) if fewer else stream
+        stream = stream.shuffle(seed=seed, buffer_size=max(batch_size, _SHUFFLED_ROWS))
+    return stream.take(rows) if rows < shard.rows else stream
 
 
 def _rows(rows: int, limit: int | None, multiple_of: int) -> int:

@@ -56,16 +56,15 @@ class DataShard:
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Read all rows of this worker into one Arrow table."""
-        return self.read(columns, None)
+        return self._read(columns, None)
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
         """Read this worker's rows into a pandas DataFrame, with the index and types that pandas has stored."""
         from shoal.data.parquet.pandas_frames import to_frame
 
-        return to_frame(self.read(None, limit), self.ingester.source)
+        return to_frame(self._read(None, limit), self.ingester.source)
 
-    def read(self, columns: Sequence[str] | None, limit: int | None) -> pa.Table:
-        """Read the first `limit` rows of this worker, or all rows, into one Arrow table."""
+    def _read(self, columns: Sequence[str] | None, limit: int | None) -> pa.Table:
         from shoal.data.checks import check_same_schema
         from shoal.data.parquet.reading import take_rows
 
@@ -92,7 +91,9 @@ class DataShard:
         from shoal.data.huggingface import huggingface_dataset
 
         return huggingface_dataset(
-            self,
+            self.ingester,
+            self.shard,
+            self.position.seed,
             streaming=streaming,
             limit=limit,
             batch_size=batch_size,
