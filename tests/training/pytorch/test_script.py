@@ -70,7 +70,7 @@ def test_a_folder_that_is_too_large_to_travel_is_used_where_it_is(
         *("conf", "helper.py", "main.py", "rows.csv")
     ]
     script.parent.rename(tmp_path / "gone")
-    with pytest.raises(InvalidArgumentError, match=r"at least \d files of 0.0 MiB, but at most .* in \.shoalignore"):
+    with pytest.raises(InvalidArgumentError, match=r"at least \d files of 0.1 MiB, but at most .* in \.shoalignore"):
         pickle.loads(program)()
 
 
@@ -169,7 +169,7 @@ def test_a_file_that_is_too_large_is_not_read(script: Path, tmp_path: Path, else
     in_worker(program, elsewhere)
     assert (elsewhere / "out").read_text() == str([script_folder.MAX_BYTES + 1] * 2)
     script.parent.rename(tmp_path / "gone")
-    with pytest.raises(InvalidArgumentError, match=r"at least \d files of 16.0 MiB, but at most 1,000 files of 16 MiB"):
+    with pytest.raises(InvalidArgumentError, match=r"at least \d files of 16.1 MiB, but at most 1,000 files of 16 MiB"):
         pickle.loads(program)()
     (tmp_path / "gone" / ".shoalignore").write_text("large")
     in_worker(Program.of("gone/main.py", ["large"], {}).dumps(), elsewhere)

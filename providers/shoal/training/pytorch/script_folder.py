@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +61,8 @@ class ScriptFolder:
                     continue
                 size += bytes_of_it
                 if len(found.files) >= MAX_FILES or size > MAX_BYTES:
-                    seen = f"at least {len(found.files) + 1:,} files of {size / 2**20:,.1f} MiB"
+                    # Rounded up, so that the size is above the limit in the message, too.
+                    seen = f"at least {len(found.files) + 1:,} files of {math.ceil(size / 2**20 * 10) / 10:,.1f} MiB"
                     return cls(path, too_large=seen)
                 found.files[name] = read_file(entry, path)
                 if os.access(entry, os.X_OK):
