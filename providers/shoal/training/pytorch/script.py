@@ -31,6 +31,7 @@ class Script:
         arguments: Command line arguments.
         beside: The files of the script's folder.
         caller: Working folder of the process that submits the script.
+        place: Path of the script's folder in the working folder of the job, so that relative paths lead to its files.
         named: Content of files outside of the script's folder that the command line names, by their paths in `caller`;
             None if a file is too large to travel.
     """
@@ -41,6 +42,7 @@ class Script:
     arguments: tuple[str, ...] = ()
     beside: ScriptFolder | None = None
     caller: str = ""
+    place: str = ""
     named: Mapping[str, bytes | None] = field(default_factory=dict)
 
     @classmethod
@@ -58,16 +60,26 @@ class Script:
             raise InvalidArgumentError(f"the script {str(path)!r} cannot be read: {error}") from error
         return cls(file.name, str(file.absolute().parent), text, tuple(map(str, arguments)))
 
-    def with_files(self) -> Script:
+    def with_files(self, place: str | None = None) -> Script:
         """Return the script with the files of its folder, and with those that its command line names.
+
+        Args:
+            place: Path of the script's folder in the working folder of the job. By default, relative paths are those
+                from the working folder of this process, if the script is in this folder; else from the script's folder.
 
         Raises:
             InvalidArgumentError: A file cannot be read.
         """
+        if self.beside is not None:
+            return self
         beside = ScriptFolder.read(self.folder)
         beside.files.pop(self.name, None)
         named = named_files(self.arguments, self.folder, MAX_BYTES - beside.size())
-        return replace(self, beside=beside, caller=os.getcwd(), named=named)
+        caller = os.getcwd()
+        if place is None:
+            place = os.path.relpath(self.folder, caller)
+        place = "" if place.startswith(os.pardir) else place
+        return replace(self, beside=beside, caller=caller, place=place, named=named)
 
     def __call__(self) -> None:
         """Run the script in this process, like ``python FILE ARGUMENTS``.
@@ -97,8 +109,7 @@ class Script:
         work = change_directory.entered()
         if work is None or work == self.caller:  # not a folder of the job
             return
-        place = os.path.relpath(self.folder, self.caller)
-        target = Path(work, "" if place.startswith(os.pardir) else place)
+        target = Path(work, self.place)
         beside.lay_out(target, self.name)
         write_new(target / self.name, self.text.encode())
         for name, content in self.named.items():
