@@ -126,6 +126,49 @@ def test_a_script_from_another_folder_finds_its_files_and_the_callers_folder_sta
     assert list(caller.iterdir()) == []
 
 
+def test_the_project_in_whose_folder_the_caller_runs_travels(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    for folder in ("src", "configs", ".git"):
+        (project / folder).mkdir(parents=True)
+    (project / "configs" / "base.yaml").write_text("rate: 1")
+    (project / "src" / "answers.py").write_text("ANSWER = 42")
+    (project / ".project-root").touch()
+    (project / "src" / "train.py").write_text(
+        "import os, sys\nfrom answers import ANSWER\n"
+        "root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))\n"
+        "said = [ANSWER, sorted(os.listdir(root))]\n"
+        "said += [open(path).read() for path in (root + '/configs/base.yaml', 'configs/base.yaml')]\n"
+        "open('out', 'w').write(str(said))\n"
+    )
+    monkeypatch.chdir(project)
+    sent = Program.of("src/train.py", ["configs/base.yaml"], {}).dumps()
+    project.rename(tmp_path / "gone")
+    in_worker(sent, elsewhere)
+    expected = [42, [".project-root", "configs", "src"], "rate: 1", "rate: 1"]
+    assert (elsewhere / "out").read_text() == str(expected)
+
+
+def test_a_project_that_is_too_large_to_travel_stays_and_the_folder_of_the_script_travels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").touch()
+    (tmp_path / "src" / "helper.py").touch()
+    monkeypatch.chdir(tmp_path)
+    script = Script.read("src/train.py")
+    assert script.with_files().beside.files == {"helper.py": b""}  # type: ignore[union-attr]  # not a project
+    (tmp_path / "setup.py").touch()
+    assert set(script.with_files().beside.files) == {"setup.py", "src/helper.py"}  # type: ignore[union-attr]
+    absolute = Script.read(tmp_path / "src" / "train.py")  # as in a DAG: the working folder is that of Airflow
+    assert set(absolute.with_files().beside.files) == {"helper.py"}  # type: ignore[union-attr]
+    with (tmp_path / "rows").open("wb") as file:
+        file.truncate(script_folder.MAX_BYTES + 1)
+    sent = script.with_files()
+    assert (sent.beside.files, sent.place) == ({"helper.py": b""}, "src")  # type: ignore[union-attr]
+
+
 def test_links_names_and_modes_travel(script: Path, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.training.host import change_directory
-from shoal.training.pytorch.script_folder import MAX_BYTES, ScriptFolder, link_new, named_files, write_new
+from shoal.training.pytorch.script_folder import MAX_BYTES, ScriptFolder, is_project, link_new, named_files, write_new
 
 SCRIPT_FOLDER = "shoal-script-"
 """Prefix of the names of temporary folders for scripts. The process id of the worker follows the prefix, so that the
@@ -29,9 +29,12 @@ class Script:
         folder: Original folder of the script.
         text: Content of the file.
         arguments: Command line arguments.
-        beside: The files of the script's folder.
+        is_relative: Whether the path of the script was given relative to the caller's working folder.
+        beside: The files that travel: those of the script's folder, or of its project.
+        inside: Path of the script's folder in the folder that travels.
         caller: Working folder of the process that submits the script.
-        place: Path of the script's folder in the working folder of the job, so that relative paths lead to its files.
+        place: Path of the folder that travels in the working folder of the job, so that relative paths lead to its
+            files.
         named: Content of files outside of the script's folder that the command line names, by their paths in `caller`;
             None if a file is too large to travel.
     """
@@ -40,7 +43,9 @@ class Script:
     folder: str
     text: str
     arguments: tuple[str, ...] = ()
+    is_relative: bool = False
     beside: ScriptFolder | None = None
+    inside: str = ""
     caller: str = ""
     place: str = ""
     named: Mapping[str, bytes | None] = field(default_factory=dict)
@@ -58,10 +63,14 @@ class Script:
         except (OSError, ValueError) as error:
             # Python raises ValueError if the text is not valid UTF-8, or if the path contains invalid characters.
             raise InvalidArgumentError(f"the script {str(path)!r} cannot be read: {error}") from error
-        return cls(file.name, str(file.absolute().parent), text, tuple(map(str, arguments)))
+        is_relative = not file.is_absolute()
+        return cls(file.name, str(file.absolute().parent), text, tuple(map(str, arguments)), is_relative)
 
     def with_files(self, place: str | None = None) -> Script:
         """Return the script with the files of its folder, and with those that its command line names.
+
+        If this process runs in the folder of a project, and the path of the script is relative, all files of the
+        project travel. If these are too many or too large, only those of the script's folder do.
 
         Args:
             place: Path of the script's folder in the working folder of the job. By default, relative paths are those
@@ -72,14 +81,19 @@ class Script:
         """
         if self.beside is not None:
             return self
-        beside = ScriptFolder.read(self.folder)
-        beside.files.pop(self.name, None)
-        named = named_files(self.arguments, self.folder, MAX_BYTES - beside.size())
         caller = os.getcwd()
+        beside = None
+        if place is None and self.is_relative and is_project(caller, self.folder):
+            beside = ScriptFolder.read(caller)
+        if beside is None or beside.too_large:
+            beside = ScriptFolder.read(self.folder)
+        inside = os.path.relpath(self.folder, beside.path)
+        beside.files.pop(os.path.normpath(os.path.join(inside, self.name)), None)
+        named = named_files(self.arguments, beside.path, MAX_BYTES - beside.size())
         if place is None:
-            place = os.path.relpath(self.folder, caller)
+            place = os.path.relpath(beside.path, caller)
         place = "" if place.startswith(os.pardir) else place
-        return replace(self, beside=beside, caller=caller, place=place, named=named)
+        return replace(self, beside=beside, inside=inside, caller=caller, place=place, named=named)
 
     def __call__(self) -> None:
         """Run the script in this process, like ``python FILE ARGUMENTS``.
@@ -89,14 +103,15 @@ class Script:
                 the folder.
         """
         argv, path, working_folder = sys.argv, list(sys.path), os.getcwd()
-        with tempfile.TemporaryDirectory(prefix=f"{SCRIPT_FOLDER}{os.getpid()}-") as folder:
+        with tempfile.TemporaryDirectory(prefix=f"{SCRIPT_FOLDER}{os.getpid()}-") as top:
             if self.beside is not None:
-                self.beside.lay_out(Path(folder), self.name)
+                self.beside.lay_out(Path(top), self.name)
                 self._lay_out_for_relative_paths(self.beside)
-            file = Path(folder, self.name)
+            file = Path(top, self.inside, self.name)
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(self.text, encoding="utf-8")
             sys.argv = [str(file), *self.arguments]
-            sys.path[:0] = [folder, self.folder]
+            sys.path[:0] = [str(file.parent), self.folder]
             try:
                 runpy.run_path(str(file), run_name="__main__")
             finally:
@@ -111,7 +126,7 @@ class Script:
             return
         target = Path(work, self.place)
         beside.lay_out(target, self.name)
-        write_new(target / self.name, self.text.encode())
+        write_new(target / self.inside / self.name, self.text.encode())
         for name, content in self.named.items():
             if content is not None:
                 write_new(Path(work, name), content)

@@ -23,9 +23,21 @@ MAX_BYTES = 16 * 2**20
 them."""
 
 
+_PROJECT_ROOT = ".project-root"
+_PROJECT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", _PROJECT_ROOT)
+"""Files and folders that the folder of a project has. `_PROJECT_ROOT`, by which the package rootutils finds it, is the
+one hidden file that travels."""
+
+
+def is_project(folder: str, inside: str) -> bool:
+    """Return whether `folder` is that of a project, which has the folder `inside` in it."""
+    is_in = Path(inside) != Path(folder) and Path(inside).is_relative_to(folder)
+    return is_in and any(Path(folder, mark).exists() for mark in _PROJECT_MARKS)
+
+
 @dataclass(slots=True)
 class ScriptFolder:
-    """Content of a script's folder.
+    """Content of a script's folder, or of its project's folder.
 
     Args:
         path: The folder.
@@ -192,7 +204,7 @@ def _target(root: Path, link: Path) -> str:
 
 
 def _is_left_out(path: Path, ignored: Sequence[str], *, is_folder: bool = False) -> bool:
-    if path.name.startswith(".") or path.name == "__pycache__":
+    if path.name != _PROJECT_ROOT and (path.name.startswith(".") or path.name == "__pycache__"):
         return True
     names = (pattern.rstrip("/") for pattern in ignored if is_folder or not pattern.endswith("/"))
     return any(fnmatch(path.name, name) or fnmatch(str(path), name.lstrip("/")) for name in names)
