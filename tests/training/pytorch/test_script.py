@@ -14,7 +14,7 @@ import pytest
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.host import change_directory
 from shoal.training.pytorch import script_folder
-from shoal.training.pytorch.program import Program
+from shoal.training.pytorch.program import Program, may_call_ray
 from shoal.training.pytorch.script import Script
 
 SCRIPT = Path(__file__).with_name("script.py")
@@ -167,6 +167,16 @@ def test_a_project_that_is_too_large_to_travel_stays_and_the_folder_of_the_scrip
         file.truncate(script_folder.MAX_BYTES + 1)
     sent = script.with_files()
     assert (sent.beside.files, sent.place) == ({"helper.py": b""}, "src")  # type: ignore[union-attr]
+
+
+def test_only_code_shows_that_a_script_calls_ray(script: Path) -> None:
+    notes = script.parent / "requirements.txt"
+    notes.write_bytes(b"ray[default]\n\xff\xff\1 ray \xff\0 shoal.distributors.xgboost\xff")
+    sent = Program.of(script, [], {}).dumps()
+    assert not may_call_ray(sent)
+    assert pickle.loads(sent).target.beside.files["requirements.txt"] == notes.read_bytes()
+    (script.parent / "helper.py").write_text("import ray")
+    assert may_call_ray(Program.of(script, [], {}).dumps())
 
 
 def test_links_names_and_modes_travel(script: Path, tmp_path: Path) -> None:

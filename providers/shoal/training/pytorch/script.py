@@ -6,14 +6,22 @@ import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.training.host import change_directory
-from shoal.training.pytorch.script_folder import MAX_BYTES, ScriptFolder, is_project, link_new, named_files, write_new
+from shoal.training.pytorch.script_folder import (
+    MAX_BYTES,
+    Files,
+    ScriptFolder,
+    is_project,
+    link_new,
+    named_files,
+    write_new,
+)
 
 SCRIPT_FOLDER = "shoal-script-"
 """Prefix of the names of temporary folders for scripts. The process id of the worker follows the prefix, so that the
@@ -48,7 +56,7 @@ class Script:
     inside: str = ""
     caller: str = ""
     place: str = ""
-    named: Mapping[str, bytes | None] = field(default_factory=dict)
+    named: Files = field(default_factory=Files)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], arguments: Sequence[Any] = ()) -> Script:

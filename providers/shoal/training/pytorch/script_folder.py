@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from shoal.errors import InvalidArgumentError
 
@@ -27,6 +28,39 @@ _PROJECT_ROOT = ".project-root"
 _PROJECT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requirements.txt", _PROJECT_ROOT)
 """Files and folders that the folder of a project has. `_PROJECT_ROOT`, by which the package rootutils finds it, is the
 one hidden file that travels."""
+
+
+_WORDS = (b"ray", b"shoal.distributors")
+"""Words in a pickled program by which `may_call_ray` finds out whether the program calls Ray."""
+
+
+class Files(dict[str, bytes | None]):
+    """Content of files by their paths. `_WORDS` in files that are no Python code, such as a README, are written
+    differently in the pickled form, because such files do not call Ray."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what pickle stores."""
+        return Files.shown, (
+            {name: content if name.endswith(".py") else _hidden(content) for name, content in self.items()},
+        )
+
+    @classmethod
+    def shown(cls, stored: Mapping[str, bytes | None]) -> Files:
+        """Return the files from what pickle has stored."""
+        return cls({name: content if name.endswith(".py") else _shown(content) for name, content in stored.items()})
+
+
+def _hidden(content: bytes | None) -> bytes | None:
+    if content is None:
+        return None
+    content = content.replace(b"\xff", b"\xff\0")
+    for word in _WORDS:
+        content = content.replace(word, word[:1] + b"\xff\1" + word[1:])
+    return content
+
+
+def _shown(content: bytes | None) -> bytes | None:
+    return None if content is None else content.replace(b"\xff\1", b"").replace(b"\xff\0", b"\xff")
 
 
 def is_project(folder: str, inside: str) -> bool:
@@ -50,7 +84,7 @@ class ScriptFolder:
     """
 
     path: str
-    files: dict[str, bytes] = field(default_factory=dict)
+    files: Files = field(default_factory=Files)
     executables: list[str] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     links: dict[str, str] = field(default_factory=dict)
@@ -83,7 +117,7 @@ class ScriptFolder:
 
     def size(self) -> int:
         """Return the size of the files that travel, in bytes."""
-        return sum(map(len, self.files.values()))
+        return sum(len(content or b"") for content in self.files.values())
 
     def lay_out(self, target: Path, script: str) -> None:
         """Put the files into the folder `target`: copies, or links if they do not travel. What is there stays as it is.
@@ -94,7 +128,7 @@ class ScriptFolder:
         for name in self.folders:
             (target / name).mkdir(parents=True, exist_ok=True)
         for name, content in self.files.items():
-            write_new(target / name, content, 0o755 if name in self.executables else 0o644)
+            write_new(target / name, content or b"", 0o755 if name in self.executables else 0o644)
         for name, to in self.links.items():
             link_new(target / name, to)
         if not self.too_large:
@@ -111,7 +145,7 @@ class ScriptFolder:
                 link_new(target / entry.name, str(entry))
 
 
-def named_files(arguments: Sequence[str], folder: str, room: int) -> Mapping[str, bytes | None]:
+def named_files(arguments: Sequence[str], folder: str, room: int) -> Files:
     """Return the files that a command line names (``conf/a.yaml``, ``--config=conf/a.yaml``), if they are in the
     working folder of this process, but not in the folder of the script.
 
@@ -126,7 +160,7 @@ def named_files(arguments: Sequence[str], folder: str, room: int) -> Mapping[str
     Raises:
         InvalidArgumentError: A file cannot be read.
     """
-    found: dict[str, bytes | None] = {}
+    found = Files()
     for argument in arguments:
         for text in {argument, argument.partition("=")[2]} - {""}:
             path = os.path.normpath(text)
@@ -137,7 +171,7 @@ def named_files(arguments: Sequence[str], folder: str, room: int) -> Mapping[str
                 fits = os.path.getsize(path) <= room
                 found[path] = read_file(Path(path), folder) if fits else None
                 room -= len(found[path] or b"")
-    return dict(sorted(found.items()))
+    return Files(sorted(found.items()))
 
 
 def read_file(path: Path, folder: str) -> bytes:
