@@ -114,6 +114,16 @@ def test_the_team_of_a_task(fresh_home, monkeypatch, of_run, of_connection, owne
     assert task.pool_in({"dag_run": run}).team == team
 
 
+def test_a_pool_on_kubernetes_takes_the_credentials_of_a_kubernetes_connection(connect, monkeypatch):
+    extra = {"kube_config_path": "/etc/kube/config", "cluster_context": "prod", "namespace": "ml", "in_cluster": False}
+    monkeypatch.setenv("AIRFLOW_CONN_K8S", json.dumps({"conn_type": "kubernetes", "extra": extra}))
+    hook = connect(as_json(backend="kuberay", kubernetes_conn_id="k8s", context="test", image="shoal-node"))
+    assert hook.spec.uri == "kuberay://ml/retrain?kubeconfig=/etc/kube/config&context=test&image=shoal-node"
+    monkeypatch.setenv("AIRFLOW_CONN_K8S", json.dumps({"conn_type": "kubernetes", "extra": {"kube_config": "{}"}}))
+    with pytest.raises(InvalidArgumentError, match='put the path into the extra as "kube_config_path"'):
+        _ = connect(as_json(backend="kuberay", kubernetes_conn_id="k8s")).spec
+
+
 def test_a_connection_that_does_not_exist_may_be_the_name_of_a_pool(fresh_home):
     with pytest.raises(AirflowNotFoundException, match="write pool_name='retrain' if this is the name of a pool"):
         _ = ComputePoolHook("retrain").spec

@@ -31,6 +31,7 @@ from tests.benchmarks.turns import Taken, take_turns
 PLAIN, SHOAL, RAY_TRAIN = "plain", "shoal", "Ray Train"
 SIDES: dict[str, Callable[..., AbstractContextManager[Fit]]] = {
     PLAIN: peers.plain,
+    "shoal, a pool's job": peers.shoal_pool,
     SHOAL: peers.shoal,
     "shoal, external memory": peers.shoal_external,
     "Dask": peers.dask,

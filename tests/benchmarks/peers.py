@@ -6,16 +6,24 @@ threads: `workers` workers of one thread, or one process of as many.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.training.boosting.request import WorkerStats
 from tests.benchmarks.datasets import Data
+
+if TYPE_CHECKING:
+    from shoal import RunConfig
+
+_PR_SET_CHILD_SUBREAPER = 36
+"""Of prctl(2)."""
 
 # Before Ray is imported: without these it may listen beyond loopback and report home.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -75,29 +83,47 @@ def shoal(library: Library, workers: int, external_memory: bool = False, threads
     """shoal on a Ray of its own; from the second training on its gang is warm."""
     import ray
 
+    cpus = workers * threads
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield partial(_shoal_fit, library, workers, threads, external_memory, None)
+    ray.shutdown()
+
+
+@contextmanager
+def shoal_pool(library: Library, workers: int) -> Iterator[Fit]:
+    """shoal as its users have it: each training is a job on a pool of one node, which is up and has no Ray."""
+    from shoal import ComputePool, RunConfig
+
+    # The pool's processes do not descend from this one. As their reaper, it gets them as children, and the benchmark
+    # counts their memory.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    with tempfile.TemporaryDirectory(prefix="shoal-bench-") as home:
+        os.environ["SHOAL_HOME"] = home
+        pool = ComputePool(f"local://bench?ray=false&cpus_per_node={workers}").up()
+        config = RunConfig(pool_name=pool.name, tracking=None)  # the peers log no run, either
+        yield partial(_shoal_fit, library, workers, 1, False, config)
+        pool.down()
+
+
+def _shoal_fit(
+    library: Library, workers: int, threads: int, external_memory: bool, config: RunConfig | None, data: Data
+) -> Trained:
     from shoal.data import DataConnector
     from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
     from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 
-    cpus = workers * threads
-    ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-
-    def fit(data: Data) -> Trained:
-        size = {"num_workers": workers, "num_cpu_per_worker": threads}
-        began = time.perf_counter()
-        estimator = (
-            XGBEstimator(data.rounds, scaling_config=XGBScalingConfig(**size))
-            if library == "xgboost"
-            else LightGBMEstimator(data.rounds, scaling_config=LightGBMScalingConfig(**size))
-        )
-        files = DataConnector.from_parquet(list(data.files))
-        estimator.fit(files, data.features, data.label, external_memory=external_memory or None)
-        seconds = time.perf_counter() - began
-        result = estimator.get_result()
-        return Trained(seconds, result.model, result.workers)
-
-    yield fit
-    ray.shutdown()
+    size = {"num_workers": workers, "num_cpu_per_worker": threads}
+    began = time.perf_counter()
+    estimator = (
+        XGBEstimator(data.rounds, scaling_config=XGBScalingConfig(**size), run_config=config)
+        if library == "xgboost"
+        else LightGBMEstimator(data.rounds, scaling_config=LightGBMScalingConfig(**size), run_config=config)
+    )
+    files = DataConnector.from_parquet(list(data.files))
+    estimator.fit(files, data.features, data.label, external_memory=external_memory or None)
+    seconds = time.perf_counter() - began
+    result = estimator.get_result()
+    return Trained(seconds, result.model, result.workers)
 
 
 @contextmanager

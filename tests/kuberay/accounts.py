@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,27 @@ import yaml
 
 from tests.support import ROOT
 
-GUIDE = ROOT / "docs" / "kubernetes.md"
+FILES = ROOT / "docker" / "kubernetes"
 
 
-def smallest_role(namespace: str, secret: str) -> dict[str, Any]:
-    """The Role of the guide, for another namespace and the Secret of another RayCluster."""
-    blocks = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.S)
-    [role] = [made for block in blocks for made in yaml.safe_load_all(block) if made.get("kind") == "Role"]
+def smallest_role(namespace: str, secret: str, *, creates: bool = False) -> dict[str, Any]:
+    """The Role `shoal`, for another namespace and the Secret of another RayCluster, and with the rules of
+    `shoal-create` if shoal `creates` RayClusters."""
+    made = roles()
+    role = made["shoal"]
     role["metadata"]["namespace"] = namespace
+    if creates:
+        role["rules"] += made["shoal-create"]["rules"]
     for rule in role["rules"]:
         if "resourceNames" in rule:
             rule["resourceNames"] = [secret]
     return role
+
+
+def roles() -> dict[str, dict[str, Any]]:
+    """The Roles of `shoal.yaml`, by name."""
+    found = [made for made in yaml.safe_load_all((FILES / "shoal.yaml").read_text()) if made["kind"] == "Role"]
+    return {role["metadata"]["name"]: role for role in found}
 
 
 def make_account(client: Any, namespace: str, role: dict[str, Any], folder: Path) -> Path:

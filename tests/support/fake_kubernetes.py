@@ -218,10 +218,15 @@ class FakeKubernetes:
             made = json.loads(body)
             if (kind, made["metadata"]["name"]) in self.objects:
                 raise Refused(409, "AlreadyExists", "already exists", made["metadata"]["name"])
-            return 201, self.add(kind, made)
+            if kind == "rayclusters" and "headGroupSpec" not in made["spec"]:
+                raise Refused(422, "Invalid", "spec.headGroupSpec: Required value", made["metadata"]["name"])
+            return 201, made if query.get("dryRun") else self.add(kind, made)
         if (kind, name) not in self.objects:
             raise Refused(404, "NotFound", f'{kind} "{name}" not found', name)
         if verb == "delete":
+            expected = (json.loads(body or b"{}").get("preconditions") or {}).items()
+            if not expected <= self.objects[kind, name]["metadata"].items():
+                raise Refused(409, "Conflict", "the object has changed", name)
             return 200, self.objects.pop((kind, name))
         if verb == "patch":
             self.before_patch()
@@ -276,12 +281,24 @@ class FakeKubernetes:
     # The machines and the operator
 
     def _step(self) -> None:
+        self._collect_garbage()
         for pod in self._pods():
             self._run(pod)
         if self.operates:
             for kind, name in list(self.objects):
                 if kind == "rayclusters":
                     self._operate(name)
+
+    def _collect_garbage(self) -> None:
+        """Delete what has an owner that is gone, as the controller of Kubernetes does."""
+        uids = {made["metadata"]["uid"] for made in self.objects.values()}
+        for (kind, name), made in list(self.objects.items()):
+            owners = made["metadata"].get("ownerReferences") or []
+            if owners and not any(owner["uid"] in uids for owner in owners):
+                if kind == "pods":
+                    self._delete_pod(made)
+                else:
+                    del self.objects[kind, name]
 
     def _run(self, pod: Object) -> None:
         name = pod["metadata"]["name"]
@@ -309,7 +326,7 @@ class FakeKubernetes:
             return
         if spec.get("authOptions") and ("secrets", name) not in self.objects:
             data = {"auth_token": base64.b64encode(RAY_TOKEN.encode()).decode()}
-            self.add("secrets", {"metadata": {"name": name}, "data": data})
+            self.add("secrets", {"metadata": {"name": name, **self._owned_by(name)}, "data": data})
         failure = self._reconcile_pods(name, spec)
         self._store("rayclusters", name, lambda made: self._write_status(made, failure), is_status=True)
 
@@ -342,6 +359,9 @@ class FakeKubernetes:
                     self._delete_pod(pod)
         return None
 
+    def _owned_by(self, cluster: str) -> Object:
+        return {"ownerReferences": [{"uid": self.objects["rayclusters", cluster]["metadata"]["uid"]}]}
+
     def _write_status(self, made: Object, failure: str | None) -> None:
         status = made.setdefault("status", {})
         status["observedGeneration"] = made["metadata"]["generation"]
@@ -372,7 +392,8 @@ class FakeKubernetes:
         kind = "head" if group == "headgroup" else "worker"
         labels = {"ray.io/cluster": cluster, "ray.io/group": group, "ray.io/node-type": kind}
         name = f"{cluster}-{group}-{kind}-{self._count}"
-        self.add("pods", {"metadata": {"name": name, "labels": labels}, "status": {"phase": "Pending"}})
+        meta = {"name": name, "labels": labels, **self._owned_by(cluster)}
+        self.add("pods", {"metadata": meta, "status": {"phase": "Pending"}})
         return None
 
     def _delete_pod(self, pod: Object) -> None:

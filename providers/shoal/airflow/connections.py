@@ -39,7 +39,7 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
 
     :param connection: Connection of type ``compute_pool``. The connection's host is the pool's name, its extra contains
         the options, and its password is the token of a Ray cluster. The connection's schema, or the option ``backend``,
-        is the backend.
+        is the backend. The option ``kubernetes_conn_id`` is the id of a connection of type ``kubernetes``.
     :param keep: Whether the token is written to a file in ``$SHOAL_HOME``. False: the connection is only checked.
     """
     if not connection.host:
@@ -61,6 +61,8 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
             f'connection "{connection.conn_id}" names two backends, {connection.schema} in its schema and {backend} in '
             f"its extra: choose {connection.schema} in Airflow's form, or create the connection again without a schema"
         )
+    if conn_id := given.pop("kubernetes_conn_id", None):
+        given = {**_kubernetes_options(conn_id), **given}
     fields = {"backend": backend or connection.schema or "local", "name": connection.host, **given}
     spec = PoolSpec.parse(fields)
     if not connection.password:
@@ -69,3 +71,17 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
 
     check_token(spec, f'connection "{connection.conn_id}"', "password")
     return with_token(spec, connection.password) if keep else spec
+
+
+def _kubernetes_options(conn_id: str) -> dict[str, Any]:
+    """Return the options of a `kuberay://` pool that a connection of type ``kubernetes`` contains."""
+    from airflow.sdk import BaseHook
+
+    extra = extra_of(BaseHook.get_connection(conn_id), example='{"kube_config_path": "/etc/kube/config"}')
+    if extra.get("kube_config"):
+        raise InvalidArgumentError(
+            f'connection "{conn_id}" contains a kubeconfig as JSON: write it to a file that all hosts of shoal have, '
+            'and put the path into the extra as "kube_config_path", because processes of shoal outlive the task'
+        )
+    names = {"kubeconfig": "kube_config_path", "context": "cluster_context", "namespace": "namespace"}
+    return {option: extra[name] for option, name in names.items() if extra.get(name)}

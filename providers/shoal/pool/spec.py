@@ -24,6 +24,10 @@ _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """Pattern of the names of Kubernetes namespaces, RayClusters and worker groups."""
 
 
+_MEMORY = re.compile(r"[1-9][0-9]*(Gi|Mi|G|M)")
+"""Pattern of an amount of memory, as Kubernetes writes it."""
+
+
 class PoolSpec(PoolFields, Settings):
     """Settings of a pool: its name, the place where its nodes run, and the number and size of the nodes.
 
@@ -94,6 +98,30 @@ class PoolSpec(PoolFields, Settings):
                     f"{name}={shown(value)} is no name of Kubernetes: 1 to 63 of a-z, 0-9 and -, starting and ending "
                     "with a letter or digit"
                 )
+        self._check_made()
+
+    def _check_made(self) -> None:
+        """Raise an error if the options of the RayCluster that shoal creates do not fit together."""
+        if self.image and self.template:
+            raise ValueError("image and template are both given, but the template names its images: remove one")
+        needs = {"memory_per_node": ("image",), "service_account": ("image",), "queue": ("image", "template")}
+        for name, others in needs.items():
+            if getattr(self, name) and not any(getattr(self, other) for other in others):
+                raise ValueError(
+                    f"{name} is allowed only with {' or '.join(others)}: shoal changes no RayCluster that others have "
+                    "created"
+                )
+        if self.memory_per_node and not _MEMORY.fullmatch(self.memory_per_node):
+            raise ValueError(f"memory_per_node={shown(self.memory_per_node)}: write it as 16Gi or 16G")
+        if self.template is not None and not self.template.startswith("/"):
+            raise ValueError(f"template={shown(self.template)} is not an absolute path: begin the path with /")
+        if self.image and self.group not in (None, "workers"):
+            raise ValueError(f"group={self.group}: the RayCluster of image= has one group, workers; remove group")
+
+    @property
+    def makes_cluster(self) -> bool:
+        """Return whether shoal creates and deletes the RayCluster of a kuberay:// pool."""
+        return bool(self.image or self.template)
 
     @property
     def ray_cluster(self) -> str:

@@ -15,7 +15,12 @@ LIBRARIES = ("xgboost", "lightgbm", "mlflow")
 RAY_FIELDS = ("address", "gcs", "token_file", "ca_file", "token_over_http", "shared_folders")
 """Options that are allowed only for `ray://` pools, except those of `KUBERAY_FIELDS`."""
 
-KUBERAY_FIELDS = ("namespace", "cluster", "group", "kubeconfig", "context", "api", "ca_file", "shared_folders")
+MADE_FIELDS = ("image", "template", "memory_per_node", "service_account", "queue")
+"""Options of the RayCluster that shoal creates for a `kuberay://` pool."""
+
+KUBERAY_FIELDS = (
+    "namespace", "cluster", "group", "kubeconfig", "context", "api", "ca_file", "shared_folders", *MADE_FIELDS
+)  # fmt: skip
 """Options that only `kuberay://` pools have, or that they have in common with `ray://` pools."""
 
 BackendName = Literal["local", "ray", "kuberay"]
@@ -152,4 +157,27 @@ class PoolFields(BaseModel):
         None,
         "URL of the HTTP API of the Ray head, such as that of an ingress. Default: the head's service inside of "
         "Kubernetes, and the proxy of the Kubernetes API server outside. Allowed only for kuberay:// pools.",
+    )
+
+    image: str | None = later_option(
+        None,
+        "Container image of the nodes. shoal then creates the RayCluster when the pool comes up, and deletes it when "
+        "the pool goes down. Default: the RayCluster exists, unless `template` is given. Allowed only for kuberay:// "
+        "pools.",
+    )
+    template: str | None = later_option(
+        None,
+        "Path of a YAML or JSON file with a RayCluster, from which shoal creates one as with `image`: for volumes, "
+        "node selectors, tolerations, sidecars. Each host that starts nodes needs the file. Allowed only for "
+        "kuberay:// pools.",
+    )
+    memory_per_node: str | None = later_option(
+        None,
+        "Memory of each node as Kubernetes writes it, such as 16Gi. Default: 4Gi. Allowed only with `image`.",
+    )
+    service_account: str | None = later_option(
+        None, "Kubernetes service account of the nodes. Default: that of the namespace. Allowed only with `image`."
+    )
+    queue: str | None = later_option(
+        None, "Kueue queue that admits the RayCluster. Default: none. Allowed only with `image` or `template`."
     )

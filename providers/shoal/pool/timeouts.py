@@ -65,6 +65,14 @@ STORE_PATIENCE = 3600.0
 """Time for which a supervisor keeps its node running while the store cannot be reached. A failover of the database
 takes less time, so it does not end nodes."""
 
+RAY_CLUSTER_LEASE = 3600.0
+"""Time after which a RayCluster that shoal has created on Kubernetes is deleted, if no process reconciles its pool. The
+time is that of supervisors without a store, for the same reason."""
+
+RAY_CLUSTER_RENEWAL = 60.0
+"""Interval at which a process that reconciles such a pool renews its Lease. The time is short beside the lease, and
+long beside the rounds."""
+
 STORE_PERIOD = 2.0
 """Interval at which a blocking call, such as `scale_cluster`, tries again while the store cannot be reached."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal.pool.backends import BACKENDS, Backend
@@ -88,13 +88,14 @@ class Foreign:
 
 @dataclass
 class Kubernetes:
-    """A RayCluster without workers, in the double of the Kubernetes API."""
+    """A RayCluster without workers, in the double of the Kubernetes API: one that exists, or one that shoal creates."""
 
     kube: FakeKubernetes
+    options: dict[str, str] = field(default_factory=dict)
 
     @property
     def uri(self) -> str:
-        return self.kube.uri("conform", max_nodes=4)
+        return self.kube.uri("conform", max_nodes=4, **self.options)
 
     def lose(self, node: Node) -> None:
         self.kube.become = lambda pod: {"phase": "Pending"}
@@ -104,6 +105,8 @@ class Kubernetes:
         self.kube.become = lambda pod: None
 
     def trace(self, node: Node) -> object:
+        if self.options:
+            return node.endpoint["pod"] in self.kube.pods(heads=True)
         left = node.endpoint["pod"] in self.kube.pods()
         return left or (None if self.kube.pods(heads=True) else "the head was ended, and is not ours to end")
 

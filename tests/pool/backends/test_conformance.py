@@ -165,9 +165,11 @@ def test_down_leaves_no_row_and_up_brings_it_again(case, pool):
     assert names(pool.up()) == ["conform-0"]
 
 
-def test_a_ray_cluster_on_kubernetes_keeps_every_guarantee(kube):
-    case = Kubernetes(kube)
-    kube.add("rayclusters", ray_cluster("conform"))
+@pytest.mark.parametrize("options", [{}, {"image": "shoal:1"}])
+def test_a_ray_cluster_on_kubernetes_keeps_every_guarantee(kube, options):
+    case = Kubernetes(kube, options)
+    if not options:
+        kube.add("rayclusters", ray_cluster("conform"))
     pool = ComputePool(case.uri).up()
     for test in GUARANTEES:
         pool.scale(1)

@@ -183,6 +183,10 @@ class Backend(Protocol):
         because the next call is the retry.
         """
 
+    def renew(self, spec: PoolSpec) -> None:
+        """Tell an external API that a pool that is up is still needed, if the API ends pools whose shoal is gone for
+        good. Each round of a pool calls this method. It must not raise an error."""
+
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """End nodes and check that they are gone.
 

@@ -71,6 +71,8 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     spec = PoolSpec.model_validate(snapshot.pool.spec)
     backend = BACKENDS[spec.backend]()
     refs = [NodeRef.of(node) for node in snapshot.nodes if node.state is not NodeState.ENDING]
+    if snapshot.pool.state is PoolState.UP:
+        backend.renew(spec)
     seen = backend.look(spec, refs)
     abandoned = is_abandoned(snapshot)
     if not abandoned and not spent and not is_due(snapshot, refs, seen, clock(), shared_now=shared_now):

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import lightgbm
 import numpy as np
 from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 
@@ -43,6 +44,21 @@ if TYPE_CHECKING:
 _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
 
 
+class _Log:
+    """LightGBM's log without its information about connections and files.
+
+    LightGBM keeps `verbosity` for each thread, and the functions that connect the workers do not get it. The line
+    "Listening..." remains, because LightGBM writes it in a thread that knows no log of Python.
+    """
+
+    def info(self, message: str) -> None:
+        """Print a message of any level, as LightGBM calls this method for all messages of its own."""
+        if "[Info]" not in message:
+            print(message, flush=True)
+
+    warning = info
+
+
 class _Session:
     """State of a LightGBM training in one worker.
 
@@ -57,6 +73,8 @@ class _Session:
         self._idle = memory.reset_peak()
         end_fork = context.end_fork
         self.task = task = replace(task, user_code=task.user_code.ending_forks(end_fork))
+        if int(task.params.get("verbosity", -1)) < 1:
+            lightgbm.register_logger(_Log())
         self._context = context
         refuse_if_too_large(task, context.local_world_size, memory.available_bytes())
         self.port = Port(cluster.own_address() if context.world_size > 1 else "127.0.0.1")

@@ -1,5 +1,5 @@
 """Backend for Ray clusters on Kubernetes. KubeRay's operator starts and ends the pods; shoal changes the number of
-replicas of one worker group, and names the pods that have to go.
+replicas of one worker group, and names the pods that have to go. It uses a RayCluster that exists, or creates one.
 
 A row of a `kuberay://` pool is assigned to a pod as soon as the pod exists, and is ready when the pod's Ray node has
 joined the cluster. So demand, leases and rollback work as in other pools.
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import Arrival, NodeRef, PoolRef, Seen, Waiting
-from shoal.pool.backends.kuberay import head_access, reasons, scaling
+from shoal.pool.backends.kuberay import head_access, made_cluster, reasons, scaling
 from shoal.pool.backends.kuberay.binding import Matched, match
 from shoal.pool.backends.kuberay.client import ConflictError, KubeClient
 from shoal.pool.backends.kuberay.head_access import TokenRefusedError
@@ -46,8 +46,15 @@ class KubeRayBackend:
         above the limit of its worker group."""
         client = KubeClient(spec)
         cluster = client.ray_cluster()
+        if spec.makes_cluster:
+            made_cluster.check(client, spec, cluster, size)
+            if cluster is None:
+                return
         if cluster is None:
-            raise InvalidArgumentError(f'{_missing(spec)}: create it, or correct the URI of pool "{spec.name}"')
+            raise InvalidArgumentError(
+                f"{_missing(spec)}: create it, give image= so that shoal creates it, or correct the URI of pool "
+                f'"{spec.name}"'
+            )
         group = cluster.group(spec)
         problem = reasons.group_problem(group, size - 1)
         if cluster.is_suspended or cluster.is_deleted:
@@ -92,11 +99,13 @@ class KubeRayBackend:
         )
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
-        """Raise the replicas of the worker group to the size of the pool."""
+        """Raise the replicas of the worker group to the size of the pool, or create the RayCluster with this size."""
         try:
             client = KubeClient(pool.spec)
             for _ in range(_MOST_CONFLICTS):
                 cluster = client.ray_cluster()
+                if cluster is None and pool.spec.makes_cluster:
+                    return made_cluster.create(client, pool)
                 plan = scaling.plan_start(cluster, pool) if cluster else scaling.Plan()
                 if plan.patch is None or _patched(client, plan.patch):
                     return
@@ -104,11 +113,19 @@ class KubeRayBackend:
         except PoolUnreachableError as error:
             log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
 
+    def renew(self, spec: PoolSpec) -> None:
+        """Renew the Lease of a RayCluster that shoal has created."""
+        if spec.makes_cluster:
+            made_cluster.renew(spec)
+
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Lower the replicas of the worker group to the size of the pool, name the pods that have to go, and check that
-        they are gone. When the pool goes down, the RayCluster gets the replicas that it had when the pool came up."""
+        they are gone. When the pool goes down, the RayCluster gets the replicas that it had when the pool came up, or
+        is deleted if shoal has created it."""
         try:
             client = KubeClient(pool.spec)
+            if pool.spec.makes_cluster and pool.size == 0:
+                return made_cluster.delete(client, pool, list(nodes))
             for _ in range(_MOST_CONFLICTS):
                 cluster = client.ray_cluster()
                 if cluster is None:
@@ -124,7 +141,7 @@ class KubeRayBackend:
                 raise PoolUnreachableError(
                     f"RayCluster {pool.spec.namespace}/{pool.spec.ray_cluster} changes all the time"
                 )
-        except (PoolUnreachableError, InvalidArgumentError) as error:
+        except (PoolUnreachableError, InvalidArgumentError, ConflictError) as error:
             hint = f"to stop trying, run `shoal pool down {pool.spec.name} --abandon`"
             return {node.id: f"pods may be left: {error}; {hint}" for node in nodes}
         by_uid = {pod.uid: pod for pod in pods}
@@ -186,11 +203,17 @@ def _missing(spec: PoolSpec) -> str:
     return f"RayCluster {spec.namespace}/{spec.ray_cluster} does not exist"
 
 
+def _not_there_yet(spec: PoolSpec) -> str:
+    if spec.makes_cluster:
+        return f"RayCluster {spec.namespace}/{spec.ray_cluster} is being created"
+    return _missing(spec)
+
+
 def _without_cluster(spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
     was_ready = {node.id: "ray_node_id" in (node.endpoint or {}) for node in nodes}
     return Seen(
         lost={row: _missing(spec) for row, ready in was_ready.items() if ready},
-        waiting={row: Waiting(_missing(spec)) for row, ready in was_ready.items() if not ready},
+        waiting={row: Waiting(_not_there_yet(spec)) for row, ready in was_ready.items() if not ready},
     )
 
 

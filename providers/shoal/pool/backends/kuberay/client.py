@@ -6,14 +6,18 @@ import base64
 import json
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.errors import PoolUnreachableError
+from shoal.errors import InvalidArgumentError, PoolUnreachableError
+from shoal.pool.backends.kuberay import leases
 from shoal.pool.backends.kuberay.credentials import api_client
-from shoal.pool.backends.kuberay.resources import CLUSTER_LABEL, Pod, RayCluster
+from shoal.pool.backends.kuberay.resources import CLUSTER_LABEL, MADE, Pod, RayCluster
 from shoal.pool.backends.kuberay.scaling import Patch
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_PATIENCE
+
+if TYPE_CHECKING:
+    from kubernetes.client import V1DeleteOptions
 
 _API = ("ray.io", "v1")
 _LOG_LINES = 5
@@ -40,6 +44,7 @@ class KubeClient:
         self._server = kube.configuration.host
         self._core = client.CoreV1Api(kube)
         self._custom = client.CustomObjectsApi(kube)
+        self._coordination = client.CoordinationV1Api(kube)
 
     def ray_cluster(self) -> RayCluster | None:
         """Return the RayCluster, or None if it does not exist."""
@@ -78,6 +83,123 @@ class KubeClient:
             ),
         )
         return RayCluster.of(found)
+
+    def create_ray_cluster(self, body: dict[str, Any], **options: Any) -> None:
+        """Create the RayCluster.
+
+        Raises:
+            ConflictError: It exists already.
+            InvalidArgumentError: Its schema or an admission webhook refuses it.
+        """
+        self._call(
+            "create rayclusters",
+            lambda: self._custom.create_namespaced_custom_object(
+                *_API,
+                self._namespace,
+                "rayclusters",
+                body,
+                field_manager="shoal",
+                _request_timeout=CLUSTER_PATIENCE,
+                **options,
+            ),
+        )
+
+    def try_creation(self, body: dict[str, Any]) -> None:
+        """Check that the RayCluster and its Lease may be created, and its pods be listed. Nothing is changed."""
+        self.pods()
+        self._create_lease(dry_run="All")
+        self.create_ray_cluster(body, dry_run="All")
+
+    def delete_ray_cluster(self, cluster: RayCluster) -> None:
+        """Delete the RayCluster in the version that was read. If it has changed, the next round tries again."""
+        self._call(
+            "delete rayclusters",
+            lambda: self._custom.delete_namespaced_custom_object(
+                *_API,
+                self._namespace,
+                "rayclusters",
+                cluster.name,
+                body=_only(cluster.uid, cluster.version),
+                _request_timeout=CLUSTER_PATIENCE,
+            ),
+            missing=self._is_missing,
+        )
+
+    def hold_lease(self) -> dict[str, str]:
+        """Create or renew the Lease of the RayCluster, and return its name and uid.
+
+        Raises:
+            InvalidArgumentError: Somebody else has created a Lease of this name.
+        """
+        found: dict[str, Any] | None
+        try:
+            found = self._create_lease()
+        except ConflictError:
+            found = self.renew_lease()
+        if found is None or not leases.is_made(found):
+            raise InvalidArgumentError(
+                f"Lease {self._namespace}/{self._lease} exists already, and shoal has not created it: give pool "
+                f'"{self._spec.name}" another name'
+            )
+        return {key: found["metadata"][key] for key in ("name", "uid")}
+
+    def renew_lease(self) -> dict[str, Any] | None:
+        """Renew the Lease of the RayCluster, and return it. Return None if it does not exist."""
+        patch = [{"op": "replace", "path": "/spec/renewTime", "value": leases.now()}]
+        found: dict[str, Any] | None = self._call(
+            "patch leases",
+            lambda: self._json(
+                self._coordination.patch_namespaced_lease,
+                self._lease,
+                self._namespace,
+                patch,
+                _content_type="application/json-patch+json",
+            ),
+            missing=self._is_missing,
+        )
+        return found
+
+    def release_lease(self) -> None:
+        """Delete the Lease of the RayCluster, after the RayCluster."""
+        self._delete_lease(self._lease)
+
+    def leases(self) -> list[dict[str, Any]]:
+        """Return the Leases of all RayClusters in the namespace that shoal has created."""
+        selector = ",".join(f"{key}={value}" for key, value in MADE.items())
+        found = self._call(
+            "list leases",
+            lambda: self._json(self._coordination.list_namespaced_lease, self._namespace, label_selector=selector),
+        )
+        items: list[dict[str, Any]] = found["items"]
+        return items
+
+    def delete_lease(self, lease: Mapping[str, Any]) -> bool:
+        """Delete a Lease in the version that was read. Return False if it was renewed meanwhile."""
+        meta = lease["metadata"]
+        try:
+            self._delete_lease(meta["name"], body=_only(meta["uid"], meta["resourceVersion"]))
+        except ConflictError:
+            return False
+        return True
+
+    @property
+    def _lease(self) -> str:
+        return leases.name_of(self._spec.ray_cluster)
+
+    def _create_lease(self, **options: Any) -> dict[str, Any]:
+        body = leases.made(self._spec.ray_cluster)
+        found: dict[str, Any] = self._call(
+            "create leases",
+            lambda: self._json(self._coordination.create_namespaced_lease, self._namespace, body, **options),
+        )
+        return found
+
+    def _delete_lease(self, name: str, **options: Any) -> None:
+        self._call(
+            "delete leases",
+            lambda: self._json(self._coordination.delete_namespaced_lease, name, self._namespace, **options),
+            missing=self._is_missing,
+        )
 
     def pods(self) -> list[Pod]:
         """Return the pods of the RayCluster, the oldest first."""
@@ -155,6 +277,8 @@ class KubeClient:
         except ApiException as error:
             if missing(error):
                 return None
+            if error.status == HTTPStatus.UNPROCESSABLE_ENTITY and what.startswith("create"):
+                raise InvalidArgumentError(self._explained(what, error)) from error
             # A failed `test` of a JSON patch has status 422, as have changes that the RayCluster's schema refuses.
             if error.status in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY):
                 raise ConflictError(self._explained(what, error)) from error
@@ -189,6 +313,13 @@ class KubeClient:
         """Return whether an answer says that the object does not exist. Without KubeRay, the API does not know the
         resource at all, and names no object."""
         return error.status == HTTPStatus.NOT_FOUND and bool((_status(error).get("details") or {}).get("name"))
+
+
+def _only(uid: str, version: str) -> V1DeleteOptions:
+    """Return the options of a request that deletes an object only in the version that was read."""
+    from kubernetes.client import V1DeleteOptions, V1Preconditions
+
+    return V1DeleteOptions(preconditions=V1Preconditions(uid=uid, resource_version=version))
 
 
 def _status(error: Any) -> Mapping[str, Any]:

@@ -13,6 +13,9 @@ from shoal.pool.spec import PoolSpec
 CLAIM = "shoal.readthedocs.io/pool"
 """Annotation of a RayCluster: the pool that uses it, and the pool's last decision about its size."""
 
+MADE = {"app.kubernetes.io/managed-by": "shoal"}
+"""Label of all objects that shoal has created. It deletes no others."""
+
 CLUSTER_LABEL = "ray.io/cluster"
 GROUP_LABEL = "ray.io/group"
 _TYPE_LABEL = "ray.io/node-type"
@@ -121,6 +124,8 @@ class RayCluster:
         head_service: Name of the head's service.
         problem: Message of the operator about pods that it cannot create or delete; empty if there is none.
         manager: Controller that manages the cluster instead of KubeRay's operator; None for the operator.
+        is_made: Whether shoal has created the cluster.
+        uid: Identity of the cluster.
     """
 
     name: str
@@ -138,6 +143,8 @@ class RayCluster:
     head_service: str = ""
     problem: str = ""
     manager: str | None = None
+    is_made: bool = False
+    uid: str = ""
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> RayCluster:
@@ -167,6 +174,8 @@ class RayCluster:
             head_service=(status.get("head") or {}).get("serviceName") or f"{meta['name']}-head-svc",
             problem="; ".join(failures),
             manager=spec.get("managedBy"),
+            is_made=MADE.items() <= (meta.get("labels") or {}).items(),
+            uid=meta.get("uid", ""),
         )
 
     def group(self, spec: PoolSpec) -> WorkerGroup:

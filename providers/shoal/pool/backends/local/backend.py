@@ -130,6 +130,9 @@ class LocalBackend:
                 log=log_path(node.pool, node.name),
             )
 
+    def renew(self, spec: PoolSpec) -> None:
+        """Do nothing, because supervisors check the store themselves."""
+
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Send SIGTERM to the supervisors, kill all remaining processes, and remove the nodes' folders."""
         for node in nodes:

@@ -88,6 +88,9 @@ class RayBackend:
         except PoolUnreachableError as error:
             log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
 
+    def renew(self, spec: PoolSpec) -> None:
+        """Do nothing, because others end the cluster."""
+
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Ask the autoscaler for only as many nodes as the pool should have now. The autoscaler can then end the
         surplus nodes, and the caller may delete their rows."""

@@ -1,0 +1,136 @@
+"""The RayCluster that shoal creates for a pool with `image` or `template`: pure, except that it reads the template."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.errors import InvalidArgumentError
+from shoal.pool.backends.base import PoolRef
+from shoal.pool.backends.kuberay.resources import CLAIM, MADE, Claim, RayCluster
+from shoal.pool.backends.versions import TESTED_RAY
+from shoal.pool.spec import PoolSpec
+
+Manifest = dict[str, Any]
+"""An object of the Kubernetes API, as JSON."""
+
+_GROUP = "workers"
+_MEMORY = "4Gi"
+"""Memory of a node if the pool names none: enough for Ray and a training on some hundred MB."""
+
+_MOST_REPLICAS = 999
+"""The group's `maxReplicas`. The limit of the pool is its `max_nodes`, which can be changed while the pool is up."""
+
+_QUEUE = "kueue.x-k8s.io/queue-name"
+_GPU = "nvidia.com/gpu"
+
+
+def ray_cluster(pool: PoolRef, owner: Mapping[str, str] | None) -> Manifest:
+    """Return the RayCluster of a pool that is coming up.
+
+    Args:
+        pool: The pool, with the decision that starts it.
+        owner: Name and uid of the Kubernetes Lease whose end removes the RayCluster; None for a dry run.
+
+    Raises:
+        InvalidArgumentError: The template cannot be read, or is no RayCluster.
+    """
+    spec = pool.spec
+    made = _of_template(spec) if spec.template else _of_image(spec)
+    made["spec"].pop("suspend", None)
+    if not made["spec"].get("enableInTreeAutoscaling"):
+        made["spec"]["enableInTreeAutoscaling"] = False
+    given = made.get("metadata") or {}
+    labels = {**(given.get("labels") or {}), **MADE, **({_QUEUE: spec.queue} if spec.queue else {})}
+    made["metadata"] = {
+        "name": spec.ray_cluster,
+        "namespace": spec.namespace,
+        "labels": labels,
+        "annotations": {**(given.get("annotations") or {}), CLAIM: _first_claim(pool).to_json()},
+    }
+    if owner is not None:
+        reference = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **owner}
+        made["metadata"]["ownerReferences"] = [reference]
+    _set_size(made, pool)
+    return made
+
+
+def _first_claim(pool: PoolRef) -> Claim:
+    return Claim(pool.id, pool.epoch, pool.decision, pool.stamp, replicas=0, min_replicas=0)
+
+
+def _set_size(made: Manifest, pool: PoolRef) -> None:
+    """Give the pool's worker group its number of workers, and the limits that belong to the pool."""
+    group = RayCluster.of({**made, "metadata": {**made["metadata"], "resourceVersion": ""}}).group(pool.spec)
+    made["spec"]["workerGroupSpecs"][group.index] |= {
+        "replicas": max(pool.size - 1, 0),
+        "minReplicas": 0,
+        "maxReplicas": _MOST_REPLICAS,
+    }
+
+
+def _of_image(spec: PoolSpec) -> Manifest:
+    parameters = {"num-cpus": str(spec.cpus_per_node), "object-store-memory": str(spec.object_store_mb * 10**6)}
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayCluster",
+        "spec": {
+            "rayVersion": f"{TESTED_RAY}.0",
+            "authOptions": {"mode": "token"},
+            "headGroupSpec": {
+                "rayStartParams": {**parameters, "dashboard-host": "0.0.0.0"},
+                "template": _pod(spec, "ray-head"),
+            },
+            "workerGroupSpecs": [
+                {"groupName": _GROUP, "rayStartParams": parameters, "template": _pod(spec, "ray-worker")}
+            ],
+        },
+    }
+
+
+def _pod(spec: PoolSpec, container: str) -> Manifest:
+    """Return the template of a node's pod. Requests are equal to limits: Ray takes its CPUs and memory from the
+    limits, and Kubernetes evicts pods of this class last."""
+    resources = {"cpu": str(spec.cpus_per_node), "memory": spec.memory_per_node or _MEMORY}
+    if spec.gpus_per_node:
+        resources[_GPU] = str(spec.gpus_per_node)
+    pod: Manifest = {
+        "containers": [
+            {"name": container, "image": spec.image, "resources": {"requests": resources, "limits": resources}}
+        ]
+    }
+    if spec.service_account:
+        pod["serviceAccountName"] = spec.service_account
+    return {"metadata": {"labels": dict(MADE)}, "spec": pod}
+
+
+def _of_template(spec: PoolSpec) -> Manifest:
+    path = Path(str(spec.template))
+    try:
+        found = _parsed(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InvalidArgumentError(
+            f'pool "{spec.name}": template={path} cannot be read: {error}. Each host that starts nodes needs this file'
+        ) from error
+    kind = found.get("kind") if isinstance(found, dict) else None
+    if kind != "RayCluster" or not isinstance(found.get("spec"), dict):
+        raise InvalidArgumentError(
+            f'pool "{spec.name}": template={path} contains {kind or "no object"}, and has to contain one RayCluster'
+        )
+    found["spec"].setdefault("workerGroupSpecs", [])
+    return dict(found)
+
+
+def _parsed(text: str) -> Any:
+    """Read JSON or YAML. The official client of Kubernetes depends on PyYAML."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        import yaml
+
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ValueError(f"it is neither YAML nor JSON ({error})") from None

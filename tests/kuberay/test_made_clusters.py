@@ -1,0 +1,128 @@
+"""RayClusters that shoal creates, on a real control plane: every guarantee with the Roles of the guide, and nothing is
+left after `down`, after a killed process, and if no process of shoal ever comes back."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from shoal.pool.api import ComputePool, list_pools
+from shoal.pool.backends.kuberay import leases
+from shoal.pool.reconcile.sweep import sweep
+from shoal.state import Store
+from shoal.state.schema import Node
+from tests.kuberay.accounts import make_account, smallest_role
+from tests.kuberay.conftest import Cluster
+from tests.kuberay.control_plane import LIGHT_IMAGE, ControlPlane
+from tests.kuberay.test_pools import Kubernetes
+from tests.pool.backends.test_conformance import GUARANTEES
+from tests.support.waiting import wait_until
+
+client = pytest.importorskip("kubernetes.client")
+
+
+@dataclass
+class Made(Kubernetes):
+    """A pool whose RayCluster shoal creates, with the rights of an account that may create them."""
+
+    @property
+    def uri(self) -> str:
+        return (
+            f"kuberay://{self.namespace}/{self.name}?max_nodes=4&kubeconfig={self.kubeconfig}&image={LIGHT_IMAGE}"
+            "&memory_per_node=512Mi"
+        )
+
+    def trace(self, node: Node) -> object:
+        return node.endpoint["pod"] in self.pods(heads=True)
+
+    def everything(self) -> set[str]:
+        """All objects of the namespace, of every type that can be listed, except events."""
+        from kubernetes.dynamic import DynamicClient
+
+        found = DynamicClient(self.core.api_client).resources.search(namespaced=True)
+        return {
+            f"{kind.name}/{made.metadata.name}"
+            for kind in found
+            if "list" in (getattr(kind, "verbs", None) or ()) and kind.name != "events"
+            for made in kind.get(namespace=self.namespace).items
+        }
+
+
+@pytest.fixture
+def kube(
+    plane: ControlPlane,
+    cluster: Cluster,
+    namespace: str,
+    fresh_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[Made]:
+    """No detached reconciler: whoever acts or sweeps does it all."""
+    monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
+    with cluster.client() as api:
+        kubeconfig = make_account(api, namespace, smallest_role(namespace, "conform", creates=True), tmp_path)
+        made = Made(plane, namespace, kubeconfig, client.CoreV1Api(api), client.CustomObjectsApi(api))
+        yield made
+        plane.add_light_image()
+        for status in list_pools():
+            ComputePool(status.name).down()
+
+
+def test_a_created_cluster_keeps_every_guarantee_and_leaves_nothing(kube: Made):
+    before = kube.everything()
+    pool = ComputePool(kube.uri).up()
+    assert {"rayclusters/conform", "leases/shoal-conform"} <= kube.everything() - before
+    for test in GUARANTEES:
+        pool.scale(1)
+        test(kube, pool)
+    pool.down()
+    wait_until(lambda: kube.everything() == before, "the end of all that was created", seconds=60)
+
+
+SCALES = """
+import sys
+from shoal.pool.api import ComputePool
+pool = ComputePool(sys.argv[1]).up()
+print("up", flush=True)
+pool.scale(3)
+"""
+
+
+def killed_while_it_scales(kube: Made) -> None:
+    """A process that is killed with SIGKILL while its pods start."""
+    kube.plane.remove_image(LIGHT_IMAGE)
+    child = subprocess.Popen([sys.executable, "-c", SCALES, kube.uri], stdout=subprocess.DEVNULL)
+    wait_until(lambda: kube.pods(heads=True), "the pod of the head", seconds=60)
+    child.kill()
+    child.wait()
+
+
+def test_a_sweep_after_a_killed_process_leaves_nothing(kube: Made):
+    before = kube.everything()
+    killed_while_it_scales(kube)
+    kube.plane.add_light_image()
+    ComputePool(kube.name).down()
+    sweep(Store())
+    wait_until(lambda: kube.everything() == before, "the end of all that was created", seconds=60)
+
+
+def test_the_reaper_ends_what_nobody_has_renewed(kube: Made, tmp_path: Path):
+    before = kube.everything()
+    killed_while_it_scales(kube)
+    coordination = client.CoordinationV1Api(kube.core.api_client)
+    name = leases.name_of(kube.name)
+    reap = [sys.executable, "-m", "shoal.pool.backends.kuberay.reaper", kube.namespace]
+    reap += ["--kubeconfig", str(kube.plane.kubeconfig)]
+    assert subprocess.run(reap, capture_output=True, text=True, check=True).stdout == ""
+    old = [{"op": "replace", "path": "/spec/renewTime", "value": "2026-01-01T00:00:00.000000Z"}]
+    coordination.patch_namespaced_lease(name, kube.namespace, old, _content_type="application/json-patch+json")
+    said = subprocess.run(reap, capture_output=True, text=True, check=True).stdout
+    assert f"deleted Lease {kube.namespace}/{name}" in said
+    wait_until(lambda: kube.everything() == before, "the end of all that was created", seconds=60)
+    kube.plane.add_light_image()
+    ComputePool(kube.name).down()
