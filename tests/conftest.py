@@ -44,6 +44,15 @@ _LEFT = pytest.StashKey[list[str]]()
 
 def pytest_configure() -> None:
     session_leftovers.begin()
+    # Terminated, as by `timeout`, a session tears its fixtures down as after Ctrl-C, and so takes its pools down. A
+    # process that a test forks is terminated as before.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    os.register_at_fork(after_in_child=_end_when_terminated)
+
+
+def _end_when_terminated() -> None:
+    if signal.getsignal(signal.SIGTERM) is signal.default_int_handler:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,6 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.processes)
 
 
+@pytest.hookimpl(trylast=True)  # after pytest's own, in which an interrupted session tears its fixtures down
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail a session that leaves anything behind, after the last fixture is torn down."""
     if left := session_leftovers.found():

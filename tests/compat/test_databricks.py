@@ -60,3 +60,11 @@ def test_overrides_are_arguments_of_the_decorator() -> None:
 def test_what_contradicts_itself_is_refused(arguments: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidArgumentError, match=says):
         site(**arguments)
+
+
+@pytest.mark.parametrize("decorator", [distributed, ray_launch])
+def test_a_decorator_without_parentheses_is_refused_by_its_own_name(decorator: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"@{decorator.__name__} needs parentheses"):
+        decorator(add)
+    with pytest.raises(InvalidArgumentError, match="number of GPUs is missing"):  # before there is a function
+        decorator(remote=True)

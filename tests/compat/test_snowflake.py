@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from shoal import ComputePool
 from shoal.compat import snowflake
 from shoal.compat.snowflake import DataConnector, MLJob, ShardedDataConnector, remote
 from shoal.data import ShardedDataConnector as OwnConnector
@@ -128,3 +129,35 @@ def test_the_context_knows_the_backends() -> None:
     context = snowflake.get_context()
     assert "gloo" in context.get_supported_backends()
     assert context.get_default_backend() in context.get_supported_backends()
+
+
+def test_the_context_says_what_stands_for_the_artifact_manager() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"no artifact manager here: .* get_model_dir\(\), .*checkpoint"):
+        snowflake.get_context().get_artifact_manager()
+
+
+@pytest.mark.ray
+def test_a_folder_is_submitted_with_its_script(
+    real_pool: ComputePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "conf.yaml").write_text("rate: 1")
+    (project / "train.py").write_text(
+        "import os, ray, sys\nprint('said', open(sys.argv[1]).read(), os.environ['COLOUR'], ray.is_initialized())"
+    )
+    monkeypatch.chdir(tmp_path)
+    given: dict[str, Any] = {"stage_name": "stage", "env_vars": {"COLOUR": "red"}}
+    directory = snowflake.submit_directory("project", "tests", entrypoint="train.py", args=["conf.yaml"], **given)
+    file = snowflake.submit_file("project/train.py", "tests", args=["project/conf.yaml"], **given)
+    for job in (directory, file):
+        assert (job.wait(), job.result()) == ("DONE", None), job.get_logs()
+        assert "said rate: 1 red True" in job.get_logs()
+
+
+def test_an_entrypoint_is_a_script_in_the_folder(tmp_path: Path) -> None:
+    for entrypoint in ("src/train.py", ["python", "train.py"]):
+        with pytest.raises(InvalidArgumentError, match="entrypoint must be the name of a script in"):
+            snowflake.submit_directory(tmp_path, "pool", entrypoint=entrypoint)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="submit_file has no argument spec_overrides here"):
+        snowflake.submit_file(tmp_path / "train.py", "pool", spec_overrides={})

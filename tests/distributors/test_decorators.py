@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal.distributors import distributed, ray_launch
 from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
+from shoal.pool.api import list_pools
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import shared_gang
 from tests.support.two_node_cluster import TwoNodes
@@ -40,6 +44,16 @@ def test_wrong_arguments_are_refused_by_name(wrong: dict[str, int], says: str) -
         distributed(**wrong)
     with pytest.raises(InvalidArgumentError, match=says):
         ray_launch(**wrong)
+
+
+@pytest.mark.parametrize("decorator", [distributed, ray_launch])
+def test_more_gpus_than_this_machine_has_are_refused_before_anything_starts(
+    decorator: Callable[..., Any], fresh_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.pool.backends.local.gpus.visible_gpus", lambda environment: [])
+    with pytest.raises(InvalidArgumentError, match="needs 8 GPUs of this machine, but 0 can be used: pass remote=True"):
+        decorator(gpus=8)(abs).distributed(1)
+    assert list_pools() == []
 
 
 def test_parentheses_are_asked_for() -> None:

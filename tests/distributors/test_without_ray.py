@@ -16,10 +16,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from shoal import RunConfig
+from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors.call_pool import ray_for
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
+from shoal.distributors.pytorch import TorchDistributor
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import InvalidArgumentError, JobFailedError
 from shoal.jobs import FunctionJobSpec, JobSpec, Tracking, attach, list_jobs, submit
@@ -71,7 +72,7 @@ if what == "dies":
 
 FUNCTION_SCRIPT = """
 import os, sys
-from shoal import RunConfig
+from shoal import ComputePool, RunConfig
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig
 import torch
 
@@ -316,3 +317,38 @@ def test_a_failed_training_has_the_metrics_of_its_rounds_everywhere(
     client = mlflow.MlflowClient(tracking)
     logged = client.get_metric_history(job.status().mlflow_run_id, f"eval-{name}")
     assert [each.value for each in sorted(logged, key=lambda each: each.step)] == pytest.approx(expected)
+
+
+READS_ITS_FILES = """
+import json, os, sys
+import torch
+from helper import answer
+
+torch.distributed.init_process_group("gloo")
+config = json.load(open(sys.argv[2]))
+beside = open(os.path.join(os.path.dirname(__file__), "conf", "model.json")).read()
+print("said", answer(), config, beside, open("project/conf/model.json").read(), flush=True)
+os.chdir(sys.path[0])
+print("said", open("conf/model.json").read(), flush=True)
+"""
+
+
+@pytest.mark.processes
+def test_a_script_finds_its_files_from_the_folder_of_its_job(
+    fresh_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("project/conf", "shared"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "project" / "train.py").write_text(READS_ITS_FILES)
+    (tmp_path / "project" / "helper.py").write_text("def answer(): return 42")
+    (tmp_path / "project" / "conf" / "model.json").write_text("{}")
+    (tmp_path / "shared" / "base.json").write_text('{"rate": 1}')
+    monkeypatch.chdir(tmp_path)
+    pool = ComputePool("local://named?ray=false&cpus_per_node=2").up()
+    try:
+        distributor = TorchDistributor(2, use_gpu=False, run_config=RunConfig(pool_name="named"))
+        assert distributor.run("project/train.py", "--config", "shared/base.json") is None
+    finally:
+        pool.down()
+    said = capsys.readouterr().out
+    assert said.count("said 42 {'rate': 1} {} {}") == 2 and said.count("said {}") == 2, said

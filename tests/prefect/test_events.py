@@ -25,6 +25,7 @@ from shoal.prefect import (
     retry_unless_permanent,
 )
 from tests.support.job_results import decided, result_of
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.server
 
@@ -165,31 +166,58 @@ def test_a_failure_is_sent_once_and_a_refused_retry_is_logged(sent, warned, monk
     assert warned == [f"the task is not retried, because {why}: {error}" for error, *_, why in FAILURES if why]
 
 
-def test_a_cancelled_async_training_cancels_its_job_and_sends_nothing(sent, monkeypatch):
-    runs, cancelled, reasons = threading.Event(), threading.Event(), []
+class Endless(Job):
+    """A job that runs until it is cancelled."""
 
-    class Endless(Job):
-        def wait(self, **_):
-            runs.set()
-            assert cancelled.wait(60)
-            raise JobCancelledError("job was cancelled")
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.runs, self.cancelled, self.reasons = threading.Event(), threading.Event(), []
 
-        def cancel(self, reason, *, unless_resubmitted):
-            reasons.append(reason)
-            cancelled.set()
+    def wait(self, **_):
+        self.runs.set()
+        wait_until(self.cancelled.is_set, "the job to be cancelled", 60)  # Prefect interrupts no single long wait
+        raise JobCancelledError("job was cancelled")
 
-    monkeypatch.setattr("shoal.prefect._training.submit", lambda *_, **__: Endless(None))
+    def cancel(self, reason, *, unless_resubmitted):
+        self.reasons.append(reason)
+        self.cancelled.set()
+
+
+@pytest.fixture
+def endless(monkeypatch):
+    """The job that each training submits."""
+    job = Endless()
+    monkeypatch.setattr("shoal.prefect._training.submit", lambda *_, **__: job)
+    return job
+
+
+def test_a_cancelled_async_training_cancels_its_job_and_sends_nothing(sent, endless):
 
     @flow
     async def cancels():
         training = asyncio.ensure_future(adistributed_train(SPEC))
-        assert await asyncio.to_thread(runs.wait, 60)
+        assert await asyncio.to_thread(endless.runs.wait, 60)
         training.cancel()
         with pytest.raises(asyncio.CancelledError):
             await training
 
     asyncio.run(cancels())
-    assert (reasons, sent) == (["its Prefect run was cancelled"], [])
+    assert (endless.reasons, sent) == (["its Prefect run was cancelled"], [])
+
+
+@pytest.mark.parametrize("where", ["task", "async task", "flow"])
+def test_the_job_of_a_run_that_times_out_says_so(sent, endless, where):
+    async def train():
+        await adistributed_train.with_options(timeout_seconds=0.2)(SPEC)
+
+    def train_here():
+        distributed_train.with_options(timeout_seconds=0.2 if where == "task" else None)(SPEC)
+
+    if where == "async task":
+        asyncio.run(flow(train)(return_state=True))
+    else:
+        assert flow(train_here, timeout_seconds=0.2 if where == "flow" else None)(return_state=True).is_failed()
+    assert endless.reasons == [f"its Prefect {where.split()[-1]} has exceeded its timeout of 0.2 s"]
 
 
 WAITING = result_of(

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +40,35 @@ class TwoNodes:
 
         self.folder = Path(tempfile.mkdtemp(prefix="two-"))  # short: Ray puts AF_UNIX sockets there
         (self.folder / "ray").mkdir()  # where it notes its address
-        with self._own_temp():
-            self.cluster = Cluster(
-                initialize_head=True,
-                head_node_args={
-                    **_NODE,
-                    "node_name": "a-head",
-                    "temp_dir": str(self.folder),
-                    "include_dashboard": False,
-                    "include_log_monitor": False,
-                    "no_monitor": True,
-                    "_system_config": _NOTICE,
-                },
-            )
-        self.add_second()
+        self.cluster: Any = None
+        try:
+            with self._own_temp():
+                self.cluster = Cluster(
+                    initialize_head=True,
+                    head_node_args={
+                        **_NODE,
+                        "node_name": "a-head",
+                        "temp_dir": str(self.folder),
+                        "include_dashboard": False,
+                        "include_log_monitor": False,
+                        "no_monitor": True,
+                        "_system_config": _NOTICE,
+                    },
+                )
+            self.add_second()
+        except BaseException:
+            self.end()
+            raise
 
     def end(self) -> None:
         """End both, and remove all that they wrote."""
-        if self.cluster.head_node is not None:
+        if self.cluster is not None and self.cluster.head_node is not None:
             self.cluster.shutdown()
+        # A node that has failed to start belongs to no cluster, but some of its processes run.
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                if any(str(self.folder) in part for part in process.cmdline()):
+                    process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextmanager

@@ -8,7 +8,7 @@ https://api-docs.databricks.com/python/serverless_gpu/overview.html.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, ParamSpec, Self, TypeVar
 
 from shoal.distributors import decorators
 from shoal.distributors import runtime as runtime
@@ -32,8 +32,10 @@ class _WithOverrides(decorators.Decorated[P, T]):
         arguments: Arguments of the decorator.
     """
 
+    DECORATOR: ClassVar[str]
+
     def __init__(self, function: Callable[P, T], arguments: dict[str, Any]) -> None:
-        super().__init__(function, _site(**arguments))
+        super().__init__(function, _site(self.DECORATOR, **arguments))
         self.func = function
         self._arguments = arguments
 
@@ -66,10 +68,14 @@ class DistributedFunction(_WithOverrides[P, T], decorators.DistributedFunction[P
     """Function that was decorated with `distributed`: ``f.distributed(...)`` calls it in every worker, ``f.func`` is
     the function itself."""
 
+    DECORATOR = "distributed"
+
 
 class LaunchedFunction(_WithOverrides[P, T], decorators.LaunchedFunction[P, T]):
     """Function that was decorated with `ray_launch`: ``f.distributed(...)`` calls it once, connected to Ray, and
     ``f.func`` is the function itself."""
+
+    DECORATOR = "ray_launch"
 
 
 def distributed(
@@ -97,6 +103,7 @@ def distributed(
             with `remote` or with a type of GPUs that is not a type of node.
     """
     arguments = dict(locals())
+    _site("distributed", **arguments)
     return lambda function: DistributedFunction(function, arguments)
 
 
@@ -104,6 +111,7 @@ def distributed(
 def ray_launch(**arguments: Any) -> Callable[[Callable[P, T]], LaunchedFunction[P, T]]:
     """Decorate a function `f`: ``f.distributed(...)`` calls `f` once, in a process that is connected to Ray. The
     arguments are those of `distributed`, and say how many GPUs the Ray tasks and actors of `f` need together."""
+    _site("ray_launch", **arguments)
     return lambda function: LaunchedFunction(function, arguments)
 
 
@@ -116,6 +124,7 @@ def ray_init(**arguments: Any) -> Any:
 
 
 def _site(
+    decorator: str,
     num_accelerators: int | None,
     accelerator_type: str | None,
     remote: bool,
@@ -135,7 +144,7 @@ def _site(
             )
         count = int(node["gpus"])
     return decorators.site(
-        "distributed",
+        decorator,
         gpus=count or 0,
         num_workers=None,
         gpu_type=kind,

@@ -497,10 +497,43 @@ class DataConnector:
             DataError: If a column is missing, has a type that torch does not support, or differs between files, or if
                 the dataset has no rows.
         """
-        everything = DataShard(
-            self.ingester(), Shard(self.source.ranges()), current_position(), torch_defaults=self.torch_defaults
+        return self._everything().to_torch_dataset(
+            batch_size, shuffle, drop_last_batch, columns, expand_dims=expand_dims
         )
-        return everything.to_torch_dataset(batch_size, shuffle, drop_last_batch, columns, expand_dims=expand_dims)
+
+    def to_huggingface_dataset(
+        self,
+        *,
+        streaming: bool = False,
+        limit: int | None = None,
+        batch_size: int = 1024,
+        shuffle: bool = False,
+        drop_last_batch: bool = False,
+    ) -> Any:
+        """Return the rows as a dataset of Hugging Face's library `datasets`, which has to be installed.
+
+        Nulls are None. If several workers call this method, each worker gets all rows.
+
+        Args:
+            streaming: Whether to return an ``IterableDataset``, which reads one row group at a time, instead of a
+                ``Dataset`` in memory.
+            limit: Maximum number of rows; all by default.
+            batch_size: Number of rows of a batch, for `drop_last_batch`. An item is one row in any case.
+            shuffle: Whether the rows are in an order that the gang's seed determines. A stream shuffles its row groups,
+                and the rows of a buffer; ``set_epoch`` of the dataset gives another order.
+            drop_last_batch: Whether to leave out the last rows if they do not fill a batch.
+
+        Raises:
+            MissingExtraError: If `datasets` is not installed.
+            InvalidArgumentError: If `limit` is negative, or `batch_size` is not positive.
+        """
+        return self._everything().to_huggingface_dataset(
+            streaming=streaming,
+            limit=limit,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last_batch=drop_last_batch,
+        )
 
     def to_ray_dataset(self) -> Any:
         """Return a lazy Ray Dataset with the rows of this connector, in the same order.
@@ -553,6 +586,11 @@ class DataConnector:
         from shoal.data.staging.staged_data import discard
 
         return discard(self.staging)
+
+    def _everything(self) -> DataShard:
+        return DataShard(
+            self.ingester(), Shard(self.source.ranges()), current_position(), torch_defaults=self.torch_defaults
+        )
 
     def _read(self, limit: int | None) -> pa.Table:
         from shoal.data.checks import check_same_schema

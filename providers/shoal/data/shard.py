@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.gang_position import GangPosition
 from shoal.data.planning import Shard
@@ -71,6 +71,35 @@ class DataShard:
         source = self.ingester.source
         check_same_schema(source, source.schema().names if columns is None else columns)
         return take_rows(self.iter_batches(columns), limit)
+
+    def to_huggingface_dataset(
+        self,
+        *,
+        streaming: bool = False,
+        limit: int | None = None,
+        batch_size: int = 1024,
+        shuffle: bool = False,
+        drop_last_batch: bool = False,
+    ) -> Any:
+        """Return this worker's rows as a dataset of Hugging Face's library `datasets`.
+
+        The arguments are those of :meth:`shoal.data.DataConnector.to_huggingface_dataset`.
+
+        Raises:
+            MissingExtraError: The library `datasets` is not installed.
+        """
+        from shoal.data.huggingface import huggingface_dataset
+
+        return huggingface_dataset(
+            self.ingester,
+            self.shard,
+            self.position.seed,
+            streaming=streaming,
+            limit=limit,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            drop_last_batch=drop_last_batch,
+        )
 
     def to_torch_dataset(
         self,

@@ -83,12 +83,16 @@ class Site:
 
         If the function runs on this node, or if there is no pool that the call could use, an embedded pool is used. In
         all other cases, nodes of an existing pool are leased. A pool that is named and down is started for the call.
+
+        Raises:
+            InvalidArgumentError: The function runs on this node, which has too few GPUs.
         """
         from shoal.distributors.call_pool import embedded_pool, pool_for
 
         timeout_s = self.run_config.timeout
         each, workers = self.requested.resource_requirements_per_worker, self.requested.num_workers
         if not self.remote:
+            self._check_gpus_here(workers * each.num_gpus)
             return embedded_pool(least_gpus=max(1, workers * each.num_gpus), job_id=job_id, timeout_s=timeout_s)
         cpus, gpus = workers * each.num_cpus, workers * each.num_gpus
         return pool_for(
@@ -97,6 +101,17 @@ class Site:
             size_on=lambda pool: self._size(pool.describe()),
             job_id=job_id,
         )
+
+    def _check_gpus_here(self, wanted: int) -> None:
+        from shoal.pool.backends.local.gpus import visible_gpus
+
+        if wanted <= 0 or self.run_config.clamp:
+            return
+        if wanted > (found := len(visible_gpus(os.environ))):
+            raise InvalidArgumentError(
+                f"the call needs {wanted} GPU{'' if wanted == 1 else 's'} of this machine, but {found} can be used: "
+                "pass remote=True to use the GPUs of a pool, or omit the number of GPUs to run on CPUs"
+            )
 
     def _size(self, pool: PoolStatus) -> int:
         from shoal.pool.backends.local.gpus import ALL, visible_gpus

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
 from prefect.context import FlowRunContext, TaskRunContext
@@ -109,3 +110,34 @@ def on_interrupt(callback: Callable[[], object]) -> None:
     """Call a function when the current async task is cancelled."""
     if (interrupt := interrupt_of_task.get()) is not None:
         interrupt.add(callback)
+
+
+class TimeLimit(NamedTuple):
+    """The timeout of a task run or flow run: `what` has it, when it `ends`, and its length in `seconds`."""
+
+    what: str
+    ends: float
+    seconds: float
+
+
+def time_limits() -> list[TimeLimit]:
+    """Return the timeouts of the current task run and flow run."""
+    task, flow = TaskRunContext.get(), FlowRunContext.get()
+    limits = []
+    for what, context, seconds in (
+        ("task", task, task and task.task.timeout_seconds),
+        ("flow", flow, flow and flow.flow and flow.flow.timeout_seconds),
+    ):
+        if context is not None and seconds:
+            limits.append(TimeLimit(what, context.start_time.timestamp() + seconds, seconds))
+    return limits
+
+
+def why_ended(limits: Sequence[TimeLimit]) -> str:
+    """Return why Prefect ends a run. Prefect raises the same exception for a timeout and for a cancellation, so the
+    time decides."""
+    now = time.time()
+    for limit in limits:
+        if now >= limit.ends:
+            return f"its Prefect {limit.what} has exceeded its timeout of {limit.seconds:g} s"
+    return "its Prefect run was cancelled"

@@ -25,6 +25,8 @@ from shoal.prefect._run_holder import (
     in_thread,
     interrupt_of_task,
     on_interrupt,
+    time_limits,
+    why_ended,
 )
 from shoal.prefect._transactions import Enclosing
 from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
@@ -33,8 +35,6 @@ from shoal.prefect.scope import current_flow_task
 
 if TYPE_CHECKING:
     from shoal.jobs.metrics.series import MetricPoint
-
-_CANCELLED = "its Prefect run was cancelled"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,6 +61,7 @@ class Training:
         self._handle: JobHandle | None = None
         self._progress = TrainingProgress()
         self._cancelled = threading.Event()
+        self._limits = time_limits()
         on_interrupt(self.cancel)
 
     def run(self) -> JobResult:
@@ -92,7 +93,7 @@ class Training:
         show_page(self._handle.job_id)
         try:
             if self._cancelled.is_set():
-                self._handle.cancel(_CANCELLED, unless_resubmitted=True)
+                self._handle.cancel(why_ended(self._limits), unless_resubmitted=True)
             on_log = None if self.is_repeated else RunLog(self._handle.job_id)
             result = self._handle.wait(
                 on_log=on_log, on_progress=self._progress, collect=not self._transactions.is_open
@@ -164,7 +165,7 @@ class Training:
         """
         self._cancelled.set()
         if self._handle is not None:
-            self._handle.cancel(_CANCELLED, unless_resubmitted=True)
+            self._handle.cancel(why_ended(self._limits), unless_resubmitted=True)
 
 
 class TrainingTask(Task[..., Any]):

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from shoal.errors import InvalidArgumentError
-from shoal.jobs import stale_models, waiting_jobs
+from shoal.jobs import WaitingJob, stale_models, waiting_jobs
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
@@ -92,3 +92,10 @@ def test_jobs_that_wait_longer_than_the_bound(store):
 def test_a_wrong_bound_is_refused(call, said):
     with pytest.raises(InvalidArgumentError, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"), [(48, "2.0 days"), (24, "24.0 hours"), (0.058, "3.5 minutes"), (0.0025, "9 seconds")]
+)
+def test_a_wait_is_given_in_the_unit_that_suits_it(hours, said):
+    assert f"has waited for {said}, and" in str(WaitingJob("id", "pool", "holder", 1, hours))

@@ -39,8 +39,8 @@ class StaleModel:
         if self.days is None:
             return f"{self.model}: there was no training and no promotion to {self.alias}"
         if self.version is None:
-            return f"{self.model}: no promotion to {self.alias} since the first training {self.days:.1f} days ago"
-        return f"{self.model}: no promotion to {self.alias} for {self.days:.1f} days, since version {self.version}"
+            return f"{self.model}: no promotion to {self.alias} since the first training {_lasted(self.days * 24)} ago"
+        return f"{self.model}: no promotion to {self.alias} for {_lasted(self.days * 24)}, since version {self.version}"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class WaitingJob:
     def __str__(self) -> str:
         """Return the alert in one sentence."""
         return (
-            f"job {self.job_id} of {self.holder} has waited for {self.hours:.1f} hours, "
+            f"job {self.job_id} of {self.holder} has waited for {_lasted(self.hours)}, "
             f"and is number {self.position} in the queue of pool {self.pool}"
         )
 
@@ -116,6 +116,14 @@ def waiting_jobs(longer_than: timedelta, pool_name: str | None = None) -> list[W
         if job.position is not None and now - job.created_at > bound
     ]
     return sorted(found, key=lambda each: -each.hours)
+
+
+def _lasted(hours: float) -> str:
+    """Format a duration in the unit that suits it, such as ``40.0 days``, ``24.0 hours`` or ``3.5 minutes``."""
+    for unit, length, least in (("days", 24, 48), ("hours", 1, 1), ("minutes", 1 / 60, 1 / 60)):
+        if hours >= least:
+            return f"{hours / length:.1f} {unit}"
+    return f"{hours * 3_600:.0f} seconds"
 
 
 def _last_promotions(store: Store) -> dict[tuple[str, str], tuple[float, str | None]]:

@@ -68,7 +68,7 @@ def fields_of(text: str, what: str, file_name: str = "") -> dict[str, Any]:
 
 def _of_yaml(text: str) -> Any:
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
     except ImportError:
         raise MissingExtraError("PyYAML", None) from None
     try:

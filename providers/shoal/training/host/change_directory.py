@@ -16,6 +16,14 @@ from pathlib import Path
 _PREFIX = "shoal-work-"
 
 
+_entered: str | None = None
+
+
+def entered() -> str | None:
+    """Return the folder that this process has entered with :func:`enter`; None if it has entered none."""
+    return _entered
+
+
 def enter(folder: str, gang: str) -> str | None:
     """Change the working directory of this process to the job's folder.
 
@@ -25,14 +33,16 @@ def enter(folder: str, gang: str) -> str | None:
     Returns:
         The temporary folder, which has to be removed with :func:`remove_from_nodes`; None if `folder` is used.
     """
+    global _entered
     try:
         os.chdir(folder)
+        _entered = folder
         return None
     except OSError:
         own = Path(tempfile.gettempdir(), _PREFIX + sha256(gang.encode()).hexdigest()[:16])
         own.mkdir(mode=0o700, exist_ok=True)
         os.chdir(own)
-        os.environ["PWD"] = str(own)
+        os.environ["PWD"] = _entered = str(own)
         return str(own)
 
 

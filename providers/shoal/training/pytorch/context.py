@@ -11,7 +11,7 @@ import io
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shoal.errors import InvalidArgumentError
 from shoal.training.context import say
@@ -143,6 +143,17 @@ class Context:
         if self._model_dir is None:
             self._model_dir = tempfile.mkdtemp(prefix="shoal-model-")
         return self._model_dir
+
+    def get_artifact_manager(self) -> NoReturn:
+        """Refuse the call, which code for Snowflake makes: shoal stores a run's files without such an object.
+
+        Raises:
+            InvalidArgumentError: Always; the message says which methods store files.
+        """
+        raise InvalidArgumentError(
+            "there is no artifact manager here: write the model's files into get_model_dir(), which is stored when all "
+            "ranks have succeeded, and pass a state that a restart needs to save_checkpoint()"
+        )
 
     def get_metrics_reporter(self) -> MetricsReporter:
         """Return the reporter that sends metrics to the driver."""

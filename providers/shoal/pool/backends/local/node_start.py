@@ -154,8 +154,20 @@ def in_turn(start: Callable[[], Member], *, check: Callable[[], object], stoppin
 def log_failure(node: str, error: Exception) -> str:
     """Log that a node could not start or has failed, and return the error for the node's row."""
     log.error("%s failed", node, exc_info=error)
-    untested = versions.untested_ray()
-    return f"{type(error).__name__}: {error}" + (f" ({untested})" if untested else "")
+    hints = [hint for hint in (_load(error), versions.untested_ray()) if hint]
+    return f"{type(error).__name__}: {error}" + (f" ({'; '.join(hints)})" if hints else "")
+
+
+def _load(error: Exception) -> str | None:
+    """Return the load of this machine, if the start has taken longer than Ray allows: it does where many processes
+    run."""
+    if not isinstance(error, TimeoutError) and "timed out" not in str(error):
+        return None
+    load, cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    return (
+        f"the load average of this machine is {load:.1f}, with {cpus} CPUs: if other work keeps it busy, start the "
+        "node again later, or start fewer nodes"
+    )
 
 
 class Head:
