@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,37 +31,30 @@ _PROJECT_MARKS = (".git", "pyproject.toml", "setup.py", "setup.cfg", "requiremen
 one hidden file that travels."""
 
 
-_WORDS = (b"ray", b"shoal.distributors")
-"""Words in a pickled program by which `may_call_ray` finds out whether the program calls Ray."""
-
-
 class Files(dict[str, bytes | None]):
-    """Content of files by their paths. `_WORDS` in files that are no Python code, such as a README, are written
-    differently in the pickled form, because such files do not call Ray."""
+    """Content of files by their paths.
+
+    Pickled, files that are no Python code are compressed and written in hexadecimal digits: `may_call_ray` searches
+    pickled programs for words, and a word in a README calls nothing.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what pickle stores."""
-        return Files.shown, (
-            {name: content if name.endswith(".py") else _hidden(content) for name, content in self.items()},
-        )
+        return Files.restored, ({name: _stored(name, content) for name, content in self.items()},)
 
     @classmethod
-    def shown(cls, stored: Mapping[str, bytes | None]) -> Files:
+    def restored(cls, stored: Mapping[str, bytes | str | None]) -> Files:
         """Return the files from what pickle has stored."""
-        return cls({name: content if name.endswith(".py") else _shown(content) for name, content in stored.items()})
+        return cls(
+            {
+                name: zlib.decompress(bytes.fromhex(content)) if isinstance(content, str) else content
+                for name, content in stored.items()
+            }
+        )
 
 
-def _hidden(content: bytes | None) -> bytes | None:
-    if content is None:
-        return None
-    content = content.replace(b"\xff", b"\xff\0")
-    for word in _WORDS:
-        content = content.replace(word, word[:1] + b"\xff\1" + word[1:])
-    return content
-
-
-def _shown(content: bytes | None) -> bytes | None:
-    return None if content is None else content.replace(b"\xff\1", b"").replace(b"\xff\0", b"\xff")
+def _stored(name: str, content: bytes | None) -> bytes | str | None:
+    return content if content is None or name.endswith(".py") else zlib.compress(content, 1).hex()
 
 
 def is_project(folder: str, inside: str) -> bool:
