@@ -48,7 +48,7 @@ def test_wrong_arguments_are_refused_by_name(wrong: dict[str, int], says: str) -
 
 @pytest.mark.parametrize("decorator", [distributed, ray_launch])
 def test_more_gpus_than_this_machine_has_are_refused_before_anything_starts(
-    decorator: Callable[..., Any], fresh_home: Path, monkeypatch: pytest.MonkeyPatch
+    decorator: Callable[..., Any], outside: None, fresh_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.pool.backends.local.gpus.visible_gpus", lambda environment: [])
     with pytest.raises(InvalidArgumentError, match="needs 8 GPUs of this machine, but 0 can be used: pass remote=True"):

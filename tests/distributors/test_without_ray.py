@@ -335,7 +335,7 @@ print("said", open("conf/model.json").read(), flush=True)
 
 @pytest.mark.processes
 def test_a_script_finds_its_files_from_the_folder_of_its_job(
-    fresh_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    outside: None, fresh_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folder in ("project/conf", "shared"):
         (tmp_path / folder).mkdir(parents=True)

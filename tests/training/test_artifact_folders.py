@@ -54,7 +54,7 @@ def test_a_marker_never_goes_through_a_link(shared: Path, victims: Path, locatio
     (folder / MARKER).symlink_to(victims)
 
     artifacts.check(location(folder), MINE, str(shared))
-    artifacts._mark(location(folder), MINE)
+    artifacts.mark(location(folder), MINE)
 
     assert victims.read_text() == "precious"
     assert MINE.has_marked(str(folder)) and not (folder / MARKER).is_symlink()
@@ -163,7 +163,7 @@ def test_a_file_system_that_shows_all_files_as_writable_is_accepted(shared: Path
 def test_with_no_umask_others_cannot_change_new_folders_and_files(shared: Path):
     before = os.umask(0)
     try:
-        artifacts._mark(str(shared / "job" / "1"), MINE)
+        artifacts.mark(str(shared / "job" / "1"), MINE)
     finally:
         os.umask(before)
     modes = [path.stat().st_mode & 0o777 for path in (shared / "job", shared / "job/1", shared / "job/1" / MARKER)]

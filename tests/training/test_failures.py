@@ -57,7 +57,7 @@ class Attempt:
             self.gang = gang
             return gang.run(self.sabotage, [(name, *each) for each in args], timeout=HANG_SECONDS, **how)
 
-        monkeypatch.setattr(engine._Training, "_on_all", on_all)
+        monkeypatch.setattr(engine.Training, "_on_all", on_all)
         engine.train(request(self.rows, self.sabotage.framework))
 
     def when_reached(self, act: Callable[[Gang], None]) -> threading.Thread:
@@ -177,14 +177,14 @@ def test_a_file_is_spoilt_after_it_was_planned(
     told: str,
 ) -> None:
     rows = write_rows(tmp_path / "rows")
-    on_all = engine._Training._on_all
+    on_all = engine.Training._on_all
 
     def spoilt(training: Any, gang: Any, name: str, *args: Any, **how: Any) -> Any:
         if name == FIRST[framework]:
             spoil(rows / "part-1.parquet")
         return on_all(training, gang, name, *args, **how)
 
-    monkeypatch.setattr(engine._Training, "_on_all", spoilt)
+    monkeypatch.setattr(engine.Training, "_on_all", spoilt)
     with pytest.raises(DataError, match=told + r".*\[rank \d"):
         engine.train(request(rows, framework))
 
@@ -205,7 +205,7 @@ def on_all(training, gang, name, args, **how):
         print(json.dumps([*(worker.pid for worker in gang.workers), gang._sidecars["xgboost"].pid]), flush=True)
     return gang.run(Sabotage("xgboost", 1, stage, "hang", Path(reached)), [(name, *each) for each in args], **how)
 
-engine._Training._on_all = on_all
+engine.Training._on_all = on_all
 engine.train(TrainRequest(dataset={"paths": (rows,)}, input_cols=tuple(columns), label_col="y"))
 """
 

@@ -37,7 +37,7 @@ class Losses:
         self.left = list(segments)
         self.seen: list[Segment] = []
         self.lost: list[int] = []
-        on_all = engine._Training._on_all
+        on_all = engine.Training._on_all
 
         def act(training: Any, gang: Gang, name: str, args: Sequence[tuple[Any, ...]], **how: Any) -> list[Any]:
             if name == "boost":
@@ -49,7 +49,7 @@ class Losses:
                     (deed or (lambda: os.kill(gang.workers[1].pid, signal.SIGKILL)))()
             return on_all(training, gang, name, args, **how)
 
-        monkeypatch.setattr(engine._Training, "_on_all", act)
+        monkeypatch.setattr(engine.Training, "_on_all", act)
 
 
 def asked(rows: Path, max_restarts: int = 0, **changes: Any) -> TrainRequest:
@@ -115,7 +115,7 @@ def test_one_loss_too_many(
 def test_a_lost_node_is_waited_for(driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train(asked(rows, params=SAMPLED))
     Losses(monkeypatch, 1, deed=driver.kill_second)
-    attempt, attempts = engine._Training._attempt, []
+    attempt, attempts = engine.Training._attempt, []
 
     def attempted(training: Any) -> Any:
         attempts.append(training)
@@ -123,7 +123,7 @@ def test_a_lost_node_is_waited_for(driver: TwoNodes, rows: Path, monkeypatch: py
             driver.replace_second()
         return attempt(training)
 
-    monkeypatch.setattr(engine._Training, "_attempt", attempted)
+    monkeypatch.setattr(engine.Training, "_attempt", attempted)
     resumed = train(asked(rows, 1, params=SAMPLED))
     assert (resumed.model, resumed.restarts, len(attempts)) == (whole.model, 1, 3)
 

@@ -196,7 +196,7 @@ def test_a_training_continues_from_its_checkpoints_to_the_same_bytes(
         "early_stopping_rounds": 8,
     }
     right = continued.train(framework, frame, content(framework, base), **asked)
-    report, lost = engine._Training._report, []
+    report, lost = engine.Training._report, []
 
     def lose_workers(self: Any, display: Any, first: int, done: int, history: Any) -> None:
         report(self, display, first, done, history)
@@ -204,7 +204,7 @@ def test_a_training_continues_from_its_checkpoints_to_the_same_bytes(
             lost.append(done)
             raise WorkerLostError("lost")
 
-    monkeypatch.setattr(engine._Training, "_report", lose_workers)
+    monkeypatch.setattr(engine.Training, "_report", lose_workers)
     found = continued.train(framework, frame, content(framework, base), **asked)
     assert (found.restarts, lost) == (1, [3])
     assert (found.model, found.eval_results) == (right.model, right.eval_results)

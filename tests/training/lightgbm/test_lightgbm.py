@@ -114,7 +114,7 @@ def test_a_loss_with_the_sample_or_after_the_last_round_changes_nothing(
 ) -> None:
     asked = request(rows, n_estimators=8, run_config={"checkpoint_every": 4, "max_restarts": 1})
     whole = train(asked)
-    on_all, killed = engine._Training._on_all, []
+    on_all, killed = engine.Training._on_all, []
 
     def lose(training: Any, gang: Any, name: str, *args: Any, **how: Any) -> Any:
         if name == call and not killed:
@@ -122,7 +122,7 @@ def test_a_loss_with_the_sample_or_after_the_last_round_changes_nothing(
             os.kill(killed[0], signal.SIGKILL)
         return on_all(training, gang, name, *args, **how)
 
-    monkeypatch.setattr(engine._Training, "_on_all", lose)
+    monkeypatch.setattr(engine.Training, "_on_all", lose)
     resumed = train(asked)
     assert (resumed.restarts, resumed.rounds) == (1, 8)
     assert resumed.model == whole.model

@@ -4,7 +4,7 @@ crash tests kill a process at each named point.
 A process may die before, during and after each step. The next submission, or the next clean-up of the host, goes on
 from the state in which the process died. The crash tests end a process at every member of `JobStep`, so every new
 transaction or action on a job needs a member. The members of `RetentionStep` are the steps that remove old versions of
-models and old attempts.
+models and old attempts, that of `StudyStep` is the step of a search for parameters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from shoal.state.steps import At, act, transaction
 
-__all__ = ["At", "JobStep", "RetentionStep", "act", "transaction"]
+__all__ = ["At", "JobStep", "RetentionStep", "StudyStep", "act", "transaction"]
 
 
 class JobStep(StrEnum):
@@ -83,3 +83,10 @@ class RetentionStep(StrEnum):
     """Action: remove the files of a job's old attempts."""
     REMOVE_ROWS = "remove-rows"
     """Transaction: remove the rows of a job's old attempts."""
+
+
+class StudyStep(StrEnum):
+    """Name of the step of a search for parameters, at which its own crash tests end the driver."""
+
+    APPEND = "append"
+    """Transaction: the driver adds entries to the journal of the study."""

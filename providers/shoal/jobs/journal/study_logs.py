@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 
 from shoal.errors import FencedError, InvalidArgumentError, StoreError
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.steps import StudyStep, transaction
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState, StudyLog
 
@@ -42,7 +43,7 @@ def append(store: Store, key: Key, study: int, entries: Sequence[str], expected:
             "and its trials smaller parameters and attributes"
         )
     newest = select(Job.attempt, Job.state).where(Job.id == key.job_id).order_by(Job.attempt.desc()).limit(1)
-    with store.transaction() as session:
+    with transaction(store, StudyStep.APPEND) as session:
         if session.execute(newest).one_or_none() != (key.attempt, JobState.RUNNING):
             raise FencedError(
                 f"attempt {key.attempt} of job {key.job_id} has ended, or a later attempt continues its study: this "
