@@ -33,18 +33,22 @@ _FOLLOW_S = 2.0
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job. The command uses its newest attempt.")]
 
+SpecFile = Annotated[str, typer.Argument(metavar="SPEC.json", help="File with the job spec as JSON; - reads stdin.")]
+NewJobId = Annotated[
+    str | None, typer.Option(metavar="ID", help="Id of the job. Attaches to the job if it runs. Default: a new id.")
+]
+Detach = Annotated[
+    bool, typer.Option("--detach", help="Return when the job is submitted. The job then runs to its end.")
+]
+
 
 def train(
-    spec: Annotated[str, typer.Argument(metavar="SPEC.json", help="File with the job spec as JSON; - reads stdin.")],
+    spec: SpecFile,
     pool_name: Annotated[
         str | None, typer.Option("--pool", metavar="NAME", help="Pool to train on. Default: the pool in the spec.")
     ] = None,
-    job_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Id of the job. Attaches to the job if it runs. Default: a new id.")
-    ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Return when the job is submitted. The job then runs to its end.")
-    ] = False,
+    job_id: NewJobId = None,
+    detach: Detach = False,
     as_json: Json = False,
 ) -> None:
     """Train on a pool: submit a job, print its log on stderr, and print its result. If no pool is named and no pool is
@@ -61,9 +65,7 @@ def tune(
         str | None,
         typer.Option(metavar="ID", help="Id of the job. Continues its search if it has failed. Default: a new id."),
     ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Return when the job is submitted. The job then runs to its end.")
-    ] = False,
+    detach: Detach = False,
     as_json: Json = False,
 ) -> None:
     """Search for the parameters of a model on a pool: submit a job, print its log on stderr, and print its trials and

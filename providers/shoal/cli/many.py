@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from shoal.cli import jobs
+from shoal.cli.jobs import Detach, JobId, NewJobId, SpecFile
 from shoal.cli.output import Json, fields, print_json, show, show_list
 from shoal.errors import InvalidArgumentError
 
@@ -15,21 +16,15 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Call a function, or train a model, for each partition of a table.")
 
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job. The command uses its newest attempt.")]
-
 
 @app.command()
 def run(
-    spec: Annotated[str, typer.Argument(metavar="SPEC.json", help="File with the job spec as JSON; - reads stdin.")],
+    spec: SpecFile,
     pool_name: Annotated[
         str | None, typer.Option("--pool", metavar="NAME", help="Pool to run on. Default: the pool in the spec.")
     ] = None,
-    job_id: Annotated[
-        str | None, typer.Option(metavar="ID", help="Id of the job. Attaches to the job if it runs. Default: a new id.")
-    ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", help="Return when the job is submitted. The job then runs to its end.")
-    ] = False,
+    job_id: NewJobId = None,
+    detach: Detach = False,
     as_json: Json = False,
 ) -> None:
     """Process all partitions of a table as one job. The spec is that of `shoal train`, with `"framework":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pickle
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -174,21 +175,21 @@ class PartitionConnector:
         return connector_to(path)
 
 
-class ModelSerde:
-    """How a model is stored in a file. Subclasses set `filename`, `write` and `read`."""
+class ModelSerde(ABC):
+    """How a model is stored in a file. Subclasses define `filename`, `write` and `read`."""
 
     @property
+    @abstractmethod
     def filename(self) -> str:
         """Return the name of the file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, model: Any, file_path: str) -> None:
         """Write a model into a file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, file_path: str) -> Any:
         """Read a model from a file."""
-        raise NotImplementedError
 
 
 class PickleSerde(ModelSerde):

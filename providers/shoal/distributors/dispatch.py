@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 
 __all__ = [
-    *("Call", "check_submit", "function", "is_connected", "partitions", "prediction", "search", "training"),
-    "worker_environment",
+    *("Call", "check_submit", "function", "is_connected", "partitions", "prediction", "search", "submitted"),
+    *("training", "worker_environment"),
 ]
 
 T = TypeVar("T")
@@ -71,6 +71,23 @@ class _ClusterCall(Generic[T]):
 
     def submit(self) -> NoReturn:
         raise InvalidArgumentError(_NO_JOB)
+
+
+def submitted(prepared: Callable[[ExitStack], Call[T]]) -> SubmittedCall[T]:
+    """Submit a call, and return without waiting for its job.
+
+    Args:
+        prepared: Function that returns the call. It adds the removal of copies of DataFrames to the `ExitStack`: they
+            are removed if the submission fails, and otherwise kept for the job.
+
+    Raises:
+        InvalidArgumentError: This process is connected to a Ray cluster.
+    """
+    check_submit()
+    with ExitStack() as staged:
+        call = prepared(staged).submit()
+        staged.pop_all()
+    return call
 
 
 def check_submit() -> None:

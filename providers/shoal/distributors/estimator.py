@@ -177,11 +177,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
                 where calls do not run as jobs.
             DataError: The data cannot be used, as far as the footers of the files show this.
         """
-        dispatch.check_submit()
-        with ExitStack() as staged:
-            call = self._call(staged, **arguments).submit()
-            staged.pop_all()  # the job needs the copies of DataFrames
-        return call
+        return dispatch.submitted(partial(self._call, **arguments))
 
     def get_booster(self) -> BoosterT:
         """Return the model of the last call of `fit`, or of the last call of `submit` whose result was read.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal.distributors import dispatch
@@ -137,11 +138,7 @@ def submit_search(**arguments: Any) -> SubmittedCall[SearchResult]:
         InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls do
             not run as jobs.
     """
-    dispatch.check_submit()
-    with ExitStack() as staged:
-        call = _call(staged, **arguments).submit()
-        staged.pop_all()  # the job needs the copies of DataFrames
-    return call
+    return dispatch.submitted(partial(_call, **arguments))
 
 
 def _call(staged: ExitStack, **arguments: Any) -> Call[SearchResult]:

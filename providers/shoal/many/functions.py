@@ -92,11 +92,7 @@ def submit_run(**arguments: Any) -> SubmittedCall[PartitionResults]:
             not run as jobs.
         DataError: The dataset cannot be used.
     """
-    dispatch.check_submit()
-    with ExitStack() as staged:
-        call = _call(staged, **arguments).submit()
-        staged.pop_all()  # the job needs the copies of DataFrames
-    return call
+    return dispatch.submitted(partial(_call, **arguments))
 
 
 def _call(

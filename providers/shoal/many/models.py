@@ -101,11 +101,7 @@ def submit_train(**arguments: Any) -> SubmittedCall[PartitionResults]:
             not run as jobs.
         DataError: The dataset cannot be used.
     """
-    dispatch.check_submit()
-    with ExitStack() as staged:
-        call = _train_call(staged, **arguments).submit()
-        staged.pop_all()  # the job needs the copies of DataFrames
-    return call
+    return dispatch.submitted(partial(_train_call, **arguments))
 
 
 def _train_call(
