@@ -31,10 +31,12 @@ from shoal.training.gang import gang as gang_module
 from shoal.training.gang.child_processes import import_ahead, use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.gang.gang import Gang
+from shoal.training.gang.heartbeats import EventKind
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs, shared_gang
 from shoal.training.gang.worker import Failure
 from shoal.training.host.memory import OomKills
+from shoal.training.timeouts import FURTHER_ERRORS_S
 from shoal.training.xgboost.tracker import Tracker
 from tests.support.two_node_cluster import assert_ended
 from tests.support.waiting import wait_until
@@ -158,6 +160,12 @@ class OddError(DataError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return OddError, (7, "null label")
+
+
+def note_and_fail() -> None:
+    if gang_context().rank == 0:
+        gang_context().note({"rounds": 12})
+        raise ValueError("round 12")
 
 
 def fail_in_rank_1() -> None:
@@ -312,6 +320,23 @@ def test_the_first_cause_is_raised_and_the_gang_ends() -> None:
     assert_ended([worker.pid for worker in gang.workers])
 
 
+def test_notes_that_arrive_after_the_error_of_their_worker_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[Any] = []
+    receive = Gang._on_event
+
+    def receive_after_the_error(gang: Gang, rank: int, kind: EventKind, text: str) -> None:
+        if kind is EventKind.NOTE:
+            # Longer than the gang waits for further errors.
+            assert gang._failed.wait(60)
+            threading.Event().wait(2 * FURTHER_ERRORS_S)
+        receive(gang, rank, kind, text)
+
+    monkeypatch.setattr(Gang, "_on_event", receive_after_the_error)
+    with pytest.raises(TrainingError, match="round 12"), shared_gang(TWO) as gang:
+        gang.run(note_and_fail, [(), ()], on_note=lambda *note: notes.append(note))
+    assert notes == [(0, {"rounds": 12})]
+
+
 def test_a_worker_that_was_killed_is_told_by_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with shared_gang(TWO) as gang:
         os.kill(gang.workers[1].pid, signal.SIGKILL)
@@ -402,7 +427,7 @@ def test_the_notes_of_all_ranks_that_failed_are_in_the_error() -> None:
         gang._answered(rank, Failure("ValueError: x", f"traceback of rank {rank}", None))
     first = gang._next(0)
     assert isinstance(first, gang_module._Cause)
-    assert [note.splitlines()[1] for note in gang._first_cause(first).__notes__] == [
+    assert [note.splitlines()[1] for note in gang._first_cause(first, set(), None).__notes__] == [
         "traceback of rank 1",
         "traceback of rank 0",
     ]
@@ -481,6 +506,7 @@ from shoal.training import cluster
 from tests.support.without_ray import registered
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.gang import Gang
+from shoal.training.gang.heartbeats import EventKind
 from shoal.known_secrets import KnownSecrets
 from shoal.redaction import hiding
 from shoal.training.gang import child_processes

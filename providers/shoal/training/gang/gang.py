@@ -84,6 +84,8 @@ class _TimeLimitError(Exception):
 class _Cause:
     weight: _Weight
     error: ShoalError
+    raised_by: int | None = None
+    """Rank of a worker that is alive and has raised the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,29 +367,37 @@ class Gang:
                 assert on_question is not None, "a worker asked, but the driver answers no questions"
                 on_question(event.rank, event.question, partial(self._reply, event.rank))
             else:
-                raise self._first_cause(event)
+                raise self._first_cause(event, talking, on_note)
         return [results[rank] for rank in range(size)]
 
     def _reply(self, rank: int, answer: Any) -> None:
         assert self._connections is not None
         self._connections.answer(rank, json.dumps(answer))
 
-    def _first_cause(self, first: _Cause) -> ShoalError:
+    def _first_cause(self, first: _Cause, talking: set[int], on_note: OnNote | None) -> ShoalError:
         """Wait up to 5 s for further failures and return the error that most likely caused the others.
 
         The error gets the notes of the other failures, too.
 
-        The wait is only 0.5 s if one of the errors reports something else than an unreachable worker.
+        The wait is only 0.5 s if one of the errors reports something else than an unreachable worker, and all notes of
+        the workers that raised errors have arrived: they come by another socket than the errors.
         """
         began = time.monotonic()
         causes = [first]
         while all(cause.weight is not _Weight.STARVED for cause in causes):
             known = any(cause.weight is not _Weight.PEER for cause in causes)
-            event = self._next(began + (FURTHER_ERRORS_S if known else UNREACHABLE_WORKER_S))
+            complete = all(cause.raised_by not in talking for cause in causes)
+            event = self._next(began + (FURTHER_ERRORS_S if known and complete else UNREACHABLE_WORKER_S))
             if event is None:
                 break
             if isinstance(event, _Cause):
                 causes.append(event)
+            elif isinstance(event, _Done):
+                talking.discard(event.rank)
+            elif isinstance(event, _Note) and on_note:
+                # The cause of the failure matters more than an error in storing a note.
+                with contextlib.suppress(Exception):
+                    on_note(event.rank, event.note)
         # The cause with the lowest weight is the most likely one. If several causes have the same lowest weight, min()
         # returns the earliest of them.
         chosen = min(causes, key=lambda cause: cause.weight)
@@ -404,7 +414,7 @@ class Gang:
             error = failure.error
             error.args = (f"{error} [{who}]",)
         error.add_note(f"In {who}:\n{failure.traceback}")
-        return _Cause(_Weight.PEER if isinstance(failure.error, PeerError) else _Weight.RAISED, error)
+        return _Cause(_Weight.PEER if isinstance(failure.error, PeerError) else _Weight.RAISED, error, rank)
 
     def _answered(self, rank: int, outcome: Success | Failure | Lost) -> None:
         """Record that a worker's call has ended or that the worker died; this method is called from another thread."""
