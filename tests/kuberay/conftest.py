@@ -67,6 +67,12 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
 
 
 @pytest.fixture
+def no_reconciler(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No detached reconciler: whoever acts or sweeps does it all."""
+    monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
+
+
+@pytest.fixture
 def namespace(cluster: Cluster) -> Iterator[str]:
     """A namespace of the test's own; it and all that is in it are gone afterwards."""
     from kubernetes.client import ApiException, CoreV1Api

@@ -6,71 +6,27 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from shoal.pool.api import ComputePool, list_pools
+from shoal.pool.api import ComputePool
 from shoal.pool.backends.kuberay import leases
 from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
-from shoal.state.schema import Node
-from tests.kuberay.accounts import make_account, smallest_role
 from tests.kuberay.conftest import Cluster
 from tests.kuberay.control_plane import LIGHT_IMAGE, ControlPlane
-from tests.kuberay.test_pools import Kubernetes
+from tests.kuberay.pools import Made, created
 from tests.pool.backends.test_conformance import GUARANTEES
 from tests.support.waiting import wait_until
 
 client = pytest.importorskip("kubernetes.client")
 
 
-@dataclass
-class Made(Kubernetes):
-    """A pool whose RayCluster shoal creates, with the rights of an account that may create them."""
-
-    @property
-    def uri(self) -> str:
-        return (
-            f"kuberay://{self.namespace}/{self.name}?max_nodes=4&kubeconfig={self.kubeconfig}&image={LIGHT_IMAGE}"
-            "&memory_per_node=512Mi"
-        )
-
-    def trace(self, node: Node) -> object:
-        return node.endpoint["pod"] in self.pods(heads=True)
-
-    def everything(self) -> set[str]:
-        """All objects of the namespace, of every type that can be listed, except events."""
-        from kubernetes.dynamic import DynamicClient
-
-        found = DynamicClient(self.core.api_client).resources.search(namespaced=True)
-        return {
-            f"{kind.name}/{made.metadata.name}"
-            for kind in found
-            if "list" in (getattr(kind, "verbs", None) or ()) and kind.name != "events"
-            for made in kind.get(namespace=self.namespace).items
-        }
-
-
 @pytest.fixture
-def kube(
-    plane: ControlPlane,
-    cluster: Cluster,
-    namespace: str,
-    fresh_home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Iterator[Made]:
-    """No detached reconciler: whoever acts or sweeps does it all."""
-    monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
-    with cluster.client() as api:
-        kubeconfig = make_account(api, namespace, smallest_role(namespace, "conform", creates=True), tmp_path)
-        made = Made(plane, namespace, kubeconfig, client.CoreV1Api(api), client.CustomObjectsApi(api))
-        yield made
-        plane.add_light_image()
-        for status in list_pools():
-            ComputePool(status.name).down()
+def kube(plane: ControlPlane, cluster: Cluster, no_reconciler: None, namespace: str, tmp_path: Path) -> Iterator[Made]:
+    with cluster.client() as api, created(plane, api, namespace, tmp_path) as kube:
+        yield kube
 
 
 def test_a_created_cluster_keeps_every_guarantee_and_leaves_nothing(kube: Made):

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shoal.errors import ScaleError
-from shoal.pool.api import ComputePool, list_pools
+from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.state import Store
-from shoal.state.schema import Node
-from tests.kuberay.accounts import make_account, smallest_role
+from tests.kuberay.accounts import smallest_role
 from tests.kuberay.conftest import Cluster
-from tests.kuberay.control_plane import LIGHT_IMAGE, ControlPlane
-from tests.kuberay.manifests import ray_cluster
+from tests.kuberay.control_plane import ControlPlane
+from tests.kuberay.pools import Kubernetes, existing
 from tests.pool.backends.test_conformance import GUARANTEES
 from tests.support.waiting import wait_until
 
@@ -30,84 +27,12 @@ client = pytest.importorskip("kubernetes.client")
 RAY = ("ray.io", "v1")
 
 
-@dataclass
-class Kubernetes:
-    """A RayCluster without workers on the control plane, and the kubeconfig of an account with the smallest Role."""
-
-    plane: ControlPlane
-    namespace: str
-    kubeconfig: Path
-    core: Any
-    custom: Any
-    name: str = "conform"
-
-    @property
-    def uri(self) -> str:
-        """The pool on the RayCluster."""
-        return f"kuberay://{self.namespace}/{self.name}?max_nodes=4&kubeconfig={self.kubeconfig}"
-
-    def pods(self, *, heads: bool = False) -> list[str]:
-        """The names of the pods, also of those that end."""
-        kind = "" if heads else ",ray.io/node-type=worker"
-        found = self.core.list_namespaced_pod(self.namespace, label_selector=f"ray.io/cluster={self.name}{kind}")
-        return [pod.metadata.name for pod in found.items]
-
-    def change(self, *operations: dict[str, Any]) -> None:
-        """Change the RayCluster, as another user does."""
-        self.custom.patch_namespaced_custom_object(
-            *RAY,
-            self.namespace,
-            "rayclusters",
-            self.name,
-            list(operations),
-            _content_type="application/json-patch+json",
-        )
-
-    def replicas(self) -> int:
-        """The replicas of the group of workers."""
-        found = self.custom.get_namespaced_custom_object(*RAY, self.namespace, "rayclusters", self.name)
-        return int(found["spec"]["workerGroupSpecs"][0]["replicas"])
-
-    def lose(self, node: Node) -> None:
-        """Delete the pod of a node, and let no other one start for it."""
-        self.plane.remove_image(LIGHT_IMAGE)
-        self.core.delete_namespaced_pod(node.endpoint["pod"], self.namespace, grace_period_seconds=0)
-
-    def mend(self) -> None:
-        """Let pods start again."""
-        self.plane.add_light_image()
-
-    def trace(self, node: Node) -> object:
-        """What is left of a node that has ended."""
-        left = node.endpoint["pod"] in self.pods()
-        return left or (None if self.pods(heads=True) else "the head was ended, and is not ours to end")
-
-    def leave_behind(self, node_id: str) -> bool:
-        """Pods belong to their RayCluster: none is without a row."""
-        return False
-
-
 @pytest.fixture
 def kube(
-    plane: ControlPlane,
-    cluster: Cluster,
-    namespace: str,
-    fresh_home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    plane: ControlPlane, cluster: Cluster, no_reconciler: None, namespace: str, tmp_path: Path
 ) -> Iterator[Kubernetes]:
-    """No detached reconciler: whoever acts or sweeps does it all."""
-    monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
-    with cluster.client() as api:
-        kubeconfig = make_account(api, namespace, smallest_role(namespace, "conform"), tmp_path)
-        made = Kubernetes(plane, namespace, kubeconfig, client.CoreV1Api(api), client.CustomObjectsApi(api))
-        body = ray_cluster(made.name, LIGHT_IMAGE, workers=0)
-        body["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] = "1"  # as the nodes of the other backends
-        made.custom.create_namespaced_custom_object(*RAY, namespace, "rayclusters", body)
-        yield made
-        plane.add_light_image()
-        for status in list_pools():
-            ComputePool(status.name).down()
+    with cluster.client() as api, existing(plane, api, namespace, tmp_path) as kube:
+        yield kube
 
 
 @pytest.fixture
