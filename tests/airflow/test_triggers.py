@@ -165,7 +165,7 @@ def test_a_worker_sends_the_credentials_of_a_queued_job_when_its_driver_asks(
     store, at, spec, shown, context, monkeypatch
 ):
     """The pool is a Ray cluster of others, and the triggerer has no credentials."""
-    monkeypatch.setattr("shoal.pool.backends.ray.preflight.preflight", lambda *_: [])
+    monkeypatch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: [])
     monkeypatch.setenv("MY_PIN", "hunter22")
     add_node(store, cpus=1)
     with store.transaction() as session:

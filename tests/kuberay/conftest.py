@@ -68,8 +68,10 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
 
 @pytest.fixture
 def no_reconciler(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No detached reconciler: whoever acts or sweeps does it all."""
+    """No detached reconciler: whoever acts or sweeps does it all; and no check of nodes, because the stand-in for Ray
+    has no jobs."""
     monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: [])
 
 
 @pytest.fixture

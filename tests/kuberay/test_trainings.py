@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+import yaml
 
+from shoal import RunConfig
+from shoal.data import DataConnector
+from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
+from shoal.jobs import JobHandle
 from shoal.pool.api import ComputePool
 from tests.kuberay.accounts import make_account, smallest_role
 from tests.kuberay.conftest import Cluster
 from tests.kuberay.control_plane import ControlPlane
+from tests.kuberay.manifests import ray_cluster
 from tests.support import ROOT, postgres
+from tests.support.pool_processes import node_rows
 from tests.support.postgres import Postgres
+from tests.support.waiting import wait_until
 
 IMAGE = "shoal.test/shoal-node:0.1.0"
 MONTH, ROUNDS = 3, 20
@@ -27,11 +39,13 @@ class There:
     namespace: str
     kubeconfig: Path
     shared: Path
+    template: Path
 
-    def uri(self, name: str) -> str:
+    @property
+    def uri(self) -> str:
         return (
-            f"kuberay://{self.namespace}/{name}?max_nodes=4&kubeconfig={self.kubeconfig}&image={IMAGE}"
-            f"&memory_per_node=2Gi&shared_folders={self.shared}"
+            f"kuberay://{self.namespace}/retrain?max_nodes=4&kubeconfig={self.kubeconfig}&template={self.template}"
+            f"&shared_folders={self.shared}"
         )
 
     @property
@@ -39,25 +53,36 @@ class There:
         return str(self.shared / "results")
 
 
+def with_folder(cluster: dict[str, Any], folder: Path, store: str) -> dict[str, Any]:
+    """Mount a folder of the machines in all pods, and give these the store."""
+    spec = cluster["spec"]
+    spec["headGroupSpec"]["rayStartParams"]["num-cpus"] = "1"
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        pod["volumes"] = [{"name": "shared", "hostPath": {"path": str(folder)}}]
+        pod["containers"][0]["volumeMounts"] = [{"name": "shared", "mountPath": str(folder)}]
+        pod["containers"][0]["env"] = [{"name": "SHOAL_STATE_URL", "value": store}]
+    return cluster
+
+
 @pytest.fixture
 def there(
-    plane: ControlPlane,
-    cluster: Cluster,
-    namespace: str,
-    empty_home: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    plane: ControlPlane, cluster: Cluster, namespace: str, empty_home: Path, monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-) -> Iterator[There]:
+) -> Iterator[There]:  # fmt: skip
     if not postgres.binaries():
         pytest.skip(postgres.MISSING)
-    plane.add_image(IMAGE, Path(sys.prefix), [ROOT, empty_home], RAY_USAGE_STATS_ENABLED="0", PYTHONUNBUFFERED="1")
+    plane.add_image(IMAGE, Path(sys.prefix), [ROOT], RAY_USAGE_STATS_ENABLED="0", PYTHONUNBUFFERED="1")
     database = Postgres(host=plane.address)
     try:
         database.run("CREATE DATABASE shoal")
-        monkeypatch.setenv("SHOAL_STATE_URL", database.url("shoal"))
+        store = database.url("shoal")
+        monkeypatch.setenv("SHOAL_STATE_URL", store)
+        template = tmp_path / "cluster.yaml"
+        template.write_text(yaml.safe_dump(with_folder(ray_cluster("retrain", IMAGE, workers=0), empty_home, store)))
         with cluster.client() as api:
             role = smallest_role(namespace, "retrain", creates=True)
-            yield There(namespace, make_account(api, namespace, role, tmp_path), empty_home)
+            yield There(namespace, make_account(api, namespace, role, tmp_path), empty_home, template)
     finally:
         database.remove()
 
@@ -68,7 +93,7 @@ def test_dag_and_flow_promote_the_model_of_every_other_pool(
     from examples import airflow_run, python_run
     from flows import scheduled_retraining_flow
 
-    uri = there.uri("retrain")
+    uri = there.uri
     monkeypatch.setattr(airflow_run, "RUN_POOL", uri)
     monkeypatch.setenv("AIRFLOW_VAR_SHOAL_RETRAIN_ARTIFACTS", there.results)
     monkeypatch.setenv("SHOAL_RETRAIN_ARTIFACTS", there.results)
@@ -80,3 +105,109 @@ def test_dag_and_flow_promote_the_model_of_every_other_pool(
 
     assert (by_dag.model_version, by_dag.promoted) == ("1", True)
     assert by_dag.model_digest == by_flow["model_digest"] == here.model_digest
+
+
+class Pauses:
+    """XGBoost's callback: it pauses in round 5 until there is the file `go` in a folder that all nodes mount."""
+
+    def __new__(cls, folder: Path) -> Any:
+        from xgboost.callback import TrainingCallback
+
+        class Callback(TrainingCallback):
+            def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+                (folder / f"round-{epoch}").touch()
+                while epoch == 5 and not (folder / "go").exists():
+                    time.sleep(0.05)
+                return False
+
+        return Callback()
+
+
+@dataclass
+class Training:
+    """A training on three nodes, which pauses in round 5."""
+
+    there: There
+    pool: ComputePool
+    folder: Path
+
+    def begin(self) -> JobHandle:
+        """Submit it, and wait until it pauses."""
+        rows = self.there.shared / "rows.parquet"
+        values = np.random.default_rng(0).random((3000, 3))
+        pd.DataFrame(values, columns=["a", "b", "y"]).to_parquet(rows)
+        self.folder.mkdir()
+        handle = XGBEstimator(
+            10, "reg:squarederror", {"max_depth": 3},
+            callbacks=[Pauses(self.folder)],
+            scaling_config=XGBScalingConfig(num_workers=3, num_cpu_per_worker=1),
+            run_config=RunConfig(
+                pool_name="retrain", artifact_location=self.there.results, checkpoint_every=2, max_restarts=3
+            ),
+        ).submit(DataConnector.from_parquet(str(rows)), ["a", "b"], "y")  # fmt: skip
+        paused = self.folder / "round-5"
+        wait_until(lambda: paused.exists() or handle.has_ended, "round 5", seconds=300, every=0.2)
+        assert paused.exists(), list(handle.logs())
+        return handle
+
+    def go(self) -> None:
+        """Let it train on."""
+        (self.folder / "go").touch()
+
+
+@pytest.fixture
+def training(there: There) -> Iterator[Training]:
+    pool = ComputePool(there.uri).up()
+    pool.scale(3)
+    yield Training(there, pool, there.shared / "rounds")
+    pool.down()
+
+
+def worker_pod(training: Training) -> str:
+    """The pod of a node that is not the head."""
+    return str(next(node for node in node_rows() if not node.is_head).endpoint["pod"])
+
+
+def delete_a_pod(training: Training, plane: ControlPlane, core: Any) -> None:
+    core.delete_namespaced_pod(worker_pod(training), training.there.namespace, grace_period_seconds=0)
+
+
+def lose_a_machine(training: Training, plane: ControlPlane, core: Any) -> None:
+    """The machine of a worker loses its power. That of the head must stay, because all jobs end with the head."""
+    pods = {pod.metadata.name: pod for pod in core.list_namespaced_pod(training.there.namespace).items}
+    plane.remove_node(pods[worker_pod(training)].spec.node_name)
+
+
+def restart_the_operator(training: Training, plane: ControlPlane, core: Any) -> None:
+    plane.services["ray-operator"].stop()
+    plane.services["ray-operator"].start()
+
+
+def lose_the_api_server(training: Training, plane: ControlPlane, core: Any) -> None:
+    plane.services["kube-apiserver"].stop()
+    until = time.monotonic() + 60
+    wait_until(lambda: time.monotonic() > until, "a minute", seconds=90, every=1)
+    plane.services["kube-apiserver"].start()
+    plane.wait_for_server()
+
+
+@pytest.mark.parametrize(
+    ("fault", "restarts"),
+    [(delete_a_pod, 1), (restart_the_operator, 0), (lose_the_api_server, 0)],
+)
+def test_a_training_survives(
+    training: Training,
+    cluster: Cluster,
+    plane: ControlPlane,
+    fault: Callable[[Training, ControlPlane, Any], None],
+    restarts: int,
+):
+    from kubernetes.client import CoreV1Api
+
+    handle = training.begin()
+    with cluster.client() as api:
+        fault(training, plane, CoreV1Api(api))
+    training.go()
+    result = handle.wait(on_log=None)
+    assert result.restarts == restarts
+    assert (result.rows, result.num_workers) == (3000, 3)

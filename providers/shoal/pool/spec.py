@@ -104,7 +104,8 @@ class PoolSpec(PoolFields, Settings):
         """Raise an error if the options of the RayCluster that shoal creates do not fit together."""
         if self.image and self.template:
             raise ValueError("image and template are both given, but the template names its images: remove one")
-        needs = {"memory_per_node": ("image",), "service_account": ("image",), "queue": ("image", "template")}
+        of_image = dict.fromkeys(("memory_per_node", "service_account", "env_secret"), ("image",))
+        needs = {**of_image, "queue": ("image", "template")}
         for name, others in needs.items():
             if getattr(self, name) and not any(getattr(self, other) for other in others):
                 raise ValueError(

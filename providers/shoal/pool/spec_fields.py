@@ -15,7 +15,7 @@ LIBRARIES = ("xgboost", "lightgbm", "mlflow")
 RAY_FIELDS = ("address", "gcs", "token_file", "ca_file", "token_over_http", "shared_folders")
 """Options that are allowed only for `ray://` pools, except those of `KUBERAY_FIELDS`."""
 
-MADE_FIELDS = ("image", "template", "memory_per_node", "service_account", "queue")
+MADE_FIELDS = ("image", "template", "memory_per_node", "service_account", "env_secret", "queue")
 """Options of the RayCluster that shoal creates for a `kuberay://` pool."""
 
 KUBERAY_FIELDS = (
@@ -177,6 +177,11 @@ class PoolFields(BaseModel):
     )
     service_account: str | None = later_option(
         None, "Kubernetes service account of the nodes. Default: that of the namespace. Allowed only with `image`."
+    )
+    env_secret: str | None = later_option(
+        None,
+        "Kubernetes Secret whose entries are environment variables of the nodes, such as SHOAL_STATE_URL. Default: "
+        "none. Allowed only with `image`.",
     )
     queue: str | None = later_option(
         None, "Kueue queue that admits the RayCluster. Default: none. Allowed only with `image` or `template`."

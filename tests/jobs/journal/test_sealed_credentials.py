@@ -36,7 +36,7 @@ def remote(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool is a Ray cluster of others."""
     for name in from_environment(os.environ):
         monkeypatch.delenv(name)
-    monkeypatch.setattr("shoal.pool.backends.ray.preflight.preflight", lambda *_: [])
+    monkeypatch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: [])
     monkeypatch.setenv("MY_PIN", PIN)
     with store.transaction() as session:
         session.get_one(Pool, POOL).spec = PoolSpec(

@@ -337,6 +337,7 @@ class TestScore:
 CREATE = """
 import os, signal, time
 import mlflow.store.model_registry.sqlalchemy_store, mlflow.store.tracking.sqlalchemy_store
+from shoal.jobs.files.mlflow_database import default_uri
 from shoal.jobs.mlflow import job_run
 
 def fork(call):
@@ -348,7 +349,7 @@ def fork(call):
     finally:
         os._exit(1)
 
-uri = job_run.default_uri()
+uri = default_uri()
 database = uri.removeprefix("sqlite:///")
 killed = fork(job_run.create_default_database)
 while not os.path.exists(f"{database}.new"):

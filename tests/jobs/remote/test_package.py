@@ -29,6 +29,7 @@ from shoal.errors import DataError, InvalidArgumentError, JobError, PoolUnreacha
 from shoal.jobs import FunctionJobSpec, JobHandle, JobSpec, PredictJobSpec, Tracking, parse_spec, prune_jobs, submission
 from shoal.jobs.driver.main import _without_package
 from shoal.jobs.files import artifacts, code_store, storage
+from shoal.jobs.files.mlflow_database import default_uri
 from shoal.jobs.head_client import JobClient
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -58,7 +59,7 @@ def pool(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             session.get_one(Pool, POOL).spec = spec.model_dump()
 
     of_others()
-    monkeypatch.setattr("shoal.pool.backends.ray.preflight.preflight", lambda *_: [])
+    monkeypatch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: [])
     return of_others
 
 
@@ -193,6 +194,18 @@ class TestReach:
         assert "shared_folders" in str(caught.value)
         assert head.submissions == 0
         assert submission.list_jobs() == []
+
+    def test_a_model_is_registered_only_where_the_submitter_can_read_it(self, submit, pool, head, monkeypatch):
+        monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        register = {"model": "m", "metric": "rmse", "holdout": {"paths": ["s3://b/holdout"]}}
+        spec = training(tracking=Tracking(), register=register)
+
+        with pytest.raises(InvalidArgumentError, match="a database of their own, .* set MLFLOW_TRACKING_URI"):
+            submit(spec)
+        assert head.submissions == 0
+
+        pool(shared_folders=str(home()))
+        assert parse_spec(row(submit(spec)).spec).tracking.uri == default_uri()
 
     def test_shared_folders_are_allowed(self, submit, pool):
         pool(shared_folders="/data, /models")
@@ -339,7 +352,7 @@ class TestNodes:
             Finding("head: disk", "note", "1 GB"),
         ]
         checked = []
-        monkeypatch.setattr("shoal.pool.backends.ray.preflight.preflight", lambda *_: checked.append(1) or found)
+        monkeypatch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: checked.append(1) or found)
 
         with pytest.raises(InvalidArgumentError, match=r"head: store: no pool -> set SHOAL_STATE_URL.*shoal doctor"):
             submit(function())

@@ -42,7 +42,7 @@ def alone(fresh_home, monkeypatch) -> Iterator[None]:
     The nodes of a cluster are not checked when a pool comes up, which takes seconds.
     """
     monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
-    monkeypatch.setattr("shoal.pool.backends.ray.preflight.preflight", lambda *_: [])
+    monkeypatch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: [])
     yield
     for status in list_pools():
         ComputePool(status.name).down()

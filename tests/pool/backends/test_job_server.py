@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from shoal.errors import JobError
+from shoal.jobs.files.mlflow_database import default_uri
 from shoal.jobs.head_client import JobClient
-from shoal.jobs.mlflow import job_run
 from shoal.pool.backends.local import drivers
 from shoal.pool.backends.local.backend import LocalBackend
 from shoal.pool.backends.local.drivers import ForkServer, Process
@@ -391,7 +391,7 @@ BEFORE_THE_FIRST_JOB = {"libraries": ["mlflow", MLFLOW_STORE, "xgboost"]}
 def test_the_fork_server_imports_libraries_and_creates_the_database_before_the_first_driver(
     fork_server: Callable[..., dict[str, Any]],
 ) -> None:
-    database = Path(job_run.default_uri().removeprefix("sqlite:///"))
+    database = Path(default_uri().removeprefix("sqlite:///"))
     wait_until(database.exists, "the database")
     first = fork_server(f"{LOOK}said['store'] = {MLFLOW_STORE!r} in sys.modules")
     assert first["loaded"] == ["numpy", "mlflow", "xgboost"]
@@ -401,9 +401,10 @@ def test_the_fork_server_imports_libraries_and_creates_the_database_before_the_f
     # The database is complete: MLflow creates no tables.
     opened = fork_server(
         "import mlflow.store.db.utils\n"
+        "from shoal.jobs.files.mlflow_database import default_uri\n"
         "from shoal.jobs.mlflow import job_run\n"
         "mlflow.store.db.utils._initialize_tables = None\n"
-        "said['experiments'] = len(job_run.connect(job_run.default_uri()).search_experiments())"
+        "said['experiments'] = len(job_run.connect(default_uri()).search_experiments())"
     )
     assert opened == {"experiments": 1}
 

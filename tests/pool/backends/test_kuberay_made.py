@@ -37,13 +37,16 @@ def made(kube, **options):
 
 
 def test_shoal_creates_a_cluster_scales_it_and_leaves_nothing(kube):
-    pool = made(kube, cpus_per_node=2, memory_per_node="8Gi", service_account="ray", queue="nightly")
+    pool = made(
+        kube, cpus_per_node=2, memory_per_node="8Gi", service_account="ray", env_secret="store", queue="nightly"
+    )
     cluster = kube.objects["rayclusters", "c"]
     assert cluster["metadata"]["labels"] == {**MADE, "kueue.x-k8s.io/queue-name": "nightly"}
     for group in (kube.spec("c")["headGroupSpec"], kube.group("c")):
         pod = group["template"]["spec"]
         assert pod["containers"][0]["resources"]["limits"] == {"cpu": "2", "memory": "8Gi"}
         assert (pod["containers"][0]["image"], pod["serviceAccountName"]) == ("shoal:1", "ray")
+        assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": "store"}}]
     pool.scale(4)
     assert (replicas(kube), len(kube.pods())) == (3, 3)
     pool.scale(2)

@@ -8,9 +8,9 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.pool.api import ComputePool
+from shoal.pool.backends import preflight_job
 from shoal.pool.backends.base import Finding
-from shoal.pool.backends.ray import preflight_job
-from shoal.pool.backends.ray.preflight import judge
+from shoal.pool.backends.preflight import judge
 from shoal.pool.backends.versions import TESTED_RAY
 
 MINE = {"python": "3.11.7", "shoal": "0.1.0"}

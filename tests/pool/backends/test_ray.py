@@ -40,7 +40,7 @@ def attached_pool(static_cluster) -> Iterator[ComputePool]:
     """One pool for several tests, in a home of its own."""
     with new_home(), pytest.MonkeyPatch.context() as patch:
         patch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
-        patch.setattr("shoal.pool.backends.ray.preflight.preflight", lambda *_: [])
+        patch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: [])
         pool = ComputePool(static_cluster.uri(max_nodes=4)).up()
         yield pool
         pool.down()
@@ -283,7 +283,7 @@ def test_the_autoscaler_is_asked_for_the_largest_claim_and_told_when_it_goes(alo
         late = PoolRef(spec, 4, 0.0)
         RayBackend().start(late, [])
         job = next(job for job in seen.jobs() if "-0.000000-" in job)
-        assert seen.answer(job) == {"autoscaler": version, "asked": other_size}
+        assert seen.scripts.answer(job) == {"autoscaler": version, "asked": other_size}
         other.release()
         wait_until(lambda: len(seen.nodes()) == 1, "Ray to end the last worker", seconds=120)
         pool.down()

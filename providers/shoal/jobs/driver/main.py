@@ -37,6 +37,7 @@ from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.environment import modules
 from shoal.jobs.files import staged_data_claims, staged_queries, working_folder
 from shoal.jobs.files.logs import log_path, teed
+from shoal.jobs.files.mlflow_database import default_uri
 from shoal.jobs.journal import attempts, job_queue, metric_series
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
@@ -393,7 +394,7 @@ class Driver:
                 raise MissingExtraError("mlflow", "mlflow")
             print("MLflow is not installed on the pool, so the job records nothing in MLflow", flush=True)
             return
-        with before_work(self._spec.tracking.uri or job_run.default_uri(), self._spec.run_config.env):
+        with before_work(self._spec.tracking.uri or default_uri(), self._spec.run_config.env):
             self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
             attempts.note_run(self._store, self._key, self._run.run_id)
             self._metrics.feed = MlflowFeed(self._run)

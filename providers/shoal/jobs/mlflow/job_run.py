@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.jobs.files.mlflow_database import default_database, default_uri
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.redaction import redact_all, redact_value
@@ -58,22 +58,13 @@ def available() -> bool:
     return importlib.util.find_spec("mlflow") is not None
 
 
-def default_uri() -> str:
-    """Return the URI of the SQLite database in `$SHOAL_HOME`, which MLflow uses if the job names no tracking server."""
-    return f"sqlite:///{_default_database()}"
-
-
-def _default_database() -> Path:
-    return subfolder("mlflow") / "mlflow.db"
-
-
 def create_default_database() -> None:
     """Create the SQLite database in `$SHOAL_HOME` that MLflow uses by default, if there is none.
 
     The database gets its name when it is complete, so that a process that is killed meanwhile leaves no incomplete
     one. A database that another program has created meanwhile is kept.
     """
-    path = _default_database()
+    path = default_database()
     if path.exists():
         return
     _quiet()

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from sqlalchemy.exc import SQLAlchemyError
 
 from shoal.errors import MissingExtraError, RegistryError
+from shoal.jobs.files.mlflow_database import default_uri
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import legal_name
 from shoal.jobs.timeouts import REGISTRY_PATIENCE_S
@@ -83,7 +84,7 @@ class Registry:
         uri = job_run.uri_of(tracking_uri)
         with answering(uri):
             if uri.startswith("sqlite:") and (file := sqlite_file(uri)) is not None and not file.exists():
-                if uri == job_run.default_uri():
+                if uri == default_uri():
                     return None
                 # A missing file is an error here, because MLflow would create an empty database in its place.
                 raise RegistryError(f"the MLflow database {file} does not exist: correct the tracking URI")

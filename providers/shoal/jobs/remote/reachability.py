@@ -8,6 +8,7 @@ from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.jobs.files import storage
+from shoal.jobs.files.mlflow_database import default_uri
 from shoal.jobs.remote import frames
 from shoal.jobs.remote.frames import is_reachable, is_remote, path_here
 from shoal.jobs.specs.function import AnyJobSpec
@@ -31,6 +32,8 @@ _SHARED = (
 
 _OBJECT_STORE = "an object store, such as s3://bucket/folder"
 
+_MLFLOW_SERVER = "set MLFLOW_TRACKING_URI to an MLflow server"
+
 _TOO_LARGE = (
     f"only data of at most {frames.MAX_FRAME_BYTES // 2**20} MiB are sent with a job, so set "
     f"run_config.artifact_location, or pass staging_location=, with a URI in {_OBJECT_STORE}"
@@ -53,10 +56,17 @@ def spec_of(store: Store, pool: str) -> PoolSpec:
 def located(spec: AnyJobSpec, pool: PoolSpec) -> AnyJobSpec:
     """Make sure that the job's results go to a location that the pool's nodes can reach, and return the spec.
 
-    If the spec names no location and the nodes do not share `$SHOAL_HOME`, the results go into the state store. In all
+    If the spec names no location and the nodes do not share `$SHOAL_HOME`, the results go into the state store. If the
+    nodes share `$SHOAL_HOME`, the MLflow database in it is named, because the nodes' own home is another one. In all
     other cases the spec is returned unchanged.
     """
-    if not is_remote(pool) or spec.run_config.artifact_location is not None or is_reachable(str(home()), pool):
+    if not is_remote(pool):
+        return spec
+    if is_reachable(str(home()), pool):
+        if spec.tracking is None or spec.tracking.uri is not None:
+            return spec
+        return spec.model_copy(update={"tracking": spec.tracking.model_copy(update={"uri": default_uri()})})
+    if spec.run_config.artifact_location is not None:
         return spec
     config = spec.run_config.model_copy(update={"artifact_location": storage.IN_STORE})
     return spec.model_copy(update={"run_config": config})
@@ -79,6 +89,11 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
                 f'{what} {redact_value(path)} is on this machine, where the nodes of pool "{pool.name}" cannot reach '
                 f"it: {remedy}; or, {_SHARED}"
             )
+    if spec.register_as is not None and spec.tracking is not None and spec.tracking.uri is None:
+        raise InvalidArgumentError(
+            f'the nodes of pool "{pool.name}" would register the model in a database of their own, which nobody else '
+            f"reads: {_MLFLOW_SERVER}"
+        )
     if spec.run_config.artifact_location == storage.IN_STORE and isinstance(spec, PartitionsJobSpec):
         raise InvalidArgumentError(
             "the rows and results of partitions must be written to a location that all nodes can reach: set "
@@ -117,7 +132,7 @@ def _needed(spec: AnyJobSpec) -> Iterator[tuple[str | None, str, str]]:
         yield (
             tracking.uri.removeprefix(SQLITE).removeprefix("sqlite:"),
             f"MLflow's database {redact_value(tracking.uri)}, the file",
-            "set MLFLOW_TRACKING_URI to an MLflow server, or set RunConfig(tracking=None) to record nothing",
+            f"{_MLFLOW_SERVER}, or set RunConfig(tracking=None) to record nothing",
         )
     if isinstance(spec, JobSpec) and spec.init_model is not None and not is_stored(spec.init_model):
         # A file that an estimator has stored is sent with the job.

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shoal.pool")
 
+_CHECKED = ("ray", "kuberay")
+"""Backends whose nodes are checked before the first training, because others have installed them."""
+
 
 class ComputePool:
     """A compute pool: a named set of nodes that can be scaled.
@@ -114,8 +117,8 @@ class ComputePool:
 
         If the pool is already up, only wait until MIN_NODES nodes are ready.
 
-        For a `ray://` pool, the method also checks the cluster's nodes (see :meth:`check_nodes`), and logs a warning
-        for each problem.
+        For a `ray://` or `kuberay://` pool, the method also checks the cluster's nodes (see :meth:`check_nodes`), and
+        logs a warning for each problem.
 
         Args:
             rollback_after_seconds: Seconds until the deadline. If fewer than MIN_NODES nodes are ready at the deadline,
@@ -585,7 +588,8 @@ class ComputePool:
         return head_endpoint(snapshot)
 
     def preflight(self, artifact_location: str | None = None) -> list[Finding]:
-        """Check whether the nodes of a `ray://` pool have everything that jobs need, such as Python packages.
+        """Check whether the nodes of a `ray://` or `kuberay://` pool have everything that jobs need, such as Python
+        packages.
 
         The check runs a small job on the cluster, which takes some seconds.
 
@@ -596,18 +600,18 @@ class ComputePool:
             The findings about the head and about one other node.
 
         Raises:
-            InvalidArgumentError: The pool is not a `ray://` pool.
+            InvalidArgumentError: The pool has another backend.
             PoolUnreachableError: The cluster does not answer, or cannot run the job.
         """
         spec = self._known_spec()
-        if spec.backend != "ray":
+        if spec.backend not in _CHECKED:
             raise InvalidArgumentError(
-                f'pool "{self.name}" is a {spec.backend}:// pool, and this check is only for ray:// pools: run `shoal '
-                "doctor` on the pool's nodes"
+                f'pool "{self.name}" is a {spec.backend}:// pool, and this check is only for ray:// and kuberay:// '
+                "pools: run `shoal doctor` on the pool's nodes"
             )
         # Import the module only for `ray://` pools, because the import also loads an HTTP client, which local pools do
         # not need.
-        from shoal.pool.backends.ray.preflight import preflight
+        from shoal.pool.backends.preflight import preflight
 
         return preflight(spec, artifact_location)
 
@@ -615,16 +619,16 @@ class ComputePool:
         """Run :meth:`preflight`, unless an earlier run from this Python environment has found that jobs can run on this
         pool.
 
-        Problems are logged as warnings. Pools that are not `ray://` pools are not checked, and neither is a cluster
-        that does not answer.
+        Problems are logged as warnings. Pools with other backends than `ray://` and `kuberay://` are not checked, and
+        neither is a cluster that does not answer.
 
         Returns:
             The findings with the status ``broken``: with these problems, no job can run on the pool.
         """
         spec = self._known_spec()
-        if spec.backend != "ray":
+        if spec.backend not in _CHECKED:
             return []
-        from shoal.pool.backends.ray.preflight import preflight_once
+        from shoal.pool.backends.preflight import preflight_once
 
         return preflight_once(spec)
 

@@ -22,6 +22,7 @@ from shoal.pool.backends.kuberay.resources import Pod, RayCluster
 from shoal.pool.backends.ray.token_file import ca_path, keep_token, kept_token, remove_token
 from shoal.pool.backends.ray_http import RayHead
 from shoal.pool.backends.ray_nodes import GCS_PORT, ClusterNode, alive_nodes, python_version
+from shoal.pool.backends.ray_scripts import ScriptRunner
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_START_TIMEOUT
@@ -186,6 +187,20 @@ class KubeRayBackend:
             return None, None, str(refused)
         except PoolUnreachableError as error:
             return None, None, str(error)
+
+
+def script_runner(spec: PoolSpec) -> ScriptRunner:
+    """Return the runner of scripts on the RayCluster of a pool.
+
+    Raises:
+        PoolUnreachableError: The RayCluster does not exist, or the Kubernetes API does not answer.
+    """
+    client = KubeClient(spec)
+    if (cluster := client.ray_cluster()) is None:
+        raise PoolUnreachableError(_missing(spec))
+    token = _token(client, spec, cluster, is_kept=True)
+    head = head_access.ray_head(spec, cluster.head_service, token)
+    return ScriptRunner(head, f"RayCluster {spec.namespace}/{spec.ray_cluster}", spec.name)
 
 
 def _token(client: KubeClient, spec: PoolSpec, cluster: RayCluster, *, is_kept: bool) -> str:

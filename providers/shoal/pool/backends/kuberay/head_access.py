@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tenacity import Retrying, stop_after_attempt
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends.kuberay.credentials import api_client, in_cluster
@@ -14,11 +14,15 @@ from shoal.pool.backends.ray.token_file import ca_path
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead
 from shoal.pool.endpoint import HeadAccess
 from shoal.pool.spec import PoolSpec
-from shoal.pool.timeouts import CLUSTER_PATIENCE
+from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
 
 
 class TokenRefusedError(PoolUnreachableError):
     """Ray's head or the API server refused the credentials."""
+
+
+class _BusyHeadError(PoolUnreachableError):
+    """The head could not answer at this time. Shortly after its start, a head accepts no jobs."""
 
 
 _PORT = 8265
@@ -80,7 +84,12 @@ def ray_head(spec: PoolSpec, service: str, token: str) -> RayHead:
         token,
         ca=ca_path(spec),
         timeout_s=CLUSTER_PATIENCE,
-        retrying=Retrying(stop=stop_after_attempt(1), reraise=True),
+        retrying=Retrying(
+            retry=retry_if_exception_type(_BusyHeadError),
+            stop=stop_after_delay(CLUSTER_JOB_PATIENCE),
+            wait=wait_fixed(0.5),
+            reraise=True,
+        ),
         error=lambda failure: _error(spec, failure),
         access=access(spec, service),
     )
@@ -94,5 +103,6 @@ def _error(spec: PoolSpec, failure: Failure) -> PoolUnreachableError:
             "user may not use services/proxy; docs/kubernetes.md has the Role"
         )
     if failure.problem in (Problem.BUSY, Problem.REFUSED, Problem.NOT_RAY):
-        return PoolUnreachableError(f"{head} cannot answer now ({failure.status}: {failure.reason})")
+        kind = _BusyHeadError if failure.problem is Problem.BUSY else PoolUnreachableError
+        return kind(f"{head} cannot answer now ({failure.status}: {failure.reason})")
     return PoolUnreachableError(f"{head} does not answer ({failure.reason})")

@@ -96,11 +96,10 @@ def _pod(spec: PoolSpec, container: str) -> Manifest:
     resources = {"cpu": str(spec.cpus_per_node), "memory": spec.memory_per_node or _MEMORY}
     if spec.gpus_per_node:
         resources[_GPU] = str(spec.gpus_per_node)
-    pod: Manifest = {
-        "containers": [
-            {"name": container, "image": spec.image, "resources": {"requests": resources, "limits": resources}}
-        ]
-    }
+    node: Manifest = {"name": container, "image": spec.image, "resources": {"requests": resources, "limits": resources}}
+    if spec.env_secret:
+        node["envFrom"] = [{"secretRef": {"name": spec.env_secret}}]
+    pod: Manifest = {"containers": [node]}
     if spec.service_account:
         pod["serviceAccountName"] = spec.service_account
     return {"metadata": {"labels": dict(MADE)}, "spec": pod}

@@ -127,7 +127,7 @@ class RayBackend:
         before = cluster.jobs()
         if any(cluster.asked(job) for job in before):
             cluster.submit(_job_id(pool), _order(pool))
-            cluster.answer(_job_id(pool))
+            cluster.scripts.answer(_job_id(pool))
             if pool.size <= 1:
                 # The job that was just submitted has withdrawn the pool's request. Delete this job, too, so that later
                 # calls find no job of this pool and do nothing.

@@ -3,7 +3,6 @@ need not be installed on this machine."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,14 +14,13 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends.ray.autoscaler_job import ASKING, READ_ONLY
 from shoal.pool.backends.ray.token_file import ca_path, token_path
-from shoal.pool.backends.ray_http import Failure, Problem, RayHead, last_line
+from shoal.pool.backends.ray_http import Failure, Problem, RayHead
 from shoal.pool.backends.ray_nodes import ClusterNode, alive_nodes, python_version
+from shoal.pool.backends.ray_scripts import ScriptRunner
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
 
-_RUN = 'exec "${SHOAL_PYTHON:-python}" -c "$0" "$@"'
-"""Shell command that runs a script with the cluster's Python: `$SHOAL_PYTHON` if this variable is set on the cluster,
-else `python`."""
+_AUTOSCALER_JOB = Path(__file__).with_name("autoscaler_job.py")
 
 
 class ConnectionRefusedByClusterError(PoolUnreachableError):
@@ -66,6 +64,8 @@ class Cluster:
             retrying=retrying,
             error=self._pool_error,
         )
+        self.scripts = ScriptRunner(self._head, f"the Ray cluster at {self._address}", spec.name, spec.gcs)
+        """Runs scripts on the cluster."""
 
     def nodes(self) -> list[ClusterNode]:
         """Return the cluster's nodes that are alive: first the head, then the other nodes, sorted by name."""
@@ -93,53 +93,18 @@ class Cluster:
             return known
         job = f"shoal-look-{self._spec.name}-{time.time_ns()}"
         self.submit(job, {})
-        answer = self.answer(job)
+        answer = self.scripts.answer(job)
         self.forget(job)
         return answer["autoscaler"] is not None
 
-    def submit(self, job_id: str, order: Mapping[str, Any], *, script: str = "autoscaler_job.py") -> None:
-        """Start a script from this package's folder as a Ray job with the id `job_id`, unless the cluster already has a
-        job with this id."""
-        argv = [
-            "sh",
-            "-c",
-            _RUN,
-            Path(__file__).with_name(script).read_text(),
-            json.dumps({"gcs": self._spec.gcs, **order}),
-        ]
-        self._head.submit(argv, job_id, {"shoal_pool": self._spec.name})
-
-    def answer(self, job_id: str) -> dict[str, Any]:
-        """Wait until a submitted script has ended, and return its answer: the last line of its log, read as JSON."""
-        status, log = self._outcome(job_id)
-        if status != "SUCCEEDED":
-            raise PoolUnreachableError(
-                f"shoal's job on the Ray cluster at {self._address} ended with status {status}: {last_line(log)} (the "
-                "cluster's dashboard shows the whole log)"
-            )
-        answer: dict[str, Any] = json.loads(last_line(log))
-        return answer
+    def submit(self, job_id: str, order: Mapping[str, Any]) -> None:
+        """Start the script `autoscaler_job.py` as a Ray job, unless the cluster already has a job with this id."""
+        self.scripts.submit(job_id, _AUTOSCALER_JOB, order)
 
     def asked(self, job_id: str) -> bool:
         """Wait until a submitted job with the script `autoscaler_job.py` has ended. Return whether the job has, or may
         have, requested nodes from the autoscaler."""
-        return ASKING in self._outcome(job_id)[1].splitlines()
-
-    def _outcome(self, job_id: str) -> tuple[str, str]:
-        until = time.monotonic() + CLUSTER_JOB_PATIENCE
-        while (job := self._head.status(job_id)) is not None and not job.ended:
-            if time.monotonic() > until:
-                raise PoolUnreachableError(
-                    f"the Ray cluster at {self._address} did not complete a small job of shoal within "
-                    f"{CLUSTER_JOB_PATIENCE:.0f} s: check in the cluster's dashboard whether the cluster can start jobs"
-                )
-            time.sleep(0.2)
-        if job is None:
-            raise PoolUnreachableError(
-                f"the Ray cluster at {self._address} has lost shoal's job {job_id}: check whether the cluster's head "
-                "was restarted, and try again"
-            )
-        return job.status, self._head.logs(job_id)
+        return ASKING in self.scripts.outcome(job_id)[1].splitlines()
 
     def jobs(self) -> list[str]:
         """Return the ids of the jobs that shoal has submitted to the cluster for this pool, such as requests for

@@ -7,17 +7,20 @@ import hashlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding, Status
-from shoal.pool.backends.ray.client import Cluster
+from shoal.pool.backends.ray_scripts import ScriptRunner
 from shoal.pool.spec import PoolSpec
 from shoal.redaction import redact
 from shoal.state.home import subfolder
 
 log = logging.getLogger(__name__)
+
+_JOB = Path(__file__).with_name("preflight_job.py")
 
 _MB = 1024**2
 _GB = 1024**3
@@ -43,15 +46,24 @@ def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Find
     Raises:
         PoolUnreachableError: The cluster does not answer, or cannot run the job.
     """
-    cluster = Cluster(spec)
+    runner = _runner(spec)
     job = f"shoal-preflight-{spec.name}-{time.time_ns()}"
     before = time.time()
-    order = {"pool": spec.name, "artifact_location": artifact_location}
-    cluster.submit(job, order, script="preflight_job.py")
-    answer = cluster.answer(job)
+    runner.submit(job, _JOB, {"pool": spec.name, "artifact_location": artifact_location})
+    answer = runner.answer(job)
     after = time.time()
-    cluster.forget(job)
+    runner.forget(job)
     return judge(answer, versions.mine(), artifact_location, before, after)
+
+
+def _runner(spec: PoolSpec) -> ScriptRunner:
+    if spec.backend == "kuberay":
+        from shoal.pool.backends.kuberay.backend import script_runner
+
+        return script_runner(spec)
+    from shoal.pool.backends.ray.client import Cluster
+
+    return Cluster(spec).scripts
 
 
 def preflight_once(spec: PoolSpec) -> list[Finding]:
