@@ -200,7 +200,7 @@ class TestReach:
         register = {"model": "m", "metric": "rmse", "holdout": {"paths": ["s3://b/holdout"]}}
         spec = training(tracking=Tracking(), register=register)
 
-        with pytest.raises(InvalidArgumentError, match="a database of their own, .* set MLFLOW_TRACKING_URI"):
+        with pytest.raises(InvalidArgumentError, match=r"a database of their own, .* set MLFLOW_TRACKING_URI"):
             submit(spec)
         assert head.submissions == 0
 
