@@ -14,9 +14,10 @@ import pytest
 from shoal.data import DataConnector
 from shoal.errors import DataError, JobError
 from shoal.jobs import Register, Tracking
+from shoal.jobs.files.mlflow_database import default_uri
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.mlflow import contest, holdout_evaluation, model_loading, promotion
+from shoal.jobs.mlflow import contest, holdout_evaluation, job_run, model_loading, promotion
 from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.holdout import Holdout, check_holdout
 from shoal.jobs.mlflow.job_run import Run, metric_name
@@ -367,3 +368,10 @@ assert [each.name for each in job_run.connect(uri).search_experiments()] == ["De
 
 def test_default_database_is_created_once_by_several_processes_after_one_was_killed(fresh_home: Path) -> None:
     subprocess.run([sys.executable, "-c", CREATE], check=True, timeout=120)
+
+
+def test_artifacts_lie_beside_the_default_database_also_if_it_is_that_of_another_home(fresh_home: Path) -> None:
+    assert job_run.artifacts_of("sqlite:////other/mlflow/mlflow.db") == "file:///other/mlflow/artifacts"
+    assert job_run.artifacts_of(default_uri()) == f"file://{fresh_home}/mlflow/artifacts"
+    assert job_run.artifacts_of("sqlite:////other/runs.db") == f"file://{fresh_home}/mlflow/artifacts"
+    assert job_run.artifacts_of("http://mlflow:5000") is None

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.files.mlflow_database import default_database, default_uri
@@ -343,8 +344,13 @@ def legal_name(name: str) -> str:
 
 def artifacts_of(uri: str) -> str | None:
     """Return the URI of the folder for artifacts of new experiments; None if MLflow's server chooses the folder."""
-    local = not uri.startswith(("http://", "https://", "databricks", "uc:"))
-    return f"file://{subfolder('mlflow', 'artifacts')}" if local else None
+    if uri.startswith(("http://", "https://", "databricks", "uc:")):
+        return None
+    # The driver may be on another host, whose home is another one: the database may be that of the submitter's home.
+    path = Path(uri.removeprefix("sqlite:///"))
+    is_default = path.is_absolute() and path.parts[-2:] == default_database().parts[-2:]
+    folder = path.with_name("artifacts") if is_default else subfolder("mlflow", "artifacts")
+    return f"file://{folder}"
 
 
 def _link(uri: str, experiment: str, run_id: str) -> str:
