@@ -144,11 +144,12 @@ def test_a_folder_is_submitted_with_its_script(
     project.mkdir()
     (project / "conf.yaml").write_text("rate: 1")
     (project / "train.py").write_text(
-        "import os, ray, sys\nprint('said', open(sys.argv[1]).read(), os.environ['COLOUR'], ray.is_initialized())"
+        "import os, ray, sys\nprint('said', open(sys.argv[1]).read(), os.environ['COLOUR'], ray.is_initialized())\n"
+        "assert not {'RANK', 'WORLD_SIZE', 'TORCHELASTIC_RUN_ID'} & {*os.environ}"  # libraries would wait for peers
     )
     monkeypatch.chdir(tmp_path)
     given: dict[str, Any] = {"stage_name": "stage", "env_vars": {"COLOUR": "red"}}
-    directory = snowflake.submit_directory("project", "tests", entrypoint="train.py", args=["conf.yaml"], **given)
+    directory = snowflake.submit_directory("project", "TESTS", entrypoint="train.py", args=["conf.yaml"], **given)
     file = snowflake.submit_file("project/train.py", "tests", args=["project/conf.yaml"], **given)
     for job in (directory, file):
         assert (job.wait(), job.result()) == ("DONE", None), job.get_logs()
