@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -144,15 +145,36 @@ def test_a_folder_is_submitted_with_its_script(
     project.mkdir()
     (project / "conf.yaml").write_text("rate: 1")
     (project / "train.py").write_text(
-        "import os, ray, sys\nprint('said', open(sys.argv[1]).read(), os.environ['COLOUR'], ray.is_initialized())"
+        "import os, ray, sys\nprint('said', open(sys.argv[1]).read(), os.environ['COLOUR'], ray.is_initialized())\n"
+        "assert not {'RANK', 'WORLD_SIZE', 'TORCHELASTIC_RUN_ID'} & {*os.environ}"  # libraries would wait for peers
     )
     monkeypatch.chdir(tmp_path)
     given: dict[str, Any] = {"stage_name": "stage", "env_vars": {"COLOUR": "red"}}
-    directory = snowflake.submit_directory("project", "tests", entrypoint="train.py", args=["conf.yaml"], **given)
+    directory = snowflake.submit_directory("project", "TESTS", entrypoint="train.py", args=["conf.yaml"], **given)
     file = snowflake.submit_file("project/train.py", "tests", args=["project/conf.yaml"], **given)
     for job in (directory, file):
         assert (job.wait(), job.result()) == ("DONE", None), job.get_logs()
         assert "said rate: 1 red True" in job.get_logs()
+
+
+@pytest.mark.ray
+def test_a_function_for_each_partition_runs_in_a_remote_function(real_pool: ComputePool) -> None:
+    table = pd.DataFrame({"region": ["East", "West", "East"], "amount": [1.0, 2.0, 3.0]})
+
+    def total(data_connector: Any, context: Any) -> None:
+        assert context.partition_id == "East", "no sales"
+        context.upload_to_stage(float(data_connector.to_pandas()["amount"].sum()), "total")
+
+    @snowflake.remote("TESTS")
+    def launch() -> list[str]:
+        run = snowflake.DPF(total, "stage").run("region", table, "run", execution_options=snowflake.ExecutionOptions())
+        return [run.wait().value, run.status.value, *run.get_progress()]
+
+    job = launch()
+    assert job.result() == ["PARTIAL_FAILURE", "PARTIAL_FAILURE", "DONE", "FAILED"], job.get_logs()
+    run = snowflake.DPFRun.restore_from("run", "stage")
+    assert run.partition_details["East"].stage_artifacts_manager.get("total") == 4.0
+    assert "no sales" in run.partition_details["West"].logs
 
 
 def test_an_entrypoint_is_a_script_in_the_folder(tmp_path: Path) -> None:

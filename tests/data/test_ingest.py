@@ -157,6 +157,8 @@ def test_truncated_parquet(write: Write) -> None:
 
 
 def test_wrong_paths(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nope does not exist: .* access it\. Relative paths start in .*, the folder"):
+        DataConnector.from_parquet("nope").num_rows()
     with pytest.raises(DataError, match="nope does not exist: check the path"):
         DataConnector.from_parquet(tmp_path / "nope").num_rows()
     with pytest.raises(DataError, match="matches no file"):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.compat.snowflake import submit_directory
+from shoal.distributors.pytorch import PyTorchDistributor, TorchDistributor
 from shoal.errors import InvalidArgumentError, NoPoolError, PoolNotFoundError
+from shoal.jobs.task_spec import spec_of
 from shoal.pool.api import ComputePool
 from shoal.pool.names import is_pool_name, pool_name_of
 from shoal.pool.selection import which_pool
@@ -12,16 +15,18 @@ from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.process import ProcessId, host_id, hostname
 from shoal.state.schema import Pool, PoolState
+from shoal.training.run_config import RunConfig
 
 
 @pytest.fixture
 def add(fresh_home):
-    def row(name, state=PoolState.UP, *, on=None, owner=None):
+    def row(name, state=PoolState.UP, *, on=None, owner=None, **spec):
         with Store().transaction() as session:
             session.add(
                 Pool(
-                    name=name, spec=PoolSpec(name=name).model_dump(), state=state, host=on or hostname(), min_nodes=1,
-                    host_id=on or host_id(), max_nodes=4, epoch=1, next_node=0, created_at=0.0, touched_at=0.0,
+                    name=name, spec=PoolSpec(name=name, **spec).model_dump(), state=state, host=on or hostname(),
+                    min_nodes=1, host_id=on or host_id(), max_nodes=4, epoch=1, next_node=0,
+                    created_at=0.0, touched_at=0.0,
                     owner=owner,
                 )
             )  # fmt: skip
@@ -98,3 +103,27 @@ def test_an_object_that_is_no_pool_selects_none(add):
     add("retrain")
     with pytest.raises(InvalidArgumentError, match="a pool cannot be given by an object of type dict"):
         ComputePool({"name": "other"})
+
+
+def test_a_script_whose_folder_cannot_travel_to_other_machines_is_refused_before_anything_starts(
+    add, tmp_path, monkeypatch
+):
+    script = tmp_path / "train.py"
+    script.write_text("print(1)")
+    (tmp_path / "rows.csv").write_text("1,2")
+    monkeypatch.setattr("shoal.training.pytorch.script_folder.MAX_FILES", 1)
+    add("lab", backend="ray", address="http://10.0.0.5:8265")
+    calls = (
+        lambda: PyTorchDistributor(script, run_config=RunConfig(pool_name="lab")).submit(),
+        lambda: TorchDistributor(use_gpu=False).submit(script),
+        lambda: submit_directory(tmp_path, "LAB", entrypoint="train.py"),
+        lambda: spec_of({"run_config": {"pool_name": "lab"}}, train_func=script),
+    )
+    refused = r'at least 2 files of .* pool "lab" may be on other machines: .*\.shoalignore'
+    for call in calls:
+        with pytest.raises(InvalidArgumentError, match=refused):
+            call()
+    add("here")
+    assert spec_of({"run_config": {"pool_name": "here"}}, train_func=script).program
+    (tmp_path / ".shoalignore").write_text("*.csv")
+    assert spec_of({"run_config": {"pool_name": "lab"}}, train_func=script).program

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from shoal.distributors import ray_launch
 from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError
+from shoal.pool.names import pool_name_of
 from shoal.state.schema import JobState
 from shoal.training.pytorch.script import Script
 from shoal.training.run_config import RunConfig
@@ -116,7 +117,7 @@ def remote(
     The function runs once, on the head of the pool, and can use the whole Ray cluster, as with `@ray_launch`.
 
     Args:
-        compute_pool: Name or URI of the pool.
+        compute_pool: Name or URI of the pool. A name is made of any text: ``MY_POOL`` is the pool ``my-pool``.
         target_instances: Number of nodes. The pool grows to this size for the call, and gets its previous size
             afterwards.
         pip_requirements: Packages that the function needs on the nodes.
@@ -161,7 +162,7 @@ def submit_file(
 
     Args:
         file_path: Path of the script.
-        compute_pool: Name or URI of the pool.
+        compute_pool: Name or URI of the pool. A name is made of any text: ``MY_POOL`` is the pool ``my-pool``.
         args: Command line arguments of the script.
         target_instances: Number of nodes, as for `remote`.
         pip_requirements: Packages that the script needs on the nodes.
@@ -192,7 +193,7 @@ def submit_directory(
 
     Args:
         dir_path: Path of the folder.
-        compute_pool: Name or URI of the pool.
+        compute_pool: Name or URI of the pool. A name is made of any text: ``MY_POOL`` is the pool ``my-pool``.
         entrypoint: Name of the script in the folder.
         args: Command line arguments of the script.
         target_instances: Number of nodes, as for `remote`.
@@ -224,7 +225,8 @@ def _launched(
 ) -> Callable[[Callable[P, T]], LaunchedFunction[P, T]]:
     if unknown := sorted(set(others) - set(_NOT_HERE)):
         raise InvalidArgumentError(f"{name} has no argument {', '.join(unknown)} here: remove it")
-    config = RunConfig(pool_name=compute_pool, packages=tuple(pip_requirements), env=dict(env_vars or {}))
+    pool = compute_pool if "://" in compute_pool else pool_name_of(compute_pool)
+    config = RunConfig(pool_name=pool, packages=tuple(pip_requirements), env=dict(env_vars or {}))
     return ray_launch(num_workers=target_instances, remote=True, run_config=config)
 
 

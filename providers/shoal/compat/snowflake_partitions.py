@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from shoal.compat.snowflake_runs import DPFRun, ManyModelRun
+from shoal.compat.snowflake_runs import ClusterRun, DPFRun, JobRun, ManyModelRun, RunWork
 from shoal.compat.snowflake_stages import (
     RUN_FILE,
     ModelSerde,
@@ -29,6 +29,7 @@ from shoal.compat.snowflake_stages import (
 )
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.files import storage
+from shoal.training.cluster import is_connected
 from shoal.training.locations import filesystem
 from shoal.training.run_config import RunConfig
 
@@ -99,7 +100,8 @@ class DPF:
         on_existing_artifacts: Literal["error", "overwrite"] = "error",
         execution_options: ExecutionOptions | None = None,
     ) -> Any:
-        """Start a run for the partitions of a table, and return it without waiting.
+        """Start a run for the partitions of a table, and return it without waiting. In a function of `remote`, the run
+        has ended when this method returns.
 
         Args:
             partition_by: Column whose values divide the rows.
@@ -189,15 +191,15 @@ class DPF:
         cpus = (options or ExecutionOptions()).num_cpus_per_worker or 1
         # The marker is written first, so that a folder that a run has begun can always be replaced.
         storage.write(f"{folder}/{RUN_FILE}", b"{}")
-        call = many.submit_run(
-            function,
-            rows,
-            by,
-            scaling_config=many.PartitionsScalingConfig(num_cpu_per_worker=cpus),
-            run_config=self._run_config,
-        )
-        storage.write(f"{folder}/{RUN_FILE}", json.dumps({"job_id": call.job_id}).encode())
-        return self._run_class(run_id, folder, call)
+        scaling = many.PartitionsScalingConfig(num_cpu_per_worker=cpus)
+        given: dict[str, Any] = {"scaling_config": scaling, "run_config": self._run_config}
+        work: RunWork
+        if is_connected():  # in a function of `remote`
+            work = ClusterRun(many.run(function, rows, by, **given))
+        else:
+            work = JobRun(many.submit_run(function, rows, by, **given))
+        storage.write(f"{folder}/{RUN_FILE}", json.dumps(work.document()).encode())
+        return self._run_class(run_id, folder, work)
 
 
 class ManyModelTraining(DPF):

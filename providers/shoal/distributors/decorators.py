@@ -69,14 +69,15 @@ class Site:
         Raises:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
         """
-        program = Program.of(function, args, kwargs).dumps()
+        program = Program.of(function, args, kwargs)
         request = FunctionRequest(
             name=name_of(function),
             scaling_config=scaling,
             room_for=self.requested if once else None,
             run_config=self.run_config,
         )
-        return dispatch.function(request, program, pool=self._pool, returns=returns)
+        content = dispatch.packed(program, self.run_config) if self.remote else program.dumps()
+        return dispatch.function(request, content, pool=self._pool, returns=returns)
 
     def _pool(self, job_id: str | None) -> AbstractContextManager[str]:
         """Return a context manager that yields the name of a pool with as many nodes as the call needs.

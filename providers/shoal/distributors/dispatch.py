@@ -19,7 +19,7 @@ from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.cluster import is_connected
 from shoal.training.host.hidden_output import SECRETS
-from shoal.training.pytorch.program import FRAMEWORK
+from shoal.training.pytorch.program import FRAMEWORK, Program
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.run_config import RunConfig
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 
 __all__ = [
-    *("Call", "check_submit", "function", "is_connected", "partitions", "prediction", "search", "submitted"),
+    *("Call", "check_submit", "function", "is_connected", "packed", "partitions", "prediction", "search", "submitted"),
     *("training", "worker_environment"),
 ]
 
@@ -99,6 +99,24 @@ def check_submit() -> None:
     """
     if is_connected():
         raise InvalidArgumentError(_NO_JOB)
+
+
+def packed(program: Program, config: RunConfig) -> bytes:
+    """Pickle a program for the pool on which it will run.
+
+    Raises:
+        InvalidArgumentError: The program cannot be pickled, or is too large; or the folder of a script is too large to
+            travel to the machines of the pool.
+    """
+    if is_connected():
+        return program.dumps()
+
+    def other_machines() -> str | None:
+        from shoal.pool.selection import pool_on_other_machines
+
+        return pool_on_other_machines(config.pool_name)
+
+    return program.dumps(other_machines)
 
 
 def training(request: TrainRequest, user_code: UserCode, returned: Callable[[TrainResult], T]) -> Call[T]:

@@ -143,7 +143,7 @@ class PyTorchDistributor:
                 update={"artifact_location": resolved(location)} if location else None
             ),
         )
-        return dispatch.function(request, program.dumps())
+        return dispatch.function(request, dispatch.packed(program, self.run_config))
 
 
 class TorchDistributor:
@@ -250,7 +250,7 @@ class TorchDistributor:
             torch_distributor="local" if self.local_mode else "distributed",
             run_config=config,
         )
-        return dispatch.function(request, program.dumps(), returns=returns)
+        return dispatch.function(request, dispatch.packed(program, config), returns=returns)
 
     def _scaling(self) -> AnyScaling:
         gpus = self.gpus_per_process if self.use_gpu else 0

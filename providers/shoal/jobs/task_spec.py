@@ -20,6 +20,7 @@ from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, kind_of
 from shoal.jobs.specs.partitions import PARTITIONS, PartitionsJobSpec
 from shoal.jobs.specs.training import JobSpec
+from shoal.pool.selection import pool_on_other_machines
 from shoal.pool.spec import PoolSpec
 from shoal.training.pytorch.program import FRAMEWORK, TrainFunc, check_train_func, is_name
 
@@ -61,7 +62,8 @@ def spec_of(
     # The fields are parsed before the code is stored, so that wrong fields cause an error before a file is written.
     named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
     spec = _parsed(FunctionJobSpec, {**named, **fields})
-    stored = code_store.store(program.dumps())
+    pool_name = spec.run_config.pool_name
+    stored = code_store.store(program.dumps(lambda: pool_on_other_machines(pool_name)))
     return spec.model_copy(update={"program": stored})
 
 

@@ -51,6 +51,19 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
     raise NoPoolError(_why_none(known, sorted(up)))
 
 
+def pool_on_other_machines(name: str | None = None) -> str | None:
+    """Return the name of the pool that a call uses (see `which_pool`) if its nodes may be on other machines; None if
+    they are on this machine, or if the call uses an embedded pool."""
+    store = Store()
+    try:
+        selected = which_pool(store, name, only_up=True)
+    except (NoPoolError, PoolNotFoundError):
+        return None
+    with store.reading() as session:
+        pool = session.get_one(Pool, selected)
+        return None if pool.spec["backend"] == "local" else selected
+
+
 def _why_none(known: Sequence[str], up: Sequence[str]) -> str:
     if not known:
         return "the store contains no pool: create one with `shoal pool up local://NAME`"

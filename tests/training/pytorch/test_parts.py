@@ -162,6 +162,12 @@ def test_the_environment_is_torchruns() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in environments([Machine("a", "::1")], threads=1, restarts=0, max_restarts=0)[0]
 
 
+def test_a_program_that_starts_others_is_no_rank() -> None:
+    machine = Machine("a", "10.0.0.1", ("3",), 29500)
+    (found,) = environments([machine], threads=2, restarts=0, max_restarts=3, is_launcher=True)
+    assert found == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "3"}
+
+
 def test_outside_of_a_gang_one_is_rank_0_of_1(capsys: pytest.CaptureFixture[str]) -> None:
     context = Context()
     assert (context.get_rank(), context.get_world_size(), context.get_node_rank()) == (0, 1, 0)

@@ -253,3 +253,9 @@ def test_a_scripts_exit_code_counts(code: str, fails: bool) -> None:
             script()
     else:
         script()
+
+
+def test_the_error_before_an_exit_is_named() -> None:
+    script = Program(Script("main.py", "/", "try:\n    1 / 0\nexcept Exception:\n    raise SystemExit(1)"))  # Hydra
+    with pytest.raises(TrainingError, match=r"main.py exited with 1 after ZeroDivisionError: division by zero: only"):
+        script()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import os
 import re
 import socket
 from collections.abc import Iterable, Sequence
@@ -129,9 +130,9 @@ def _expand_with(filesystem: Any, path: str, inner: str, checked: set[str]) -> l
     elif info.type == FileType.Unknown:
         raise DataError(f"{path} is neither a regular file nor a directory, but a named pipe or a device, for example")
     else:
-        raise DataError(
-            f"{path} does not exist: check the path, and that this machine ({socket.gethostname()}) can access it"
-        )
+        here, host = os.getcwd(), socket.gethostname()
+        start = f". Relative paths start in {here}, the folder of this process" if inner.startswith(here) else ""
+        raise DataError(f"{path} does not exist: check the path, and that this machine ({host}) can access it{start}")
     files = [DataFile(canonical(info.path, static), info.size or 0, info.mtime_ns) for info in infos]
     return sorted(files, key=lambda file: file.path)
 

@@ -457,6 +457,9 @@ def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
 
     # The handler of Ray waits for half a second, and the cluster notices the end of this process without it.
     atexit.unregister(ray.shutdown)
+    from shoal.pool.backends.local.raylet import shorten_messages_of_raylets
+
+    shorten_messages_of_raylets()
     ray.init(address=gcs, logging_level=logging.WARNING, runtime_env=runtime_env or None)
 
 

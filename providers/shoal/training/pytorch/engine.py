@@ -177,6 +177,7 @@ class _Run:
                 threads=threads,
                 restarts=self._restarts.count,
                 max_restarts=request.run_config.max_restarts,
+                is_launcher=request.room_for is not None,
             )
             assignment = worker.Assignment(
                 program=self.program,

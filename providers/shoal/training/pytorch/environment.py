@@ -26,9 +26,20 @@ class Machine:
 
 
 def environments(
-    machines: Sequence[Machine], *, threads: int, restarts: int, max_restarts: int
+    machines: Sequence[Machine], *, threads: int, restarts: int, max_restarts: int, is_launcher: bool = False
 ) -> list[dict[str, str]]:
-    """Return the environment variables that torchrun would set for each rank."""
+    """Return the environment variables that torchrun would set for each rank.
+
+    Args:
+        machines: Node, address and GPUs of each rank.
+        threads: Number of threads of each worker.
+        restarts: Number of restarts so far.
+        max_restarts: Maximum number of restarts.
+        is_launcher: Whether the program is not a rank, but starts others itself. It then gets no variables of a rank:
+            scripts and libraries that find `RANK` would wait for a process group.
+    """
+    if is_launcher:
+        return [{"OMP_NUM_THREADS": str(threads), **_visible_gpus(machines, machine.node)} for machine in machines]
     nodes = list(dict.fromkeys(machine.node for machine in machines))
     on_node = Counter(machine.node for machine in machines)
     first, world = machines[0], len(machines)

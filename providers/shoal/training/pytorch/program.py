@@ -62,13 +62,22 @@ class Program:
             pass  # The function is a builtin without a signature, so its arguments cannot be checked.
         return cls(target, tuple(args), dict(kwargs))
 
-    def dumps(self) -> bytes:
+    def dumps(self, other_machines: Callable[[], str | None] = lambda: None) -> bytes:
         """Pickle the program, including the variables of the function's closure, or the files beside the script.
+
+        Args:
+            other_machines: Function that returns the name of the program's pool if its nodes may be on other machines;
+                a script whose folder is too large to travel is then refused.
 
         Raises:
             InvalidArgumentError: The program contains an object that cannot be pickled, or is too large.
         """
-        whole = replace(self, target=self.target.with_files()) if isinstance(self.target, Script) else self
+        whole = self
+        if isinstance(self.target, Script):
+            script = self.target.with_files()
+            if script.beside and script.beside.too_large and (pool := other_machines()):
+                script.beside.refuse(script.name, f'the nodes of the pool "{pool}" may be on other machines')
+            whole = replace(self, target=script)
         content = pickled(whole, name_of(self.target))
         if len(content) > MAX_BYTES:
             raise InvalidArgumentError(
@@ -84,8 +93,11 @@ class Program:
             return self.target(*self.args, **self.kwargs)
         except SystemExit as end:
             if end.code not in (None, 0):
+                # A library such as Hydra prints the error of the script, and exits.
+                error = end.__context__
+                cause = "" if error is None else f" after {type(error).__name__}: {error}"
                 raise TrainingError(
-                    f"{name_of(self.target)} exited with {end.code!r}: only exit code 0 counts as success"
+                    f"{name_of(self.target)} exited with {end.code!r}{cause}: only exit code 0 counts as success"
                 ) from None
             return None
 

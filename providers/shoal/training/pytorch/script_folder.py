@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from shoal.errors import InvalidArgumentError
 
@@ -113,6 +113,19 @@ class ScriptFolder:
         """Return the size of the files that travel, in bytes."""
         return sum(len(content or b"") for content in self.files.values())
 
+    def refuse(self, script: str, why: str) -> NoReturn:
+        """Raise the error that the files are too large to travel.
+
+        Args:
+            script: Name of the script.
+            why: Why the script needs them.
+        """
+        raise InvalidArgumentError(
+            f"the folder of the script {script}, {self.path}, has {self.too_large}, but at most {MAX_FILES:,} files of "
+            f"{MAX_BYTES / 2**20:.0f} MiB travel with a script, and {why}: name what the script does not need in "
+            f"{IGNORE_FILE} in this folder, or move the script into a folder of its own"
+        )
+
     def lay_out(self, target: Path, script: str) -> None:
         """Put the files into the folder `target`: copies, or links if they do not travel. What is there stays as it is.
 
@@ -128,12 +141,7 @@ class ScriptFolder:
         if not self.too_large:
             return
         if not os.path.isdir(self.path):
-            raise InvalidArgumentError(
-                f"the folder of the script {script}, {self.path}, has {self.too_large}, but at most {MAX_FILES:,} "
-                f"files of {MAX_BYTES / 2**20:.0f} MiB travel with a script, and this node does not have the folder: "
-                f"name what the script does not need in {IGNORE_FILE} in this folder, or move the script into a folder "
-                "of its own"
-            )
+            self.refuse(script, "this node does not have the folder")
         for entry in Path(self.path).iterdir():
             if entry.name != script:
                 link_new(target / entry.name, str(entry))

@@ -11,8 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ray._private import worker
 from ray._private.accelerators import NvidiaGPUAcceleratorManager, get_accelerator_manager_for_resource
 from ray._private.node import Node
 from ray._private.parameter import RayParams
@@ -27,11 +28,30 @@ if TYPE_CHECKING:
     from shoal.state import schema
 
 
+_LOGS = " Last 20 lines of the Raylet logs:\n"
+"""End of the first line of Ray's message that a raylet has ended."""
+
+
 class _NodeWithoutDashboard(Node):  # type: ignore[misc]
     """A Ray node without Ray's dashboard, even if the node is a head."""
 
     def start_api_server(self, **_: object) -> None:
         """Do nothing. Ray calls this method to start the dashboard, whose seven processes would take 230 MB."""
+
+
+def shorten_messages_of_raylets() -> None:
+    """Let Ray print no lines of a raylet's log in this process, when the raylet has ended.
+
+    These lines say nothing about the job, and are in Ray's log files, too. Ray has no setting that leaves them out.
+    """
+    printed = worker.print_to_stdstream
+
+    def shortened(data: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        if data.get("pid") == "raylet":
+            data = {**data, "lines": [str(line).partition(_LOGS)[0] for line in data["lines"]]}
+        printed(data, *args, **kwargs)
+
+    worker.print_to_stdstream = shortened
 
 
 def other_gpus() -> list[str]:
