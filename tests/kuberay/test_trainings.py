@@ -137,7 +137,7 @@ class Training:
         values = np.random.default_rng(0).random((3000, 3))
         pd.DataFrame(values, columns=["a", "b", "y"]).to_parquet(rows)
         self.folder.mkdir()
-        handle = XGBEstimator(
+        call = XGBEstimator(
             10, "reg:squarederror", {"max_depth": 3},
             callbacks=[Pauses(self.folder)],
             scaling_config=XGBScalingConfig(num_workers=3, num_cpu_per_worker=1),
@@ -145,6 +145,7 @@ class Training:
                 pool_name="retrain", artifact_location=self.there.results, checkpoint_every=2, max_restarts=3
             ),
         ).submit(DataConnector.from_parquet(str(rows)), ["a", "b"], "y")  # fmt: skip
+        handle = call.job
         paused = self.folder / "round-5"
         wait_until(lambda: paused.exists() or handle.has_ended, "round 5", seconds=300, every=0.2)
         assert paused.exists(), list(handle.logs())

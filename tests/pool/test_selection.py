@@ -124,6 +124,8 @@ def test_a_script_whose_folder_cannot_travel_to_other_machines_is_refused_before
         with pytest.raises(InvalidArgumentError, match=refused):
             call()
     add("here")
-    assert spec_of({"run_config": {"pool_name": "here"}}, train_func=script).program
+    add("nfs", backend="ray", address="http://10.0.0.5:8265", shared_folders=str(tmp_path))
+    for pool in ("here", "nfs"):
+        assert spec_of({"run_config": {"pool_name": pool}}, train_func=script).program
     (tmp_path / ".shoalignore").write_text("*.csv")
     assert spec_of({"run_config": {"pool_name": "lab"}}, train_func=script).program

@@ -111,12 +111,12 @@ def packed(program: Program, config: RunConfig) -> bytes:
     if is_connected():
         return program.dumps()
 
-    def other_machines() -> str | None:
-        from shoal.pool.selection import pool_on_other_machines
+    def without_folder(folder: str) -> str | None:
+        from shoal.pool.selection import pool_without_folder
 
-        return pool_on_other_machines(config.pool_name)
+        return pool_without_folder(folder, config.pool_name)
 
-    return program.dumps(other_machines)
+    return program.dumps(without_folder)
 
 
 def training(request: TrainRequest, user_code: UserCode, returned: Callable[[TrainResult], T]) -> Call[T]:

@@ -20,7 +20,7 @@ from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, kind_of
 from shoal.jobs.specs.partitions import PARTITIONS, PartitionsJobSpec
 from shoal.jobs.specs.training import JobSpec
-from shoal.pool.selection import pool_on_other_machines
+from shoal.pool.selection import pool_without_folder
 from shoal.pool.spec import PoolSpec
 from shoal.training.pytorch.program import FRAMEWORK, TrainFunc, check_train_func, is_name
 
@@ -63,7 +63,7 @@ def spec_of(
     named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
     spec = _parsed(FunctionJobSpec, {**named, **fields})
     pool_name = spec.run_config.pool_name
-    stored = code_store.store(program.dumps(lambda: pool_on_other_machines(pool_name)))
+    stored = code_store.store(program.dumps(lambda folder: pool_without_folder(folder, pool_name)))
     return spec.model_copy(update={"program": stored})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from sqlalchemy import select
 
@@ -11,6 +12,7 @@ from shoal.errors import NoPoolError, PoolNotFoundError
 from shoal.pool import teams
 from shoal.pool.bound_host import is_here
 from shoal.pool.journal import rows
+from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Pool, PoolState
 
@@ -51,17 +53,18 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
     raise NoPoolError(_why_none(known, sorted(up)))
 
 
-def pool_on_other_machines(name: str | None = None) -> str | None:
-    """Return the name of the pool that a call uses (see `which_pool`) if its nodes may be on other machines; None if
-    they are on this machine, or if the call uses an embedded pool."""
+def pool_without_folder(folder: str, name: str | None = None) -> str | None:
+    """Return the name of the pool that a call uses (see `which_pool`) if its nodes may be on other machines, which do
+    not share a folder with this machine; None if they have the folder, or if the call uses an embedded pool."""
     store = Store()
     try:
         selected = which_pool(store, name, only_up=True)
     except (NoPoolError, PoolNotFoundError):
         return None
     with store.reading() as session:
-        pool = session.get_one(Pool, selected)
-        return None if pool.spec["backend"] == "local" else selected
+        spec = PoolSpec.model_validate(session.get_one(Pool, selected).spec)
+    has_folder = spec.backend == "local" or any(Path(folder).is_relative_to(shared) for shared in spec.shared())
+    return None if has_folder else selected
 
 
 def _why_none(known: Sequence[str], up: Sequence[str]) -> str:

@@ -62,12 +62,12 @@ class Program:
             pass  # The function is a builtin without a signature, so its arguments cannot be checked.
         return cls(target, tuple(args), dict(kwargs))
 
-    def dumps(self, other_machines: Callable[[], str | None] = lambda: None) -> bytes:
+    def dumps(self, pool_without_folder: Callable[[str], str | None] = lambda folder: None) -> bytes:
         """Pickle the program, including the variables of the function's closure, or the files beside the script.
 
         Args:
-            other_machines: Function that returns the name of the program's pool if its nodes may be on other machines;
-                a script whose folder is too large to travel is then refused.
+            pool_without_folder: Function that returns the name of the program's pool if its nodes may not have a
+                folder of this machine. A script whose folder is too large to travel is then refused.
 
         Raises:
             InvalidArgumentError: The program contains an object that cannot be pickled, or is too large.
@@ -75,7 +75,7 @@ class Program:
         whole = self
         if isinstance(self.target, Script):
             script = self.target.with_files()
-            if script.beside and script.beside.too_large and (pool := other_machines()):
+            if script.beside and script.beside.too_large and (pool := pool_without_folder(script.beside.path)):
                 script.beside.refuse(script.name, f'the nodes of the pool "{pool}" may be on other machines')
             whole = replace(self, target=script)
         content = pickled(whole, name_of(self.target))
