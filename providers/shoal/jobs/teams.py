@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from sqlalchemy import select
+
 from shoal.jobs import ids
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.pool import teams
 from shoal.state import Store
-from shoal.state.schema import Job
+from shoal.state.schema import JOB_ACTIVE, Job, Lease
 
 
 def require(job: Job, actor: str | None) -> bool:
@@ -28,6 +30,27 @@ def require(job: Job, actor: str | None) -> bool:
     if is_foreign or ids.is_interactive(job.holder):  # several persons may act as `cli:root@host`
         teams.require(job.team, teams.asking(), f'job "{job.id}"')
     return is_foreign
+
+
+def require_for_run(store: Store, pool: str, holder: str) -> None:
+    """Raise an error if a workflow run has an unfinished job or a lease on a pool that belongs to another team than the
+    one for which this process acts.
+
+    Args:
+        store: Store with the jobs and leases.
+        pool: Name of the pool.
+        holder: Name of the run.
+
+    Raises:
+        TeamError: A job or lease belongs to another team.
+    """
+    with store.reading() as session:
+        leases = session.scalars(select(Lease).filter_by(pool=pool, holder=holder)).all()
+        jobs = session.scalars(select(Job).filter_by(pool=pool, holder=holder).where(Job.state.in_(JOB_ACTIVE))).all()
+    for job in jobs:
+        teams.require(job.team, teams.asking(), f'job "{job.id}"')
+    for lease in leases:
+        teams.require(lease.team, teams.asking(), f'the lease of {holder} on pool "{pool}"')
 
 
 def require_for_version(store: Store, key: Key, actor: str) -> None:
