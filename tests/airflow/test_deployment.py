@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from airflow.sdk import Variable
 from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
@@ -9,6 +11,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import ErrorResponse
 
 from shoal import jobs
+from shoal.airflow import deployment
 from shoal.airflow._run_holder import holder_of
 from shoal.airflow.base.pool import PoolOperator
 from shoal.airflow.deployment import VARIABLE, deployment_of_task, other_addresses
@@ -61,10 +64,16 @@ class ApiServer:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.values: dict[str, str] = {}
         self.error = ErrorType.VARIABLE_NOT_FOUND
+        self.reads = 0
+        deployment._read.clear()
         monkeypatch.setenv("AIRFLOW__SHOAL__DEPLOYMENT", " ")
-        monkeypatch.setattr(Variable, "get", lambda key, default: self.values.get(key, default))
+        monkeypatch.setattr(Variable, "get", self.get)
         monkeypatch.setattr(Variable, "set", lambda key, value, description: self.values.update({key: value}))
         monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", self, raising=False)
+
+    def get(self, key: str, default: str | None) -> str | None:
+        self.reads += 1
+        return self.values.get(key, default)
 
     def send(self, message: object) -> ErrorResponse:
         return ErrorResponse(error=self.error)
@@ -78,7 +87,10 @@ def api(monkeypatch, fresh_home) -> ApiServer:
 def test_a_task_makes_the_id_where_no_scheduler_has_made_it(api):
     first = deployment_of_task()
     assert api.values == {VARIABLE: first}
-    assert deployment_of_task() == first
+    deployment._read.clear()  # as in the next task
+    before = api.reads
+    assert [deployment_of_task() for _ in range(3)] == [first] * 3
+    assert api.reads == before + 1
 
 
 def test_a_task_makes_no_id_while_airflow_cannot_say_whether_there_is_one(api):
@@ -110,6 +122,8 @@ def test_a_copy_of_an_airflow_is_found_by_its_address(fresh_home, monkeypatch):
     assert other_addresses("tests") == []
     assert deployments.record(store, "tests", copy, 1.0) == ["https://airflow.example"]
     assert other_addresses("tests") == []  # the copy was seen in 1970
+    deployments.record(store, "tests", copy, time.time() - 49 * 3600)
+    assert other_addresses("tests") == []  # and last 49 hours ago, as the address of an Airflow that has moved
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", copy)
     assert other_addresses("tests") == ["https://airflow.example"]
     assert deployments.base_urls(store) == {"tests": copy}

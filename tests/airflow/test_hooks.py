@@ -10,6 +10,7 @@ from psycopg.pq import Conninfo
 from sqlalchemy import create_engine, make_url
 from sqlalchemy.pool import NullPool
 
+from examples.ports import free_port
 from shoal.airflow import database_urls
 from shoal.airflow.connections import spec_of
 from shoal.airflow.database_urls import database_url
@@ -18,6 +19,7 @@ from shoal.airflow.operators.nodes import LeasePoolOperator
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray.backend import RayBackend
+from shoal.pool.backends.ray.client import Cluster
 from shoal.pool.backends.ray.token_file import keep_token, token_path
 from shoal.pool.spec import PoolSpec
 
@@ -147,8 +149,14 @@ def test_the_password_of_a_connection_is_kept_in_a_private_file_only(connect, fr
 def test_a_check_of_a_connection_writes_no_token(connect, fresh_home):
     hook = connect(with_token("secret"))
     assert spec_of(hook.get_connection("a_pool"), keep=False).token_file is None
-    works, message = hook.test_connection()
-    assert works and message.endswith("the first run that leases nodes creates it and contacts the cluster")
+    with pytest.MonkeyPatch.context() as patch:
+        asked = []
+        patch.setattr(Cluster, "nodes", lambda self: asked.append(self._head._headers()["Authorization"]) or ["head"])
+        works, message = hook.test_connection()
+    assert works and message.endswith("creates it; the cluster at http://10.0.0.5:8265 answers, and has 1 node")
+    assert asked == ["Bearer secret"]
+    works, message = connect(with_token("secret", address=f"http://127.0.0.1:{free_port()}")).test_connection()
+    assert not works and "127.0.0.1" in message
     assert not list(fresh_home.glob("tokens*"))
 
 

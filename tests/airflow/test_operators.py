@@ -175,13 +175,24 @@ def test_an_exclusive_lease_waits_for_its_turn_and_logs_its_place(up, context, m
 
 def test_cleanup_gives_back_what_the_run_has_and_no_more(up, context):
     LeasePoolOperator(task_id="lease", size=2, pool_name="tiny").execute(context)
-    other = ComputePool("tiny", holder="airflow:a_dag/other")
+    other = ComputePool("tiny", holder="airflow:a_dag/other", team="fraud")
     other.lease(2)
     clean = CleanupPoolOperator(task_id="clean", pool_name="tiny")
     assert clean.execute(context)["released"] is True
     assert clean.execute(context)["released"] is False
     assert [one.holder for one in up.describe().leases] == ["airflow:a_dag/other"]
-    CleanupPoolOperator(task_id="clean", pool_name="tiny", holder="airflow:a_dag/other").execute(context)
+
+    def clean_other(owner: str) -> None:
+        CleanupPoolOperator(task_id="clean", pool_name="tiny", holder="airflow:a_dag/other", owner=owner).execute(
+            context
+        )
+
+    with pytest.raises(
+        AirflowFailException, match='the lease of airflow:a_dag/other on pool "tiny" belongs to team "fraud"'
+    ):
+        clean_other("ads")
+    assert [one.holder for one in up.describe().leases] == ["airflow:a_dag/other"]
+    clean_other("fraud")
     wait_until(lambda: jobs.sweep() is not None and len(node_rows()) == 1, "the head alone")
 
 

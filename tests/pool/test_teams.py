@@ -104,6 +104,21 @@ def test_a_pool_without_a_team_is_open_to_all(store):
         ComputePool(NAME, team=team).alter(max_nodes=3)
 
 
+@pytest.mark.parametrize(("asking", "is_reserved"), [("ads", True), (None, True), ("ads", False)])
+def test_a_request_of_another_team_is_not_withdrawn(store, asking, is_reserved):
+    fraud = ComputePool(NAME, holder="test:a", team="fraud")
+    fraud.lease(2, is_async=True)
+    if not is_reserved:
+        with store.transaction() as session:
+            session.get_one(Pool, NAME).spec = PoolSpec(name=NAME).model_dump()
+    before = contents(store)
+    with pytest.raises(TeamError, match='belongs to team "fraud", and this process acts for '):
+        ComputePool(NAME, holder="test:b", team=asking).withdraw(fraud.operation_id, "not mine")
+    assert contents(store) == before
+    # A triggerer acts for the run that has made the request, and has no team.
+    assert ComputePool(NAME, holder="test:a").withdraw(fraud.operation_id, "the task was cleared")
+
+
 @pytest.mark.parametrize(("asking", "is_refused"), [("ads", True), (None, False), ("fraud", False), ("*", False)])
 def test_a_lease_of_another_team_is_not_released(store, asking, is_refused):
     options = LeaseOptions.for_size({}, 1)

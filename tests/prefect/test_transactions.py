@@ -31,7 +31,7 @@ def happened(trained, monkeypatch):  # noqa: F811
     promoting = functools.partial(result_of, promoted=True, model_version="4", decision=decision)
     monkeypatch.setattr(test_repeated, "result_of", promoting)
 
-    def withdraw(job_id, attempt, *, tracking_uri):
+    def withdraw(job_id, attempt, *, tracking_uri, holder):
         attempts.give_up(Store(), Key(job_id, attempt), 3.0)
         happened.append(("withdrawn", attempt))
         return WITHDRAWN

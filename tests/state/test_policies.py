@@ -15,6 +15,7 @@ from shoal.errors import InvalidArgumentError, StoreError, TeamError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.specs.training import JobSpec
+from shoal.jobs.teams import require_for_version
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.lease_renewal import PoolLease
 from shoal.state import Store, policies
@@ -92,6 +93,8 @@ def test_a_team_works_on_its_pool_and_the_role_of_another_team_cannot_change_it(
         lambda: theirs.set_quota("ads", max_nodes=4),
         theirs.down,
         theirs.delete,
+        lambda: ComputePool("ours", holder="test:ads").withdraw(pool.operation_id or "", "not mine"),
+        lambda: require_for_version(Store(), key, "test:ads"),
         ComputePool("ours", holder=pool.holder).release,
         lambda: jobs.attach(key.job_id).cancel(),
     ):

@@ -8,6 +8,7 @@ makes this Variable when the scheduler starts.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import time
 from uuid import uuid4
@@ -23,6 +24,9 @@ _DESCRIPTION = "Id of this Airflow in the names of shoal's leases and jobs. Made
 
 _LEGAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
+_read: dict[int, str] = {}
+"""The id that the process of a task has read, by the id of the process. A fork of the process reads it anew."""
+
 _LOCK_S = 60.0
 """Time to live of the lock under which a task makes the Variable, which takes two requests to Airflow's API."""
 
@@ -33,11 +37,19 @@ def deployment_of_task() -> str:
     If the Variable does not exist, because no scheduler with shoal's listener has started, as with ``dag.test()``, the
     task makes the Variable.
 
+    The Variable is read once in the process of a task, because each read is a request to Airflow's API server.
+
     :raises InvalidArgumentError: The id is not legal, or the task must not make the Variable.
     """
     from airflow.sdk import Variable
 
-    return _checked(_configured() or Variable.get(VARIABLE, default=None) or _made_by_task())
+    if configured := _configured():
+        return _checked(configured)
+    process = os.getpid()
+    if process not in _read:
+        _read.clear()
+        _read[process] = _checked(Variable.get(VARIABLE, default=None) or _made_by_task())
+    return _read[process]
 
 
 def deployment_in_database() -> str | None:
@@ -97,7 +109,8 @@ def warn_of_copies() -> None:
         log.warning(
             "Airflow at %s has the same id in shoal's store as this Airflow, %s. If one has a copy of the other's "
             "database, they run each other's jobs: set another \"deployment\" in section [%s] of one Airflow's "
-            "configuration. If this Airflow has moved, the warning ends after 30 days",
+            "configuration. If this Airflow has moved, the warning ends two days after its last task at the old "
+            "address",
             ", ".join(others),
             deployment,
             SECTION,

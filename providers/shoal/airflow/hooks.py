@@ -106,18 +106,38 @@ class ComputePoolHook(BaseHook):
         return self.pool()
 
     def test_connection(self) -> tuple[bool, str]:
-        """Return whether the connection is valid, and a message with the pool's state."""
+        """Return whether the connection is valid, and a message with the pool's state. For a ``ray://`` pool, also ask
+        the cluster with the connection's token."""
         from shoal.pool.api import ComputePool
 
-        spec = None
+        spec, answered = None, ""
         try:
             # A test must not write the token: a pool in use reads the file, and the token may be wrong.
             connection = self._defining_connection
             spec = self.spec if connection is None else spec_of(connection, keep=False)
+            if spec is not None and spec.backend == "ray":
+                answered = _cluster_answer(spec, None if connection is None else connection.password)
             status = ComputePool(spec or self.pool_name).describe()
         except ShoalError as error:
             if isinstance(error, PoolNotFoundError) and spec is not None:
-                untried = " and contacts the cluster" if spec.backend != "local" else ""
-                return True, f"{spec.uri} does not exist yet: the first run that leases nodes creates it{untried}"
+                untried = " and contacts the cluster" if spec.backend == "kuberay" else ""
+                return (
+                    True,
+                    f"{spec.uri} does not exist yet: the first run that leases nodes creates it{untried}{answered}",
+                )
             return False, str(error)
-        return True, f"{status.uri} is {status.state}, {len(status.active)} of {status.max_nodes} nodes active"
+        return (
+            True,
+            f"{status.uri} is {status.state}, {len(status.active)} of {status.max_nodes} nodes active{answered}",
+        )
+
+
+def _cluster_answer(spec: PoolSpec, token: str | None) -> str:
+    """Ask the Ray cluster of a pool for its nodes, and return the answer as a part of a message.
+
+    :raises PoolUnreachableError: The cluster does not answer, or refuses the token.
+    """
+    from shoal.pool.backends.ray.client import Cluster
+
+    count = len(Cluster(spec, token or None).nodes())
+    return f"; the cluster at {spec.address} answers, and has {count} {'node' if count == 1 else 'nodes'}"

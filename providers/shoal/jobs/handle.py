@@ -8,7 +8,7 @@ from threading import Event
 from typing import Any
 
 from shoal.errors import JobCancelledError, JobError, JobFailedError, StoreUnreachableError, TeamError
-from shoal.jobs import ids
+from shoal.jobs import teams
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts, metric_series
@@ -24,7 +24,6 @@ from shoal.jobs.scheduling import Place
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.status import JobStatus, progress_of
 from shoal.jobs.timeouts import CLEAN_UP_PATIENCE_S, CLEAN_UP_PERIOD_S, HEAD_CHECK_S, SHORTEST_PAUSE_S
-from shoal.pool import teams
 from shoal.pool.timeouts import STORE_PATIENCE, STORE_PERIOD
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, Job, JobState
@@ -239,9 +238,7 @@ class JobHandle:
                 not act for the run of a workflow engine that has submitted the job.
         """
         job = attempts.load(self._store, self._key)
-        by_user = self.target.actor not in (job.holder, *(job.ancestors or {}))
-        if by_user or ids.is_interactive(job.holder):  # several persons may act as `cli:root@host`
-            teams.require(job.team, teams.asking(), f'job "{self.job_id}"')
+        by_user = teams.require(job, self.target.actor)
         done = ending.cancel(
             self.target,
             job,

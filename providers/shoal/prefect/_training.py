@@ -135,7 +135,7 @@ class Training:
         def roll_back() -> None:
             tracking = self._spec.tracking
             uri = tracking.uri if tracking else None
-            said = withdraw_promotion(handle.job_id, handle.attempt, tracking_uri=uri)
+            said = withdraw_promotion(handle.job_id, handle.attempt, tracking_uri=uri, holder=self._task.holder)
             self.logger.warning("the transaction around the training was rolled back: %s", said)
             decision = result.decision and result.decision.model_copy(update={"sentence": said})
             self.report(result.model_copy(update={"promoted": False, "decision": decision}))

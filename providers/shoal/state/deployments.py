@@ -9,9 +9,12 @@ from shoal.state.store import Store
 
 _HOUR_S = 3600.0
 
+_USED_WITHIN_S = 48 * _HOUR_S
+"""Time within which another address must have been reported to count as that of a copy. A copy with a daily DAG reports
+its address more often, and an Airflow that has moved no longer reports its old one."""
+
 _FORGOTTEN_AFTER_S = 30 * 24 * _HOUR_S
-"""Time after which an address that no task reports is forgotten. A copy of a deployment that runs tasks less often is
-not found."""
+"""Time after which an address that no task reports is forgotten, so that there are no links to it any more."""
 
 
 def record(store: Store, deployment: str, base_url: str, now: float) -> list[str]:
@@ -20,7 +23,7 @@ def record(store: Store, deployment: str, base_url: str, now: float) -> list[str
     others, is_fresh = [], False
     for known in _rows(store, deployment):
         if known.base_url != base_url:
-            others += [known.base_url] if known.seen_at > now - _FORGOTTEN_AFTER_S else []
+            others += [known.base_url] if known.seen_at > now - _USED_WITHIN_S else []
         else:
             is_fresh = known.seen_at > now - _HOUR_S
     if not is_fresh:

@@ -20,7 +20,15 @@ from shoal.cli import app
 from shoal.data import DataConnector
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging.sql import stage_select
-from shoal.errors import DataError, InvalidArgumentError, JobError, ModelNotFoundError, RegistryError, ShoalError
+from shoal.errors import (
+    DataError,
+    InvalidArgumentError,
+    JobError,
+    ModelNotFoundError,
+    RegistryError,
+    ShoalError,
+    TeamError,
+)
 from shoal.jobs import (
     FunctionRegister,
     JobResult,
@@ -35,6 +43,7 @@ from shoal.jobs.mlflow import contest, model_loading, promotion
 from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.jobs.mlflow.waiting_version import WaitingVersion
+from shoal.pool.teams import acting_for
 from shoal.state.schema import ActionKind, Job, JobState
 from tests.support.gate import KEY, Gate, frame
 from tests.support.job_results import result_of
@@ -175,6 +184,22 @@ def test_a_training_names_its_version(gate: Gate, named: Any) -> None:
     found = promote_model(training=named(gate, result), tracking_uri=gate.run.uri, on_log=lambda _: None)
 
     assert (found.model_name, found.model_version, gate.champion()) == (gate.name, "1", "1")
+
+
+def test_another_team_decides_about_no_version(gate: Gate) -> None:
+    wait(gate, "good")
+    with gate.store.transaction() as session:
+        session.get_one(Job, ("job", 1)).team = "fraud"
+    before = tags(gate, "1")
+
+    with acting_for("ads"), pytest.raises(TeamError, match='job "job" belongs to team "fraud", and this process acts'):
+        promote(gate, 1)
+
+    assert (gate.champion(), tags(gate, "1")) == (None, before)
+    with acting_for("fraud"):
+        assert promote(gate, 1).promoted
+    with acting_for("ads"):  # it may read the decision
+        assert promote(gate, 1).promoted
 
 
 def test_what_cannot_be_promoted_changes_nothing(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:

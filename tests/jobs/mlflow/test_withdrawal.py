@@ -9,7 +9,7 @@ import mlflow
 import pytest
 
 from shoal import history
-from shoal.errors import InvalidArgumentError, JobNotFoundError, RegistryError
+from shoal.errors import InvalidArgumentError, JobNotFoundError, RegistryError, TeamError
 from shoal.jobs import withdraw_promotion
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
@@ -17,6 +17,7 @@ from shoal.jobs.mlflow import withdrawal
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.jobs.mlflow.registry import Registry as Access
 from shoal.jobs.mlflow.withdrawal import Withdrawal
+from shoal.pool.teams import acting_for
 from shoal.state import Store
 from shoal.state.schema import JobState, Promotion, PromotionState
 from tests.jobs.mlflow.test_promotion import PAUSE, Client, Killed, Registry, killed, logged, registry  # noqa: F401
@@ -115,16 +116,20 @@ def test_a_champion_whose_predecessor_was_deleted_stays(registry):  # noqa: F811
 def test_a_job_whose_promotion_is_withdrawn_gives_its_result_to_no_later_submission(registry, own_mlflow):  # noqa: F811
     registry.challenge(0.5)
     store, key = registry.store, Key("job", 1)
-    attempts.ask(store, Order("job", "pool", "me", {"fingerprint": "1"}, {}, None), 0.0)
+    attempts.ask(store, Order("job", "pool", "me", {"fingerprint": "1"}, {}, None, team="fraud"), 0.0)
     attempts.start(store, key, {}, 0.0)
     attempts.end(store, key, JobState.SUCCEEDED, 1.0, result=result_of(model_version="2").document())
     uri = mlflow.get_tracking_uri()
 
+    with acting_for("ads"), pytest.raises(TeamError, match='job "job" belongs to team "fraud", and this process acts'):
+        withdraw_promotion("job", tracking_uri=uri)
     with pytest.raises(JobNotFoundError):
         withdraw_promotion("no\0job")
     with pytest.raises(RegistryError, match=r"was promoted in the MLflow registry sqlite:.*name this registry"):
         withdraw_promotion("job", tracking_uri=own_mlflow)
-    assert withdraw_promotion("job", tracking_uri=uri).startswith("version 1 is champion")
+    with acting_for("ads"):  # the run of the job
+        assert withdraw_promotion("job", tracking_uri=uri, holder="me").startswith("version 1 is champion")
+    assert history.read(kind="promoted")[0].actor == "me"
 
     again = attempts.ask(store, Order("job", "pool", "me", {"fingerprint": "1"}, {}, None), 2.0)
     assert again.attempt == 2

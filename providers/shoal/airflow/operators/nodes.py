@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowRuntimeError, AirflowTaskTimeout
 
-from shoal.airflow._run_holder import ENGINE, is_single_task_test
+from shoal.airflow._run_holder import ENGINE, is_single_task_test, team_of
 from shoal.airflow.base.pool import PoolOperator, WaitingOperator, deadline_of_operation
 from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
 from shoal.airflow.deployment import deployment_of_task, other_addresses
@@ -19,6 +19,7 @@ from shoal.airflow.operators.block_checks import check_block
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.pool.holder import DagRunHolder
 from shoal.pool.spec import LeaseOptions
+from shoal.pool.teams import acting_for
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -239,7 +240,8 @@ class CleanupPoolOperator(PoolOperator):
     that no lease and no base demand needs, and records the end of lost jobs.
 
     :param holder: Name of the holder whose jobs and lease are ended:
-        ``airflow:<deployment>:<dag_id>/<run_id>``. By default, the holder of this DAG run. (templated)
+        ``airflow:<deployment>:<dag_id>/<run_id>``. By default, the holder of this DAG run. The jobs and the lease of
+        another run must not belong to another team. (templated)
     :param pool_name: Name or URI of the pool. (templated)
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
@@ -256,8 +258,15 @@ class CleanupPoolOperator(PoolOperator):
         """Clean up after the DAG run, and return a report as a dict (see `shoal.jobs.clean_up`). A repeated call,
         for example in a retry, does no harm."""
         from shoal.jobs import clean_up
+        from shoal.jobs.teams import require_for_run
+        from shoal.state import Store
 
-        report = clean_up(self.hook.pool().name, self.holder or self.holder_in(context))
+        hook, own = self.hook, self.holder_in(context)
+        pool, holder = hook.pool().name, self.holder or own
+        if DagRunHolder.of(holder) != DagRunHolder.of(own):
+            with acting_for(team_of(context, hook.team, self.owner)):
+                require_for_run(Store(), pool, holder)
+        report = clean_up(pool, holder)
         self.log.info("cancelled jobs: %s; lease released: %s", list(report.cancelled) or "none", report.released)
         for line in (*report.swept, *report.left):
             self.log.info(line)

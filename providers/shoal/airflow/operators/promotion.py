@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import XComArg
 
-from shoal.airflow._run_holder import holder_of
+from shoal.airflow._run_holder import holder_of, team_of
 from shoal.airflow.assets import PROMOTIONS
 from shoal.airflow.base.labelled import LabelledOperator
 from shoal.airflow.checks import UNKNOWN, Arguments
@@ -17,6 +17,7 @@ from shoal.airflow.operators.outcomes import record_failure, record_promotion
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.environment_variables import variables_set
 from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.pool.teams import acting_for
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -87,7 +88,10 @@ class PromoteModelOperator(LabelledOperator):
         from shoal.jobs import promote_model
 
         try:
-            with variables_set(environment_of(self.credential_conn_ids)):
+            with (
+                variables_set(environment_of(self.credential_conn_ids)),
+                acting_for(team_of(context, None, self.owner)),
+            ):
                 result = promote_model(
                     self.model,
                     self.version,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.data.syntax import connection_variable
 from shoal.errors import DataError, InvalidArgumentError, JobError, ModelNotFoundError, shown
-from shoal.jobs import credentials
+from shoal.jobs import credentials, teams
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow import promotion, training_rows, waiting_version
@@ -79,6 +79,7 @@ def promote_model(
     Raises:
         InvalidArgumentError: The arguments do not name one version, or the version does not wait for a decision.
         ModelNotFoundError: The version does not exist, or was deleted.
+        TeamError: The job that has registered the version belongs to another team.
         DataError: The holdout has changed since the version was registered, or cannot be read.
         JobError: The version, its record in MLflow or the champion cannot be read.
         RegistryError: MLflow cannot be used.
@@ -99,12 +100,14 @@ def promote_model(
             if (earlier := _decided_before(found)) is not None:
                 on_log(f"decided before, so nothing changes: {earlier.decision.sentence}")
                 return earlier
+            holder = holder or python_holder()
+            teams.require_for_version(Store(), _key_of(found), holder)
             record = waiting_version.load(found)
         run = Run(registry.client, uri, "", found.run_id or "", "")
         with _present_holdout(record.options(), connection_url) as register:
             holdout = _read(found, register, record)
             with answering(registry.uri):
-                ledger = Ledger.of(registry.client, Store(), register, holder or python_holder())
+                ledger = Ledger.of(registry.client, Store(), register, holder)
                 outcome = _decide(run, ledger, found, register, record, holdout, on_log)
                 return _result(found, register, outcome)
 
@@ -128,8 +131,7 @@ def _decide(
         input_cols=record.input_cols,
         trained_on=training_rows.load(run, version.name, number),
     )
-    key = Key(version.tags[JOB_TAG], int(version.tags[ATTEMPT_TAG]))
-    outcome = challenge.contest(ledger, Candidate(number, challenge.evaluation), key).decided()
+    outcome = challenge.contest(ledger, Candidate(number, challenge.evaluation), _key_of(version)).decided()
     if outcome.decision.reason == "champion_unread":
         # This is no decision about the version: another process may have the library of the champion.
         raise JobError(outcome.decision.sentence)
@@ -215,6 +217,11 @@ def _version(registry: Registry, name: str, number: str) -> ModelVersion:
             "compared with the champion: set the alias in MLflow instead"
         )
     return found
+
+
+def _key_of(version: ModelVersion) -> Key:
+    """Return the attempt that has registered a version."""
+    return Key(version.tags[JOB_TAG], int(version.tags[ATTEMPT_TAG]))
 
 
 def _decided_before(version: ModelVersion) -> PromotionResult | None:

@@ -118,7 +118,7 @@ class Ledger:
                 return False
             promotion = session.get_one(Promotion, promotion_id)
             promotion.state = PromotionState.WITHDRAWN
-            _record(session, promotion, withdrawn(promotion, promotion.previous), time.time())
+            _record(session, promotion, withdrawn(promotion, promotion.previous), time.time(), self.actor)
             return True
 
     def confirmed(self, since: int = 0) -> list[str]:

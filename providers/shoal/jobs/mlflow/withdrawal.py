@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, RegistryError
+from shoal.jobs import teams
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.locks import HeldLock, store_lock
 from shoal.jobs.journal.steps import JobStep, act
@@ -26,11 +27,14 @@ from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import parse_spec
 from shoal.jobs.submission import attach
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
+from shoal.pool.holder import python_holder
 from shoal.state import Store
 from shoal.state.schema import Job, Promotion, PromotionState
 
 
-def withdraw_promotion(job_id: str, attempt: int | None = None, *, tracking_uri: str | None = None) -> str:
+def withdraw_promotion(
+    job_id: str, attempt: int | None = None, *, tracking_uri: str | None = None, holder: str | None = None
+) -> str:
     """Withdraw the promotion of the model that a job has trained: give the champion's alias back to the version that
     had it before, if the job's version still has the alias.
 
@@ -41,12 +45,14 @@ def withdraw_promotion(job_id: str, attempt: int | None = None, *, tracking_uri:
         job_id: Id of the job.
         attempt: Number of the attempt, from 1. None: the newest attempt.
         tracking_uri: URI of the MLflow server or database. None: the URI in the job's spec.
+        holder: Name of the user or run that withdraws, for the record of actions. None: this process.
 
     Returns:
         A sentence that says which version has the alias now.
 
     Raises:
         JobError: There is no such job.
+        TeamError: The job belongs to another team.
         InvalidArgumentError: The job has promoted no model.
         RegistryError: The registry cannot be used, or the version that had the alias before was deleted.
         MissingExtraError: MLflow is not installed.
@@ -59,6 +65,8 @@ def withdraw_promotion(job_id: str, attempt: int | None = None, *, tracking_uri:
     key = attach(job_id, attempt, store=store).target.key
     job = attempts.load(store, key)
     promotion = _promotion_of(store, job)
+    holder = holder or python_holder()
+    teams.require_for_version(store, key, holder)
     attempts.give_up(store, key, time.time())
     registry = Registry.open(tracking_uri or _tracking_uri(job))
     if registry is None or registry.uri != promotion.registry_uri:
@@ -66,7 +74,7 @@ def withdraw_promotion(job_id: str, attempt: int | None = None, *, tracking_uri:
             f"the model {promotion.model} was promoted in the MLflow registry {promotion.registry_uri}: "
             "name this registry as tracking_uri"
         )
-    ledger = Ledger(store, registry.uri, promotion.model, promotion.alias)
+    ledger = Ledger(store, registry.uri, promotion.model, promotion.alias, holder)
     return Withdrawal(registry, ledger, promotion).done()
 
 

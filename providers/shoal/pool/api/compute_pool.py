@@ -24,7 +24,6 @@ from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import Ancestors, python_holder, runs_around
 from shoal.pool.journal import commands, lease_limits, rows, usage
-from shoal.pool.journal.rollback import withdraw
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.journal.usage import USAGE_DAYS, HolderUsage
 from shoal.pool.lease_queue import nodes_for
@@ -425,9 +424,12 @@ class ComputePool:
 
         Returns:
             False if the operation had already ended, for example because a newer operation has replaced it.
+
+        Raises:
+            TeamError: The pool or the operation's lease belongs to another team, and another holder has requested the
+                operation.
         """
-        with transaction(self._store, JournalStep.WITHDRAW) as session:
-            withdrawn = withdraw(session, operation_id, reason, self._clock())
+        withdrawn = self._requests.withdraw(operation_id, reason)
         background_process.ensure_running()
         return withdrawn
 

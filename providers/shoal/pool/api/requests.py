@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from shoal import history
-from shoal.errors import PoolStoppingError, StoreError
+from shoal.errors import PoolStoppingError, StoreError, TeamError
 from shoal.pool import teams
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
@@ -24,7 +24,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store
 from shoal.state.process import ProcessId
-from shoal.state.schema import ActionKind, Operation, OperationState, Pool, PoolState
+from shoal.state.schema import ActionKind, Lease, Operation, OperationState, Pool, PoolState
 
 
 @dataclass
@@ -130,14 +130,32 @@ class Requests:
             operation_id=operation_id,
         )
 
+    def withdraw(self, operation_id: str, reason: str) -> bool:
+        """Roll back an operation; return False if it has ended. The holder that has requested an operation may always
+        roll it back, for example in a process that acts for no team.
+
+        Raises:
+            TeamError: The pool or the operation's lease belongs to another team, and to another holder.
+        """
+        with self.store.reading(snapshot=False) as session:
+            operation = session.get(Operation, operation_id)
+            lease = session.get(Lease, operation.lease_id) if operation and operation.lease_id else None
+        is_own = operation is not None and operation.holder == self.holder
+        with (
+            transaction(self.store, JournalStep.WITHDRAW) if is_own else self.changing(JournalStep.WITHDRAW) as session
+        ):
+            if lease is not None and not is_own:
+                teams.require(lease.team, self.team, f'the lease of {lease.holder} on pool "{lease.pool}"')
+            return withdraw(session, operation_id, reason, self.clock())
+
     def give_up(self, operation_id: str, error: BaseException) -> None:
         """Roll back an operation after an error has interrupted the wait for its end. If the store cannot be used, add
         a note to the error instead."""
         try:
-            with transaction(self.store, JournalStep.WITHDRAW) as session:
-                withdrawn = withdraw(session, operation_id, "its caller was interrupted", self.clock())
-            if withdrawn:
+            if self.withdraw(operation_id, "its caller was interrupted"):
                 self.waiting.until_settled()
+        except TeamError as refusal:
+            error.add_note(f"Operation {operation_id} goes on: {refusal}")
         except StoreError:
             error.add_note(f"Operation {operation_id} could not be rolled back: run `shoal sweep` to end it")
 

@@ -37,17 +37,18 @@ class Cluster:
 
     Args:
         spec: The pool.
+        token: Bearer token. None: the token in the pool's file.
 
     Raises:
         PoolUnreachableError: Raised by every method if the cluster does not answer or refuses the request, or if the
             address is not that of a Ray head.
     """
 
-    def __init__(self, spec: PoolSpec) -> None:
+    def __init__(self, spec: PoolSpec, token: str | None = None) -> None:
         assert spec.address
         self._spec = spec
         self._address = spec.address.rstrip("/")
-        token, self._unread = _token(spec)
+        token, self._unread = _token(spec) if token is None else (token, None)
         # Shortly after its start, a head answers job submissions with status 500. So a failed submission is tried again
         # for some time.
         retrying = Retrying(
