@@ -967,3 +967,8 @@ def test_attaching_finds_the_newest_attempt(store, submit, spec):
     assert jobs.attach(first.job_id, attempt=1).attempt == 1
     with pytest.raises(JobError, match="does not exist"):
         jobs.attach("nobody")
+
+
+def test_a_dict_is_no_spec() -> None:
+    with pytest.raises(InvalidArgumentError, match="not by an object of type dict: make a spec"):
+        submission.submit({"framework": "xgboost"})  # type: ignore[arg-type]

@@ -125,6 +125,11 @@ def submit(
         DataError: The data that were staged for the job do not exist any more.
         JobError: The pool's head does not answer, or refused the job.
     """
+    if not isinstance(spec, AnySpec):
+        raise InvalidArgumentError(
+            f"a job is submitted by a spec, not by an object of type {type(spec).__name__}: make a spec of a dict with "
+            "shoal.jobs.parse_spec"
+        )
     config = spec.run_config
     if job_id is not None and config.job_id not in (None, job_id):
         raise InvalidArgumentError(
