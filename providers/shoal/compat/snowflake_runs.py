@@ -138,11 +138,11 @@ class DPFRun:
         self._refuse_if_restored("cancel")
         self.call.cancel()
 
-    def get_progress(self) -> dict[str, list[str]]:
-        """Return the ids of the partitions that have ended, by status."""
-        found: dict[str, list[str]] = {}
-        for partition_id, details in self.partition_details.items():
-            found.setdefault(details.status.value, []).append(partition_id)
+    def get_progress(self) -> dict[str, list[PartitionDetails]]:
+        """Return the outcomes of the partitions that have ended, by status."""
+        found: dict[str, list[PartitionDetails]] = {}
+        for details in self.partition_details.values():
+            found.setdefault(details.status.value, []).append(details)
         return found
 
     @property
