@@ -17,6 +17,7 @@ from shoal.compat.snowflake import (
     DPF,
     DPFRun,
     ExecutionOptions,
+    ManyModelInference,
     ManyModelTraining,
     ModelSerde,
     PartitionStatus,
@@ -129,6 +130,18 @@ def test_a_model_for_each_partition(pool: None, sales: pd.DataFrame, tmp_path: P
     assert restored.get_model("South").coef_ == pytest.approx([3.0])
     with pytest.raises(FileNotFoundError):
         restored.get_model("East")
+
+    def predict(data_connector: Any, model: Any, context: Any) -> None:
+        rows = data_connector.to_pandas()
+        context.upload_to_stage(model.predict(rows[["feature1"]]) - rows["target"], "errors.pkl")
+
+    inference = ManyModelInference(predict, str(tmp_path / "models"), training_run_id="regional_models_v1")
+    inference_run = inference.run(partition_by="region", snowpark_dataframe=sales, run_id="predictions")
+    assert inference_run.wait() == RunStatus.PARTIAL_FAILURE
+    assert [each.partition_id for each in inference_run.get_progress()["FAILED"]] == ["East"]
+    errors = inference_run.partition_details["West"].stage_artifacts_manager.get("errors.pkl")
+    assert len(errors) == (sales["region"] == "West").sum()
+    assert errors.abs().max() == pytest.approx(0)
 
     other = ManyModelTraining(
         lambda connector, context: len(connector.to_pandas()), str(tmp_path / "models"), JsonSerde()

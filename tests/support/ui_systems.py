@@ -154,6 +154,31 @@ def write(store: Store, *rows: Any) -> None:
         session.add_all([row for row in rows if not isinstance(row, Pool)])
 
 
+def search(store: Store) -> Key:
+    """A search that runs: six trials have ended, one of them without a value. A choice has a hostile name."""
+    import optuna
+
+    from shoal.jobs.tuning.study_storage import STUDY, StudyJournal, storage_of
+    from shoal.jobs.tuning.trials import ERROR, NUMBER, PARAMS
+
+    spec = {**SPEC, "framework": "tune", "direction": "minimize", "fingerprint": "q"}
+    write(store, job("a-search", "retrain", JobState.RUNNING, 60, spec=spec))
+    key = Key("a-search", 1)
+    storage = storage_of(StudyJournal(store, key, 1))
+    study = optuna.create_study(storage=storage, study_name=STUDY, sampler=optuna.samplers.RandomSampler(seed=0))
+    for number in range(6):
+        trial = study.ask()
+        trial.set_user_attr(NUMBER, number)
+        eta, kind = trial.suggest_float("eta", 0, 1), trial.suggest_categorical("kind", ["a", HOSTILE])
+        trial.set_user_attr(PARAMS, trial.params)
+        if number == 1:
+            trial.set_user_attr(ERROR, HOSTILE)
+            study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        else:
+            study.tell(trial, eta + (kind == "a") / 100)
+    return key
+
+
 def set_log(key: Key, lines: Iterable[str]) -> None:
     """Write the log of an attempt."""
     path = log_path(key)

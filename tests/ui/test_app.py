@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from html import unescape
 from types import SimpleNamespace
 
 import pytest
@@ -19,16 +22,17 @@ from sqlalchemy import Engine, event
 from shoal import history
 from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.files.logs import log_path
-from shoal.jobs.journal import attempts, study_logs
+from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.partitions.messages import ModelBytes, Outcome
 from shoal.jobs.partitions.result_files import ResultWriter, complete_files, manifest_of
+from shoal.jobs.tuning import trials
 from shoal.links import Link
 from shoal.pool.api import ComputePool, report_pools
 from shoal.pool.spec import PoolSpec
-from shoal.state import Store, codec, deployments
+from shoal.state import Store, deployments
 from shoal.state.schema import Job, JobState, Pool
-from shoal.ui import models
+from shoal.ui import models, trials_view
 from shoal.ui.access import TokenAccess, Viewer
 from shoal.ui.app import EngineRequest, create_app, router, static_files
 from shoal.ui.live import StoreReader
@@ -189,25 +193,29 @@ def test_a_job_and_a_pool_have_a_page_as_soon_as_they_exist(client, store):
         assert client.get(path).status_code == 200, path
 
 
-def test_the_trials_of_a_search_are_on_its_page_the_best_first(client, store):
-    spec = {**ui_systems.SPEC, "framework": "tune", "direction": "minimize", "fingerprint": "q"}
-    key = Key("a-search", 1)
-    ui_systems.write(store, ui_systems.job(key.job_id, "retrain", JobState.RUNNING, 60, spec=spec))
-    for number, (state, value, error) in enumerate([(1, 5.0, None), (3, None, HOSTILE), (1, 2.5, None)]):
-        attributes = {"shoal:number": number, "shoal:params": {"eta": number / 10, "kind": "a"}, "error": error}
-        entries = [
-            {"op_code": 4, "study_id": 0},
-            *({"op_code": 8, "trial_id": number, "user_attr": {name: each}} for name, each in attributes.items()),
-            {"op_code": 6, "trial_id": number, "state": state, "values": value and [value]},
-        ]
-        study_logs.append(store, key, 1, [codec.dumps(entry) for entry in entries], None)
+def test_the_trials_of_a_search_are_on_its_page_the_best_first(client, store, monkeypatch):
+    key = ui_systems.search(store)
+    found = trials.read(store, key.job_id, 1)
 
     page = client.get("/jobs/a-search").text
 
     rows = re.findall(r'<th scope="row" data-label="Trial">(\d)</th>', page)
-    assert rows == ["2", "0", "1"]
-    assert "eta 0.2, kind a" in page
+    best_first = sorted(found, key=lambda each: (each.value is None, each.value))
+    assert rows == [str(each.number) for each in best_first]
+    assert re.search(r"eta 0\.\d+, kind ", page)
     assert HOSTILE not in page
+    plots = {each["kind"]: each for each in map(json.loads, map(unescape, re.findall('data-plot="([^"]+)"', page)))}
+    complete = [each for each in found if each.value is not None]
+    assert plots["history"]["x"] == [0, 2, 3, 4, 5]
+    assert plots["history"]["y"] == [each.value for each in complete]
+    assert plots["history"]["best"] == [*itertools.accumulate((each.value for each in complete), min)]
+    assert [each["name"] for each in plots["slices"]["params"]] == ["eta", "kind"]
+    assert plots["bars"]["names"][0] == "eta"
+    assert sum(plots["bars"]["values"]) == pytest.approx(1)
+    assert "install the extra" not in page
+    monkeypatch.setattr(trials_view, "find_spec", lambda name: None)
+    ui_systems.write(store, ui_systems.job("later", "retrain", JobState.PENDING, 1))  # else the page is kept
+    wait_until(lambda: "install the extra <code>tune" in client.get("/jobs/a-search").text, "a new page")
 
 
 def test_the_jobs_are_filtered_and_come_in_pages(client, store):

@@ -96,6 +96,19 @@ def test_a_pool_that_scales_and_a_job_that_trains_are_seen_to_move(address, open
     job.locator(".alert").get_by_text("the node was lost").wait_for()
 
 
+def test_the_plots_of_a_search_are_drawn_when_they_are_opened(address, opened, store):
+    ui_systems.search(store)
+    page = opened(address)
+    page.goto(f"{address.partition('?')[0]}jobs/a-search")
+    page.wait_for_selector("#live.on")
+    assert page.evaluate("window.Plotly === undefined")
+    for kind, mark in (("history", ".js-line"), ("slices", ".points path"), ("bars", ".bars path")):
+        page.locator(f"#plot-of-{kind} summary").click()
+        page.wait_for_selector(f"#plot-{kind}[data-drawn] {mark}")
+    assert page.locator("#plot-slices .subplot").count() == 2
+    assert page.locator("img").count() == 0
+
+
 def test_hostile_names_are_text(address, opened, store):
     ui_systems.hostile(store)
     page = opened(address)

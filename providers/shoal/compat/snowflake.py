@@ -18,6 +18,7 @@ from shoal.compat.snowflake_jobs import submit_directory as submit_directory
 from shoal.compat.snowflake_jobs import submit_file as submit_file
 from shoal.compat.snowflake_partitions import DPF as DPF
 from shoal.compat.snowflake_partitions import ExecutionOptions as ExecutionOptions
+from shoal.compat.snowflake_partitions import ManyModelInference as ManyModelInference
 from shoal.compat.snowflake_partitions import ManyModelTraining as ManyModelTraining
 from shoal.compat.snowflake_runs import DPFRun as DPFRun
 from shoal.compat.snowflake_runs import PartitionStatus as PartitionStatus

@@ -1,4 +1,5 @@
-"""Snowflake's names for functions and models per partition: `DPF`, `ManyModelTraining` and what belongs to them.
+"""Snowflake's names for functions and models per partition: `DPF`, `ManyModelTraining`, `ManyModelInference` and what
+belongs to them.
 
 Sources: https://docs.snowflake.com/en/developer-guide/snowflake-ml/process-data-across-partitions and
 https://docs.snowflake.com/en/developer-guide/snowflake-ml/train-models-across-partitions
@@ -23,6 +24,7 @@ from shoal.compat.snowflake_stages import (
     PartitionConnector,
     PartitionContext,
     PickleSerde,
+    StageArtifactsManager,
     checked_name,
     connector_to,
     stage_root,
@@ -245,6 +247,38 @@ class ManyModelTraining(DPF):
         run = ManyModelRun.restore_from(run_id, stage_name)
         run.serde = serde or PickleSerde()
         return run
+
+
+class ManyModelInference(DPF):
+    """Call of a function for each partition of a table, with the partition's model of a `ManyModelTraining`.
+
+    Args:
+        inference_func: Function of a data connector, the model and a `PartitionContext`.
+        stage_name: Stage of the models, and of the artifacts of this run: a path, a URI, or a name.
+        training_run_id: Id of the run of the `ManyModelTraining`.
+        serde: How the models are stored; `PickleSerde` by default.
+        run_config: Pool to run on, and limits of the run. Snowflake has no such argument.
+    """
+
+    def __init__(
+        self,
+        inference_func: Callable[[Any, Any, PartitionContext], Any],
+        stage_name: str,
+        training_run_id: str,
+        serde: ModelSerde | None = None,
+        *,
+        run_config: RunConfig | None = None,
+    ) -> None:
+        models = f"{stage_root(stage_name)}/{checked_name(training_run_id)}"
+        function = partial(_infer, inference_func, serde or PickleSerde(), models)
+        super().__init__(function, stage_name, run_config=run_config)
+
+
+def _infer(
+    inference_func: Callable[..., Any], serde: ModelSerde, models: str, connector: Any, context: PartitionContext
+) -> None:
+    artifacts = StageArtifactsManager(f"{models}/{context.partition_id}")
+    inference_func(connector, artifacts.get(serde.filename, serde.read), context)
 
 
 def _train(train_func: Callable[..., Any], serde: ModelSerde, connector: Any, context: PartitionContext) -> None:

@@ -21,6 +21,10 @@ WORKER_START_S = 120.0
 """Seconds to wait until all workers have started. Workers on a running node start in 1 to 5 s. The limit is much
 longer, because workers start more slowly on a machine where many processes import modules at once."""
 
+WORKER_REPLACE_S = 30.0
+"""Seconds to wait until a worker has started in the place of a lost one. Shorter than `WORKER_START_S`, because the
+other workers get no answers meanwhile, and because Ray notices only after about 15 s that a node is gone."""
+
 WORKER_HEARTBEAT_S = 1.0
 """Seconds between two heartbeats of a worker."""
 

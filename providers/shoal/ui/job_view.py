@@ -12,31 +12,26 @@ from shoal import jobs
 from shoal.errors import ShoalError
 from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
-from shoal.jobs.journal import attempts, study_logs
+from shoal.jobs.journal import attempts
 from shoal.jobs.journal.listing import JobLine
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.results import JobResult
-from shoal.jobs.specs.tuning import TUNE
 from shoal.jobs.status import JobStatus
-from shoal.jobs.tuning import trials
-from shoal.jobs.tuning.trials import Ended
 from shoal.links import Link, mlflow_run_link, model_link
 from shoal.redaction import redact
 from shoal.state import Store
-from shoal.state.schema import JOB_ENDED, Job
+from shoal.state.schema import JOB_ENDED
 from shoal.training.boosting.request import TrainResult, WorkerStats
 from shoal.ui.live import BackgroundReader
 from shoal.ui.partitions_view import PartitionsView, partitions_view
 from shoal.ui.run_links import RunLinks
+from shoal.ui.trials_view import TrialsView, trials_view
 
 _LOG_BYTES = 32_768
 """Number of bytes at the end of a job's log that the page shows."""
 
 _LOG_LINES = 200
-
-_MOST_TRIALS = 200
-"""Largest number of trials that the page shows."""
 
 _MOST_POINTS = 2_000
 """Largest number of points of a curve."""
@@ -65,7 +60,7 @@ class JobView:
         phases: Phases of the attempt: waiting, starting and running.
         workers: Rows, time and memory of each worker of a finished boosting training; empty if they are not known.
         partitions: The partitions that have ended; None if there are none, or if their files are not on this machine.
-        trials: Trials of a search that have ended, the best first, at most 200; empty if the job is no search.
+        trials: Trials of a search that have ended; None if there are none, or if the job is no search.
         curves: Data of the plot of metrics; None if there are no metrics.
         log: End of the log.
         log_problem: Reason why the log cannot be shown.
@@ -78,7 +73,7 @@ class JobView:
     phases: Sequence[Phase]
     workers: Sequence[WorkerStats]
     partitions: PartitionsView | None
-    trials: Sequence[Ended]
+    trials: TrialsView | None
     curves: dict[str, Any] | None
     log: str
     log_problem: str | None
@@ -112,7 +107,7 @@ def job_view(
         phases=phases_of(line, now),
         workers=trained.workers if trained else (),
         partitions=partitions_view(job, status.result, location),
-        trials=_trials(store, line, job),
+        trials=trials_view(store, line.key, job, status.result),
         curves=_curves(line, points),
         log=log,
         log_problem=problem,
@@ -154,22 +149,6 @@ def _settings(document: Mapping[str, Any]) -> tuple[dict[str, str], str | None, 
         facts["data"] = redact(datasets[0]) + (f" and {len(datasets) - 1} more" if len(datasets) > 1 else "")
     tracking = spec.tracking.uri if spec.tracking else None
     return facts, tracking, spec.run_config.artifact_location
-
-
-def _trials(store: Store, line: JobLine, job: Job) -> Sequence[Ended]:
-    """Return the trials of a search that have ended, the best first."""
-    if job.spec.get("framework") != TUNE:
-        return ()
-    found = trials.read(store, line.job_id, study_logs.study_of(store, line.key))
-    result = JobResult.model_validate(job.result) if job.result else None
-    # Before the result, the direction is known only if the spec has it; the page then shows the newest trials first.
-    direction = result.search.direction if result and result.search else job.spec.get("direction")
-    if direction is None:
-        return found[::-1][:_MOST_TRIALS]
-    sign = -1 if direction == "maximize" else 1
-    rank = {"complete": 0, "pruned": 1}
-    found.sort(key=lambda each: (rank.get(each.state, 2), sign * (each.value or 0.0), each.number))
-    return found[:_MOST_TRIALS]
 
 
 def _curves(line: JobLine, points: Sequence[MetricPoint]) -> dict[str, Any] | None:

@@ -43,7 +43,8 @@ class FragileJournal(StudyJournal):
 
 
 class Workers:
-    """Workers that run trials in turns, two reports each; the function of a worker is x * x."""
+    """Workers that run trials in turns, two reports each; the function of a worker is x * x. Trial 1 ends its
+    worker."""
 
     def __init__(self, search: Search, number: int) -> None:
         self.search = search
@@ -85,6 +86,10 @@ class Workers:
                 if not stops[0]:
                     continue
             del self.open[rank]
+            if trial.number == 1:
+                assert self.search.worker_lost(rank, "its process ended with exit code 3")
+                self.search.on_question(rank, {"outcome": None}, self.reply(rank))
+                continue
             outcome = {"trial": trial.number, "state": "complete" if step == 2 else "pruned", "value": value}
             if trial.params["x"] > 4:
                 outcome = {"trial": trial.number, "state": "failed", "error": "too large"}
@@ -129,6 +134,7 @@ def test_a_search_that_was_killed_at_any_write_ends_with_the_same_trials(store, 
     attempt(store, workers, batch, sampler(), None, False)
     expected = trials.read(store, "job", 1)
     assert [each.number for each in expected] == list(range(TRIALS))
+    assert expected[1].error == "the worker of the trial was lost in 2 attempts: its process ended with exit code 3"
     pruned = workers == 2 and batch is None  # what a pruner sees depends on which trial was first
     for place in range(200):
         write, after = place // 2 + 1, bool(place % 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -283,22 +284,40 @@ def test_the_metric_must_be_evaluated(tuned_rows):
     assert list(found.best.metrics) == ["mae"]
 
 
-def dies_once(params: dict[str, float], context: Any, *, marker: str) -> float:
-    if context.number == 3 and not Path(marker).exists():
-        Path(marker).touch()
-        os._exit(1)
+def dies(params: dict[str, float], context: Any, *, calls: str, times: int) -> float:
+    """End the worker of trial 3 this often."""
+    with Path(calls).open("a") as file:
+        file.write(f"{context.number}\n")
+    if context.number == 3 and Path(calls).read_text().split().count("3") <= times:
+        os.kill(os.getpid(), signal.SIGKILL)
     return params["x"] ** 2
 
 
+@pytest.mark.parametrize(("workers", "batches"), [(1, False), (2, False), (2, True)], ids=["one", "two", "batches"])
+def test_a_trial_that_ends_its_worker_twice_fails_alone(tmp_path, workers, batches):
+    calls = tmp_path / "calls"
+    spec = function_spec(
+        trials=6, sampler="random", batches=batches, scaling_config={"num_workers": workers, "num_cpu_per_worker": 1}
+    )
+    code = SearchCode(pickled(functools.partial(dies, calls=str(calls), times=9), "function"))
+
+    found = found_by(spec, code)
+
+    assert found.restarts == 0
+    assert [each.state for each in found.ended] == ["complete"] * 3 + ["failed"] + ["complete"] * 2
+    reason = "the worker of the trial was lost in 2 attempts: its process was killed by SIGKILL"
+    assert str(found.ended[3].error).startswith(reason)
+    assert sorted(calls.read_text().split()) == ["0", "1", "2", "3", "3", "4", "5"]
+
+
 def test_a_lost_worker_repeats_its_trial_with_the_same_parameters(tmp_path):
-    marker = tmp_path / "died"
-    spec = function_spec(trials=6, scaling_config={"num_workers": 1}, run_config={"max_restarts": 1})
-    code = SearchCode(pickled(functools.partial(dies_once, marker=str(marker)), "function"))
+    spec = function_spec(trials=6, scaling_config={"num_workers": 1})
+    code = SearchCode(pickled(functools.partial(dies, calls=str(tmp_path / "calls"), times=1), "function"))
     storage = optuna.storages.InMemoryStorage()
 
     lost, undisturbed = found_by(spec, code, storage=storage), found_by(spec, code)
 
-    assert (lost.restarts, undisturbed.restarts) == (1, 0)
+    assert (lost.restarts, undisturbed.restarts) == (0, 0)
     assert [(each.params, each.value) for each in lost.ended] == [
         (each.params, each.value) for each in undisturbed.ended
     ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import DataError
 from shoal.jobs.files import storage
+from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import MARK
 from shoal.jobs.partitions import pyfunc_loader
 from shoal.jobs.partitions.messages import ModelBytes, Outcome
@@ -111,7 +112,14 @@ def results_of(model_uri: str) -> PartitionResults | None:
     """
     import mlflow
 
-    folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
+    is_set = mlflow.is_tracking_uri_set()
+    if not is_set:  # MLflow would read a database in the working folder, and not that in which jobs register
+        mlflow.set_tracking_uri(job_run.uri_of())
+    try:
+        folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
+    finally:
+        if not is_set:
+            mlflow.set_tracking_uri(None)
     flavour = mlflow.models.Model.load(str(folder)).flavors.get("python_function", {})
     if flavour.get("loader_module") != pyfunc_loader.__name__:
         return None

@@ -113,7 +113,14 @@ def run(
             gang.preload(preloaded, complete=spec.train is None or bool(user_code))
             tasks = [(work,)] * size.num_workers
             try:
-                gang.run(worker.serve, tasks, timeout=restarts.timeout, on_question=search.on_question)
+                gang.run(
+                    worker.serve,
+                    tasks,
+                    timeout=restarts.timeout,
+                    report_uneven=False,
+                    on_question=search.on_question,
+                    on_lost=search.worker_lost,
+                )
             except WorkerLostError:
                 search.workers_lost()
                 raise

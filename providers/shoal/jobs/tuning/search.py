@@ -17,6 +17,7 @@ from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.tuning.samplers import seeded
 from shoal.jobs.tuning.trials import (
     ERROR,
+    LOST_WORKERS,
     METRICS,
     MODEL,
     MODEL_DIGEST,
@@ -31,6 +32,7 @@ from shoal.jobs.tuning.trials import (
     ended_in,
 )
 from shoal.training.boosting.trials import TrialParams
+from shoal.training.context import say
 from shoal.training.gang.gang import Reply
 from shoal.training.trials.worker import Trial
 
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
     import optuna
 
 _BATCH = "shoal:batch"
+
+_MOST_ATTEMPTS = 2
+"""Number of workers that a trial may end. The first end may have another cause, such as the memory that another program
+has used."""
 
 Suggest = Callable[["optuna.Trial"], Mapping[str, Any]]
 Check = Callable[[Mapping[str, Any]], TrialParams | None]
@@ -76,7 +82,8 @@ class Search:
         self._ready: deque[Trial] = deque()
         self._untold: dict[int, optuna.Trial] = {}
         self._ended: dict[int, Ended] = {}
-        self._waiting: deque[Reply] = deque()
+        self._waiting: deque[tuple[int, Reply]] = deque()
+        self._running: dict[int, int] = {}
         if self.grid:
             self.trials = min(self.trials, len(self.grid))
         if self.batch is not None:
@@ -99,19 +106,51 @@ class Search:
         """The trials that have ended, in the order of their numbers."""
         return [self._ended[number] for number in sorted(self._ended)]
 
-    def on_question(self, _rank: int, question: Mapping[str, Any], reply: Reply) -> None:
+    def on_question(self, rank: int, question: Mapping[str, Any], reply: Reply) -> None:
         """Answer a worker: whether its trial should end, or which trial it runs next."""
         if "value" in question:
             reply(self._reported(question["trial"], question["value"], question["step"]))
             return
         if (outcome := question["outcome"]) is not None:
+            self._running.pop(rank, None)
             self._finish(outcome)
-        self._waiting.append(reply)
+        self._waiting.append((rank, reply))
         self._hand_out()
+
+    def worker_lost(self, rank: int, reason: str) -> bool:
+        """Repeat the trial of a worker that was lost, or fail it if it has ended another worker before.
+
+        Args:
+            rank: Rank of the worker, whose place a new worker has taken.
+            reason: Reason of the loss.
+
+        Returns:
+            Whether the worker has run a trial. If it has not, no trial can be the cause.
+        """
+        self._waiting = deque(each for each in self._waiting if each[0] != rank)
+        number = self._running.pop(rank, None)
+        if number is None:
+            return False
+        frozen = self.study.get_trials(deepcopy=False)[self._open[number].number]
+        lost = frozen.user_attrs.get(LOST_WORKERS, 0) + 1
+        if lost >= _MOST_ATTEMPTS:
+            error = f"the worker of the trial was lost in {lost} attempts: {reason}"
+            self._finish({"trial": number, "state": "failed", "error": error})
+        else:
+            say(f"a worker was lost, because {reason}: its trial {number} is repeated")
+            del self._open[number]
+            self._enqueue_again(frozen, lost)
+            if self.batch is not None:
+                again = self._ask(number + 1)
+                assert again is not None and again.number == number, "only this trial of the batch waits"
+                self._ready.append(again)
+        self._hand_out()
+        return True
 
     def workers_lost(self) -> None:
         """Prepare to repeat the trials of workers that were lost, with the same parameters."""
         self._waiting.clear()
+        self._running.clear()
         self._open.clear()
         self._ready.clear()
         self._enqueue_open_trials()
@@ -139,10 +178,12 @@ class Search:
 
     def _hand_out(self) -> None:
         while self._waiting and (trial := self._next()) is not None:
-            self._waiting.popleft()(trial.sent())
+            rank, reply = self._waiting.popleft()
+            self._running[rank] = trial.number
+            reply(trial.sent())
         if self.is_over:
             while self._waiting:
-                self._waiting.popleft()(None)
+                self._waiting.popleft()[1](None)
 
     def _next(self) -> Trial | None:
         """Return the next trial for a worker; None if there is none, or none yet."""
@@ -249,11 +290,22 @@ class Search:
         waiting = {each.user_attrs[NUMBER] for each in self.study.get_trials(states=(TrialState.WAITING,))}
         self._untold.clear()
         for frozen in self.study.get_trials(states=(TrialState.RUNNING,)):
-            trial, found = OptunaTrial(self.study, frozen._trial_id), frozen.user_attrs
+            found = frozen.user_attrs
             if OUTCOME in found:
-                self._untold[found[NUMBER]] = trial
+                self._untold[found[NUMBER]] = OptunaTrial(self.study, frozen._trial_id)
                 continue
-            if SENT in found and found[NUMBER] not in waiting:
-                self.study.enqueue_trial(frozen.params, user_attrs={NUMBER: found[NUMBER]})
-            trial.set_user_attr(REPEATED, True)
-            self.study.tell(trial, state=TrialState.FAIL)
+            again = SENT in found and found[NUMBER] not in waiting
+            self._enqueue_again(frozen, found.get(LOST_WORKERS, 0), enqueue=again)
+
+    def _enqueue_again(self, frozen: optuna.trial.FrozenTrial, lost_workers: int, *, enqueue: bool = True) -> None:
+        """Fail a trial that no worker runs any more, and enqueue it with the same parameters. Both are written at once,
+        so that a trial has lost as many workers as the study says, also if the driver is killed here."""
+        from optuna import Trial as OptunaTrial
+        from optuna.trial import TrialState
+
+        if enqueue:
+            lost = {LOST_WORKERS: lost_workers} if lost_workers else {}
+            self.study.enqueue_trial(frozen.params, user_attrs={NUMBER: frozen.user_attrs[NUMBER], **lost})
+        trial = OptunaTrial(self.study, frozen._trial_id)
+        trial.set_user_attr(REPEATED, True)
+        self.study.tell(trial, state=TrialState.FAIL)

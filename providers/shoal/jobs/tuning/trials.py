@@ -15,12 +15,12 @@ from shoal.state import Store, codec
 if TYPE_CHECKING:
     import optuna
 
-NUMBER, PARAMS, SENT, OUTCOME, REPEATED = (
-    f"shoal:{name}" for name in ("number", "params", "sent", "outcome", "repeated")
+NUMBER, PARAMS, SENT, OUTCOME, REPEATED, LOST_WORKERS = (
+    f"shoal:{name}" for name in ("number", "params", "sent", "outcome", "repeated", "lost_workers")
 )
 """Attributes of trials: the number by which a trial is seeded, its parameters if they are not those that Optuna
-suggested, whether a worker may have them, its outcome before the batch has ended, and whether another trial repeats
-it."""
+suggested, whether a worker may have them, its outcome before the batch has ended, whether another trial repeats
+it, and how many workers were lost while they ran it."""
 
 ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST = (
     *("error", "metrics", "rounds", "seconds"),

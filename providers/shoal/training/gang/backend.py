@@ -36,8 +36,15 @@ class Workers(Protocol):
     def preload(self, modules: Sequence[str], complete: bool) -> None:
         """Tell the workers to import modules before their next call."""
 
-    def run(self, function: Callable[..., Any], args_per_rank: Sequence[Sequence[Any]], answered: Answered) -> None:
-        """Start a call in every worker, and return without waiting."""
+    def run(self, function: Callable[..., Any], args_by_rank: Mapping[int, Sequence[Any]], answered: Answered) -> None:
+        """Start a call in the workers of these ranks, and return without waiting."""
+
+    def replace(self, rank: int, place: Place, env: Mapping[str, str], timeout: float) -> Joined:
+        """Start a worker in the place of one that has ended, on the same node, and preload the same modules.
+
+        Raises:
+            WorkerLostError: The node has ended, or the worker died or did not answer in time.
+        """
 
     def kill(self) -> None:
         """Kill the workers, and free their CPUs and GPUs."""

@@ -54,43 +54,62 @@ class ChildProcesses:
         self._shape = shape
         self._nodes = nodes
         self._children: list[_Child] = []
+        self._preloaded: tuple[list[str], bool] = [], False
 
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
         """Start the workers, connect them to the driver, and yield each worker's `Joined` in the order of the ranks."""
         deadline = time.monotonic() + timeout
         joins = []
-        for rank, (seat, place) in enumerate(zip(self.seats, places, strict=True)):
-            try:
-                child = _Child(_StartSettings.of(self._shape))
-            except (OSError, RuntimeError) as error:  # RuntimeError: no thread is left
-                raise WorkerLostError(
-                    f"rank {rank} could not be started, because this machine cannot start another process: {error}. "
-                    "Check its limits of processes and memory (`ulimit -u`, pids and memory of its container)"
-                ) from error
-            self._children.append(child)
-            if self._shape.trim_memory:
-                child.call("trim_memory")
-            joins.append(child.call("join_as_child", place, env, self._nodes[seat.node]))
-        for rank, (seat, join) in enumerate(zip(self.seats, joins, strict=True)):
-            who = f"rank {rank} (node {seat.node})"
-            try:
-                answer = join.result(timeout=max(0.1, deadline - time.monotonic()))
-            except FutureTimeoutError:
-                raise WorkerLostError(f"{who} did not start within {timeout:.0f} s") from None
-            if not isinstance(answer, Joined):
-                why = answer.summary if isinstance(answer, Failure) else answer.reason
-                raise WorkerLostError(f"{who} was lost while it started: {why}")
-            yield answer
+        for rank, place in enumerate(places):
+            self._children.append(child := self._new_child(rank))
+            joins.append(self._begin_join(child, place, env))
+        for rank, join in enumerate(joins):
+            yield self._joined(rank, join, deadline - time.monotonic(), timeout)
+
+    def replace(self, rank: int, place: Place, env: Mapping[str, str], timeout: float) -> Joined:
+        """Start a process in the place of one that has ended, and preload the same modules."""
+        self._children[rank].kill()
+        self._children[rank] = child = self._new_child(rank)
+        joined = self._joined(rank, self._begin_join(child, place, env), timeout, timeout)
+        child.call("preload", *self._preloaded)
+        return joined
+
+    def _new_child(self, rank: int) -> _Child:
+        try:
+            child = _Child(_StartSettings.of(self._shape))
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread is left
+            raise WorkerLostError(
+                f"rank {rank} could not be started, because this machine cannot start another process: {error}. "
+                "Check its limits of processes and memory (`ulimit -u`, pids and memory of its container)"
+            ) from error
+        if self._shape.trim_memory:
+            child.call("trim_memory")
+        return child
+
+    def _begin_join(self, child: _Child, place: Place, env: Mapping[str, str]) -> Future[Any]:
+        return child.call("join_as_child", place, env, self._nodes[self.seats[place.rank].node])
+
+    def _joined(self, rank: int, join: Future[Any], left: float, timeout: float) -> Joined:
+        who = f"rank {rank} (node {self.seats[rank].node})"
+        try:
+            answer = join.result(timeout=max(0.1, left))
+        except FutureTimeoutError:
+            raise WorkerLostError(f"{who} did not start within {timeout:.0f} s") from None
+        if not isinstance(answer, Joined):
+            why = answer.summary if isinstance(answer, Failure) else answer.reason
+            raise WorkerLostError(f"{who} was lost while it started: {why}")
+        return answer
 
     def preload(self, modules: Sequence[str], complete: bool) -> None:
         """Tell the workers to import modules before their next call."""
+        self._preloaded = list(modules), complete
         for child in self._children:
-            child.call("preload", list(modules), complete)
+            child.call("preload", *self._preloaded)
 
-    def run(self, function: Callable[..., Any], args_per_rank: Sequence[Sequence[Any]], answered: Answered) -> None:
-        """Start a call in every worker, and return without waiting."""
-        for rank, (child, args) in enumerate(zip(self._children, args_per_rank, strict=True)):
-            child.call("run", function, args).add_done_callback(partial(_pass_on, answered, rank))
+    def run(self, function: Callable[..., Any], args_by_rank: Mapping[int, Sequence[Any]], answered: Answered) -> None:
+        """Start a call in the workers of these ranks, and return without waiting."""
+        for rank, args in args_by_rank.items():
+            self._children[rank].call("run", function, args).add_done_callback(partial(_pass_on, answered, rank))
 
     def kill(self) -> None:
         """Kill the processes, and wait until they have ended."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from shoal.errors import TrainingError
-from shoal.training.gang.heartbeats import detect_vanished_host
+from shoal.training.gang.heartbeats import NODE_LOST, detect_vanished_host
 from shoal.training.gang.local_node import NodeWatch, name_of
 from shoal.training.timeouts import WORKER_HEARTBEAT_S
 
@@ -133,7 +133,7 @@ class DriverConnection:
             is_orphan = os.getppid() != self._parent
             if ready or (is_orphan and self._is_under_raylet):
                 kind = self._node.kind if self._node else "raylet"
-                self._leave_because(f"the {kind} of its node ended, so the node is lost")
+                self._leave_because(f"the {kind} of its node ended, {NODE_LOST}")
             if is_orphan:
                 self._leave_because("the process that started it ended")
             if self._node and self._node.must_free_memory():

@@ -16,7 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -28,6 +28,7 @@ from shoal.training.context import say
 from shoal.training.gang import nodes_in_use, placement
 from shoal.training.gang.backend import Workers
 from shoal.training.gang.heartbeats import EventKind, WorkerConnections
+from shoal.training.gang.losses import Loss, Losses, is_of_worker
 from shoal.training.gang.node_processes import NodeProcesses, ProcessesWithoutRay, finder
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.ray_actors import RayActors
@@ -42,6 +43,7 @@ from shoal.training.timeouts import (
     WORKER_END_S,
     WORKER_FINISH_S,
     WORKER_KILL_S,
+    WORKER_REPLACE_S,
     WORKER_START_S,
 )
 
@@ -86,6 +88,8 @@ class _Cause:
     error: ShoalError
     raised_by: int | None = None
     """Rank of a worker that is alive and has raised the error."""
+    loss: Loss | None = None
+    """What the report says, if it is that of a lost worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,9 @@ Reply = Callable[[Any], None]
 OnQuestion = Callable[[int, dict[str, Any], Reply], None]
 """Type of a function that is called with a worker's rank, a question of this worker, and the function that answers it,
 at once or later: the worker waits for the answer."""
+OnLost = Callable[[int, str], bool]
+"""Type of a function that is called with the rank of a worker that was lost and replaced, and the reason. It returns
+whether the new worker calls the function again; if not, the run fails."""
 
 
 class Gang:
@@ -140,6 +147,8 @@ class Gang:
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._failed = threading.Event()
         self._connections: WorkerConnections | None = None
+        self._places: list[Place] = []
+        self._env: dict[str, str] = {}
         self._oom_kills = OomKills()
 
     @classmethod
@@ -219,6 +228,7 @@ class Gang:
         on_note: OnNote | None = None,
         report_uneven: bool = True,
         on_question: OnQuestion | None = None,
+        on_lost: OnLost | None = None,
     ) -> list[Any]:
         """Call a function in every worker and wait for all results. Notes and questions of the workers are passed to
         `on_note` and `on_question` in this thread.
@@ -230,6 +240,9 @@ class Gang:
             on_note: Function that gets the workers' notes.
             report_uneven: Whether the log says which ranks return long after others, because ranks that train together
                 would wait for each other.
+            on_question: Function that answers the workers' questions.
+            on_lost: Function that is told of a lost worker when another worker has its place. None: a lost worker ends
+                the run. The workers must not depend on each other.
 
         Raises:
             WorkerLostError: A worker's process or node was lost.
@@ -241,7 +254,9 @@ class Gang:
             raise TrainingError("this gang has ended and cannot run another function: start a new one with Gang.start")
         try:
             deadline = math.inf if timeout is None else time.monotonic() + timeout
-            return self._run(function, args_per_rank, deadline, on_note, on_question, report_uneven=report_uneven)
+            return self._run(
+                function, args_per_rank, deadline, on_note, on_question, on_lost, report_uneven=report_uneven
+            )
         except _TimeLimitError:
             self.end()
             raise TrainingError(
@@ -313,7 +328,8 @@ class Gang:
         nodes_in_use.record(self, (seat.node_id for seat in seats))
         connections = WorkerConnections(workers.listen_host, size, self._on_event)
         self._connections = connections
-        places = [
+        self._env = env
+        self._places = places = [
             Place(rank, size, seat.local_world_size, connections.host, connections.port, connections.token)
             for rank, seat in enumerate(seats)
         ]
@@ -329,6 +345,24 @@ class Gang:
                 "that every node can connect to this address"
             )
 
+    def _replace(self, rank: int) -> None:
+        """Start a worker in the place of one that has ended.
+
+        Raises:
+            WorkerLostError: The node of the worker has ended, or the new worker died or did not answer in time.
+        """
+        assert self._connections is not None
+        gone = self._connections.wait_replaceable(rank, WORKER_END_S)
+        deadline = time.monotonic() + WORKER_REPLACE_S
+        joined = self._started.replace(rank, self._places[rank], self._env, WORKER_REPLACE_S)
+        left = max(0.1, deadline - time.monotonic())
+        if not gone or not self._connections.wait_joined(self.shape.num_workers, left):
+            raise WorkerLostError(f"{self._who(rank)} was lost, and a new worker could not connect to the driver")
+        workers = list(self.workers)
+        workers[rank] = replace(workers[rank], pid=joined.pid)
+        self.workers = tuple(workers)
+        self._failed.clear()
+
     # Running
 
     def _run(
@@ -338,16 +372,21 @@ class Gang:
         deadline: float,
         on_note: OnNote | None,
         on_question: OnQuestion | None = None,
+        on_lost: OnLost | None = None,
         *,
         report_uneven: bool = True,
     ) -> list[Any]:
         size = self.shape.num_workers
-        self._started.run(function, args_per_rank, self._answered)
+        self._started.run(function, dict(enumerate(args_per_rank)), self._answered)
         results: dict[int, Any] = {}
         talking = set(range(size))
         report_at = math.inf
+        losses, last_loss = Losses(), None
         while talking or len(results) < size:
-            event = self._next(min(deadline, report_at))
+            event = self._next(min(deadline, report_at, losses.deadline))
+            if event is None and losses.deadline <= min(deadline, report_at):
+                assert last_loss is not None
+                event, on_lost = last_loss, None
             if event is None and report_at < deadline:
                 report_at = math.inf
                 say(_uneven(results, size))
@@ -366,6 +405,13 @@ class Gang:
             elif isinstance(event, _Question):
                 assert on_question is not None, "a worker asked, but the driver answers no questions"
                 on_question(event.rank, event.question, partial(self._reply, event.rank))
+            elif on_lost and event.loss and event.loss.rank not in results and is_of_worker(event.loss):
+                last_loss = event
+                if loss := losses.add(event.loss):
+                    self._replace(loss.rank)
+                    if not on_lost(loss.rank, loss.reason):
+                        raise event.error
+                    self._started.run(function, {loss.rank: args_per_rank[loss.rank]}, self._answered)
             else:
                 raise self._first_cause(event, talking, on_note)
         return [results[rank] for rank in range(size)]
@@ -428,10 +474,11 @@ class Gang:
                 "use more nodes or larger ones, or fewer workers per node"
             )
             error.add_note(outcome.out_of_memory)
-            self._note(_Cause(_Weight.STARVED, error))
+            loss = Loss(rank, _Weight.STARVED, "its node ran out of memory")
+            self._note(_Cause(_Weight.STARVED, error, loss=loss))
         else:
             weight = _Weight.EXITED if outcome.is_exit_status else _Weight.LOST
-            self._note(_Cause(weight, self._lost(rank, outcome.reason)))
+            self._note(self._lost(rank, weight, outcome.reason))
 
     def _on_event(self, rank: int, kind: EventKind, text: str) -> None:
         """Handle a message from a worker, or the loss of a worker; the thread of the `WorkerConnections` calls this
@@ -449,16 +496,13 @@ class Gang:
         elif kind is EventKind.QUESTION:
             self._note(_Question(rank, hide_known(json.loads(text))))
         elif not self.ended:
-            weight = _Weight.LEFT if kind is EventKind.LEFT else _Weight.LOST
-            self._note(_Cause(weight, self._lost(rank, text)))
+            self._note(self._lost(rank, _Weight.LEFT if kind is EventKind.LEFT else _Weight.LOST, text))
 
-    def _lost(self, rank: int, reason: str) -> WorkerLostError:
-        message = f"{self._who(rank)} was lost: {reason}"
+    def _lost(self, rank: int, weight: _Weight, reason: str) -> _Cause:
         if killed := self._oom_kills.told():
-            message += (
-                f". Since the workers started, {killed}: use more nodes or larger ones, or fewer workers per node"
-            )
-        return WorkerLostError(message)
+            reason += f". Since the workers started, {killed}: use more nodes or larger ones, or fewer workers per node"
+        error = WorkerLostError(f"{self._who(rank)} was lost: {reason}")
+        return _Cause(weight, error, loss=Loss(rank, weight, reason))
 
     def _note(self, event: _Event) -> None:
         if isinstance(event, _Cause):

@@ -33,6 +33,9 @@ from enum import Enum
 
 from shoal.training.timeouts import WORKER_HEARTBEAT_S, WORKER_SILENCE_S
 
+NODE_LOST = "so the node is lost"
+"""End of the reason for which a worker ends itself if its node has ended."""
+
 # TCP settings with which the kernel detects a vanished host: it sends the first probe after 1 s without data, then one
 # every second, and closes the connection after three unanswered probes. The kernel also closes the connection when sent
 # data was not acknowledged for 4 s.
@@ -125,6 +128,14 @@ class WorkerConnections:
         """Wait until `number` workers have connected. A worker that has connected and then ended counts, too."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self._joined) >= number, timeout)
+
+    def wait_replaceable(self, rank: int, timeout: float) -> bool:
+        """Wait until the socket of a worker is closed, and let another worker join in its place."""
+        with self._changed:
+            self._joined.discard(rank)
+            return self._changed.wait_for(
+                lambda: all(connection.rank != rank for connection in self._connections.values()), timeout
+            )
 
     def wait_all_gone(self, timeout: float) -> bool:
         """Wait until the process of every connected worker has ended."""

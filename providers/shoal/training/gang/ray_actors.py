@@ -33,6 +33,7 @@ class RayActors:
         self._shape = shape
         self._actors: list[Any] = []
         self._own_folders: dict[str, str] = {}
+        self._preloaded: tuple[list[str], bool] = [], False
         self._group = placement.reserve(shape, deadline)
         try:
             self.seats: Sequence[Seat] = placement.seats(shape, self._group)
@@ -50,39 +51,60 @@ class RayActors:
         deadline = time.monotonic() + timeout
         actor_class = ray.remote(Worker)
         joins = []
-        for seat, place in zip(self.seats, places, strict=True):
-            actor = actor_class.options(**placement.actor_options(self._shape, self._group, seat)).remote()
-            self._actors.append(actor)
-            if self._shape.trim_memory:
-                actor.trim_memory.remote()
+        for place in places:
+            self._actors.append(actor := self._new_actor(actor_class, place.rank))
             joins.append(actor.join.remote(place, env))
-        for rank, (seat, ref) in enumerate(zip(self.seats, joins, strict=True)):
-            try:
-                joined: Joined = ray.get(ref, timeout=max(0.1, deadline - time.monotonic()))
-            except ray.exceptions.GetTimeoutError:
-                raise WorkerLostError(f"rank {rank} (node {seat.node}) did not start within {timeout:.0f} s") from None
-            except ray.exceptions.RayError as exc:
-                raise WorkerLostError(
-                    f"rank {rank} (node {seat.node}) was lost while it started: {_first_line(exc)}"
-                ) from exc
-            if joined.own_folder:
-                self._own_folders[seat.node_id] = joined.own_folder
-            yield joined
+        for rank, ref in enumerate(joins):
+            yield self._joined(rank, ref, deadline - time.monotonic(), timeout)
+
+    def replace(self, rank: int, place: Place, env: Mapping[str, str], timeout: float) -> Joined:
+        """Start an actor in the place of one that has ended, and preload the same modules."""
+        import ray
+
+        ray.kill(self._actors[rank], no_restart=True)
+        self._actors[rank] = actor = self._new_actor(ray.remote(Worker), rank)
+        joined = self._joined(rank, actor.join.remote(place, env), timeout, timeout)
+        actor.preload.remote(*self._preloaded)
+        return joined
+
+    def _new_actor(self, actor_class: Any, rank: int) -> Any:
+        options = placement.actor_options(self._shape, self._group, self.seats[rank])
+        actor = actor_class.options(**options).remote()
+        if self._shape.trim_memory:
+            actor.trim_memory.remote()
+        return actor
+
+    def _joined(self, rank: int, ref: Any, left: float, timeout: float) -> Joined:
+        import ray
+
+        seat = self.seats[rank]
+        try:
+            joined: Joined = ray.get(ref, timeout=max(0.1, left))
+        except ray.exceptions.GetTimeoutError:
+            raise WorkerLostError(f"rank {rank} (node {seat.node}) did not start within {timeout:.0f} s") from None
+        except ray.exceptions.RayError as exc:
+            raise WorkerLostError(
+                f"rank {rank} (node {seat.node}) was lost while it started: {_first_line(exc)}"
+            ) from exc
+        if joined.own_folder:
+            self._own_folders[seat.node_id] = joined.own_folder
+        return joined
 
     def preload(self, modules: Sequence[str], complete: bool) -> None:
         """Tell the workers to import modules before their next call."""
+        self._preloaded = list(modules), complete
         for actor in self._actors:
-            actor.preload.remote(list(modules), complete)
+            actor.preload.remote(*self._preloaded)
 
-    def run(self, function: Callable[..., Any], args_per_rank: Sequence[Sequence[Any]], answered: Answered) -> None:
-        """Start a call in every worker, and return without waiting."""
+    def run(self, function: Callable[..., Any], args_by_rank: Mapping[int, Sequence[Any]], answered: Answered) -> None:
+        """Start a call in the workers of these ranks, and return without waiting."""
         import ray
 
         # put() stores the pickled function once in Ray's object store. Without put(), Ray would store the function once
         # per rank.
         shared = ray.put(function)
-        for rank, (actor, args) in enumerate(zip(self._actors, args_per_rank, strict=True)):
-            future = actor.run.remote(shared, args).future()
+        for rank, args in args_by_rank.items():
+            future = self._actors[rank].run.remote(shared, args).future()
             future.add_done_callback(partial(_pass_on, answered, rank))
 
     def kill(self) -> None:

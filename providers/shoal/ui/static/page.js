@@ -66,7 +66,7 @@ document.addEventListener("visibilitychange", () => (document.hidden ? disconnec
 addEventListener("pagehide", disconnect);
 addEventListener("pageshow", connect);
 
-// --- plots: Plotly is large, so it is loaded only on pages that contain a plot
+// --- plots: Plotly is large, so it is loaded only when a plot is visible
 
 let plots = null;
 
@@ -76,12 +76,20 @@ function shown() {
     if (!log.dataset.seen || log.scrollHeight - log.scrollTop - log.clientHeight < 60) log.scrollTop = log.scrollHeight;
     log.dataset.seen = "1";
   }
-  const places = main.querySelectorAll("[data-plot]");
-  if (places.length) {
-    plots ??= import("./plots.js").then((module) => module.loaded(root));
-    plots.then((draw) => main.querySelectorAll("[data-plot]").forEach(draw));
-  }
+  drawPlots();
 }
+
+function visiblePlots() {
+  return [...main.querySelectorAll("[data-plot]")].filter((place) => !place.closest("details:not([open])"));
+}
+
+function drawPlots() {
+  if (!visiblePlots().length) return;
+  plots ??= import("./plots.js").then((module) => module.loaded(root));
+  plots.then((draw) => visiblePlots().forEach(draw));
+}
+
+main.addEventListener("toggle", drawPlots, true);  // a toggle event does not bubble
 
 // --- actions
 

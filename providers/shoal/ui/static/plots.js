@@ -74,7 +74,40 @@ function model({ metric, times, values, versions, promoted }) {
   };
 }
 
-const KINDS = { size, curves, model };
+function history({ metric, x, y, best }) {
+  return {
+    traces: [
+      { name: plain(metric), x, y, mode: "markers", marker: { color: colour("--plot-1"), size: 8 }, hovertemplate: "trial %{x}: %{y}<extra></extra>" },
+      { name: "best so far", x: best.length ? x : [], y: best, mode: "lines", line: { shape: "hv", color: colour("--plot-2"), width: 2 } },
+    ],
+    layout: { xaxis: AXIS("trial"), yaxis: AXIS(plain(metric)) },
+  };
+}
+
+function slices({ metric, params }) {
+  const layout = { yaxis: AXIS(plain(metric)), grid: { rows: 1, columns: params.length, pattern: "coupled", xgap: 0.08 }, showlegend: false };
+  const traces = params.map(({ name, x, y, numbers }, index) => {
+    const axis = index ? index + 1 : "";
+    layout[`xaxis${axis}`] = { ...AXIS(plain(name)), type: typeof x[0] === "string" ? "category" : undefined };
+    return {
+      x: x.map((each) => (typeof each === "string" ? plain(each) : each)), y, text: numbers, xaxis: `x${axis}`, yaxis: "y", mode: "markers",
+      marker: { color: colour("--plot-1"), size: 7, opacity: 0.7 }, hovertemplate: "trial %{text}: %{x}, %{y}<extra></extra>",
+    };
+  });
+  return { traces, layout };
+}
+
+function bars({ names, values }) {
+  return {
+    traces: [{
+      type: "bar", orientation: "h", x: [...values].reverse(), y: names.map(plain).reverse(), marker: { color: colour("--plot-1") },
+      hovertemplate: "%{y}: %{x:.0%}<extra></extra>", showlegend: false,
+    }],
+    layout: { xaxis: { ...AXIS(), tickformat: ".0%", rangemode: "tozero" }, yaxis: { ...AXIS(), type: "category" } },
+  };
+}
+
+const KINDS = { size, curves, model, history, slices, bars };
 
 function draw(place) {
   const theme = colour("--ground");
@@ -88,9 +121,9 @@ function draw(place) {
     place,
     traces,
     {
-      ...layout, margin: { l: 8, r: 12, t: 8, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      showlegend: true, ...layout, margin: { l: 8, r: 12, t: 8, b: 8 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("--ink") },
-      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, showlegend: true, hoverlabel: { namelength: -1 }, dragmode: false,
+      legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0 }, hoverlabel: { namelength: -1 }, dragmode: false,
     },
     { displayModeBar: false, responsive: true },
   );
