@@ -164,6 +164,7 @@ soak: install  ## Run the long tests, 2,000 odd arguments for each public functi
 	@$(BIN)/python -m tests.soak --scale-ups 20
 	@SHOAL_MODELS=40 SHOAL_SENSORS=200 $(BIN)/python -m pytest -m "long and not kuberay"
 	@SHOAL_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 3600 tests/entrances
+	@if command -v go > /dev/null; then $(MAKE) --no-print-directory test-kuberay; else echo "the tests on Kubernetes need Go: left out"; fi
 
 lint: install  ## Run ruff, mypy and import-linter
 	@$(BIN)/ruff check .
