@@ -16,15 +16,16 @@ _SIGNS = {"ok": ("ok    ", "green"), "note": ("note  ", "yellow"), "broken": ("B
 
 def doctor(
     pool: Annotated[
-        str | None, typer.Option("--pool", help="Check the nodes of this ray:// pool instead of this machine.")
+        str | None,
+        typer.Option("--pool", help="Check the nodes of this ray:// or kuberay:// pool instead of this machine."),
     ] = None,
     artifact_location: Annotated[
         str | None, typer.Option(help="With --pool: URI or path to which the nodes must be able to write.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check this machine, or the nodes of a ray:// pool, and print how to fix each problem. The exit code is 1 if local
-    pools, or jobs on the ray:// pool, cannot work."""
+    """Check this machine, or the nodes of a ray:// or kuberay:// pool, and print how to fix each problem. The exit code
+    is 1 if local pools, or jobs on the given pool, cannot work."""
     from shoal.cli.doctor_checks import all_checks
     from shoal.pool.api import ComputePool
 
