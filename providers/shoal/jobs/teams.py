@@ -7,6 +7,7 @@ from sqlalchemy import select
 from shoal.jobs import ids
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.steps import TeamStep, transaction
 from shoal.pool import teams
 from shoal.state import Store
 from shoal.state.schema import JOB_ACTIVE, Job, Lease
@@ -65,6 +66,6 @@ def require_for_version(store: Store, key: Key, actor: str) -> None:
     Raises:
         TeamError: The job belongs to another team, or the database does not let this process change its row.
     """
-    with store.transaction() as session:
+    with transaction(store, TeamStep.CHECK) as session:
         if session.get(Job, (key.job_id, key.attempt)) is not None:
             require(attempts.get(session, key), actor)
