@@ -93,7 +93,7 @@ class StudyStep(StrEnum):
 
 
 class TeamStep(StrEnum):
-    """Name of the step that protects jobs from other teams. It changes nothing, so no crash test ends a process here."""
+    """Name of the step that protects jobs from other teams. It changes nothing, so no crash test ends a process."""
 
     CHECK = "check-team"
     """Transaction: read a job's row as one that will change it, which the policies of the database may refuse."""
