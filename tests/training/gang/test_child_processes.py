@@ -27,6 +27,7 @@ from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostErro
 from shoal.known_secrets import KnownSecrets
 from shoal.redaction import hiding
 from shoal.training.context import gang_context
+from shoal.training.gang import child_processes
 from shoal.training.gang import gang as gang_module
 from shoal.training.gang.child_processes import import_ahead, use_template
 from shoal.training.gang.fork_template import fork_template
@@ -57,6 +58,16 @@ def forked(request: pytest.FixtureRequest) -> Iterator[bool]:
         yield forked
         end_gangs()
         use_template(None)
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
+    """All lines that this process has printed for workers. Output that is written while pytest reads what it has
+    captured may be lost, so tests that wait for a line must not read it again and again."""
+    lines: list[str] = []
+    for module in (child_processes, gang_module):
+        monkeypatch.setattr(module, "say", lines.append)
+    return lambda: "\n".join(lines)
 
 
 def where_am_i(*args: Any) -> tuple[Any, ...]:
@@ -206,27 +217,20 @@ def print_without_newlines(total: int) -> None:
 
 
 def test_output_without_newlines_gets_into_the_log_in_parts(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A secret is not divided."""
     monkeypatch.setattr("shoal.training.gang.child_processes._LONGEST_LINE", 100)
     with hiding(KnownSecrets([SECRET]).hide), shared_gang(GangShape(1, 1.0)) as gang:
         gang.run(print_without_newlines, [(50,)])
-        said = ""
-
-        def printed() -> bool:
-            nonlocal said
-            said += capfd.readouterr().out
-            return "30 of 50" in said
-
-        wait_until(printed, "the beginning of the output, while the worker runs")
-    assert "x***x" in said.replace("\n", "")
+        wait_until(lambda: "30 of 50" in said(), "the beginning of the output, while the worker runs")
+    assert "x***x" in said()
     end_gangs()
-    wait_until(lambda: "49 of 50" in (said + capfd.readouterr().out), "the rest of the output")
+    wait_until(lambda: "49 of 50" in said(), "the rest of the output")
 
 
 def test_workers_have_ranks_folder_and_environment_and_what_they_print_is_printed_here(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], forked: bool
+    tmp_path: Path, said: Callable[[], str], forked: bool
 ) -> None:
     with shared_gang(TWO, env={"PWD": str(tmp_path), "SECRET": "s3cret"}) as gang:
         results = gang.run(where_am_i, [("x",), ("y",)])
@@ -239,14 +243,8 @@ def test_workers_have_ranks_folder_and_environment_and_what_they_print_is_printe
     assert (parents == {os.getpid()}) is not forked
     end_gangs()
     assert_ended(pids)
-    said = ""
-
-    def printed() -> bool:
-        nonlocal said
-        said += capfd.readouterr().out
-        return all(f"(worker pid={pid}) printed by {rank}" in said for rank, pid in enumerate(pids))
-
-    wait_until(printed, "the lines of both workers")
+    lines = [f"(worker pid={pid}) printed by {rank}" for rank, pid in enumerate(pids)]
+    wait_until(lambda: all(line in said() for line in lines), "the lines of both workers")
 
 
 def test_nothing_of_a_worker_is_visible_in_another() -> None:
@@ -350,7 +348,7 @@ def test_a_worker_that_was_killed_is_told_by_the_next_run(monkeypatch: pytest.Mo
 
 
 def test_a_fork_of_a_worker_ends_when_it_returns_from_the_function_and_sends_nothing_in_the_name_of_the_worker(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, said: Callable[[], str]
 ) -> None:
     notes: list[Any] = []
     with shared_gang(TWO) as gang:
@@ -359,17 +357,9 @@ def test_a_fork_of_a_worker_ends_when_it_returns_from_the_function_and_sends_not
         assert gang.run(os.getpid, [(), ()]) == pids
     assert not notes
     assert not list(tmp_path.iterdir())
-    said = ""
-
-    def printed() -> bool:
-        nonlocal said
-        said += capfd.readouterr().out
-        return all(
-            f"(worker pid={pid}) {text}" in said for pid in pids for text in ("said by the fork", "the process ")
-        )
-
-    wait_until(printed, "the lines of the forks")
-    assert "because it returned from the user's function" in said
+    lines = [f"(worker pid={pid}) {text}" for pid in pids for text in ("said by the fork", "the process ")]
+    wait_until(lambda: all(line in said() for line in lines), "the lines of the forks")
+    assert "because it returned from the user's function" in said()
 
 
 def test_a_fork_that_returns_from_a_callback_or_metric_does_not_go_on_with_the_training(tmp_path: Path) -> None:
