@@ -132,6 +132,8 @@ class Training:
     there: There
     pool: ComputePool
     folder: Path
+    lost: str = ""
+    """A machine that was lost."""
 
     def begin(self) -> JobHandle:
         """Submit it, and wait until it pauses."""
@@ -159,10 +161,20 @@ class Training:
 
 
 @pytest.fixture
-def training(there: There) -> Iterator[Training]:
+def training(there: There, cluster: Cluster, plane: ControlPlane) -> Iterator[Training]:
+    from kubernetes.client import CoreV1Api
+
     pool = ComputePool(there.uri).up()
     pool.scale(3)
-    yield Training(there, pool, there.shared / "rounds")
+    yield (made := Training(there, pool, there.shared / "rounds"))
+    if made.lost:
+        # As an administrator does: nobody else confirms the end of pods on a machine that is gone.
+        with cluster.client() as api:
+            core = CoreV1Api(api)
+            for pod in core.list_namespaced_pod(there.namespace, field_selector=f"spec.nodeName={made.lost}").items:
+                core.delete_namespaced_pod(pod.metadata.name, there.namespace, grace_period_seconds=0)
+            core.delete_node(made.lost)
+        plane.add_node(f"{made.lost}-new")
     # Controllers that have lost the API server may act again only a minute after it is back.
     with suppress(ScaleError):
         pool.down()
@@ -176,6 +188,15 @@ def worker_pod(training: Training) -> str:
 
 def delete_a_pod(training: Training, plane: ControlPlane, core: Any) -> None:
     core.delete_namespaced_pod(worker_pod(training), training.there.namespace, grace_period_seconds=0)
+
+
+def lose_a_machine(training: Training, plane: ControlPlane, core: Any) -> None:
+    """The machine of a worker loses its power. That of the head stays, because a job ends with the head."""
+    pods = core.list_namespaced_pod(training.there.namespace).items
+    [head] = [pod.spec.node_name for pod in pods if pod.metadata.labels["ray.io/node-type"] == "head"]
+    lost = next(pod.spec.node_name for pod in pods if pod.spec.node_name != head)
+    plane.remove_node(lost)
+    training.lost = lost
 
 
 def restart_the_operator(training: Training, plane: ControlPlane, core: Any) -> None:
@@ -193,7 +214,7 @@ def lose_the_api_server(training: Training, plane: ControlPlane, core: Any) -> N
 
 @pytest.mark.parametrize(
     ("fault", "restarts"),
-    [(delete_a_pod, 1), (restart_the_operator, 0), (lose_the_api_server, 0)],
+    [(delete_a_pod, 1), (restart_the_operator, 0), (lose_the_api_server, 0), (lose_a_machine, 1)],
 )
 def test_a_training_survives(
     training: Training,
