@@ -65,7 +65,7 @@ class ApiServer:
         self.values: dict[str, str] = {}
         self.error = ErrorType.VARIABLE_NOT_FOUND
         self.reads = 0
-        deployment._read.clear()
+        deployment._of_variable.cache_clear()
         monkeypatch.setenv("AIRFLOW__SHOAL__DEPLOYMENT", " ")
         monkeypatch.setattr(Variable, "get", self.get)
         monkeypatch.setattr(Variable, "set", lambda key, value, description: self.values.update({key: value}))
@@ -87,7 +87,7 @@ def api(monkeypatch, fresh_home) -> ApiServer:
 def test_a_task_makes_the_id_where_no_scheduler_has_made_it(api):
     first = deployment_of_task()
     assert api.values == {VARIABLE: first}
-    deployment._read.clear()  # as in the next task
+    deployment._of_variable.cache_clear()  # as in the next task
     before = api.reads
     assert [deployment_of_task() for _ in range(3)] == [first] * 3
     assert api.reads == before + 1

@@ -35,7 +35,7 @@ MONTH, ROUNDS = 3, 20
 
 
 @dataclass
-class There:
+class Setup:
     """What a user has: a namespace with the Roles of the guide, a folder that all mount, and a store on PostgreSQL."""
 
     namespace: str
@@ -68,10 +68,10 @@ def with_folder(cluster: dict[str, Any], folder: Path, store: str) -> dict[str, 
 
 
 @pytest.fixture
-def there(
+def setup(
     plane: ControlPlane, cluster: Cluster, namespace: str, empty_home: Path, monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-) -> Iterator[There]:  # fmt: skip
+) -> Iterator[Setup]:  # fmt: skip
     if not postgres.binaries():
         pytest.skip(postgres.MISSING)
     plane.add_image(IMAGE, Path(sys.prefix), [ROOT], RAY_USAGE_STATS_ENABLED="0", PYTHONUNBUFFERED="1")
@@ -84,21 +84,21 @@ def there(
         template.write_text(yaml.safe_dump(with_folder(ray_cluster("retrain", IMAGE, workers=0), empty_home, store)))
         with cluster.client() as api:
             role = smallest_role(namespace, "retrain", creates=True)
-            yield There(namespace, make_account(api, namespace, role, tmp_path), empty_home, template)
+            yield Setup(namespace, make_account(api, namespace, role, tmp_path), empty_home, template)
     finally:
         database.remove()
 
 
 def test_dag_and_flow_promote_the_model_of_every_other_pool(
-    there: There, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    setup: Setup, server: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ):
     from examples import airflow_run, python_run
     from flows import scheduled_retraining_flow
 
-    uri = there.uri
+    uri = setup.uri
     monkeypatch.setattr(airflow_run, "RUN_POOL", uri)
-    monkeypatch.setenv("AIRFLOW_VAR_SHOAL_RETRAIN_ARTIFACTS", there.results)
-    monkeypatch.setenv("SHOAL_RETRAIN_ARTIFACTS", there.results)
+    monkeypatch.setenv("AIRFLOW_VAR_SHOAL_RETRAIN_ARTIFACTS", setup.results)
+    monkeypatch.setenv("SHOAL_RETRAIN_ARTIFACTS", setup.results)
 
     by_dag = airflow_run.run(MONTH, ROUNDS)
     by_flow = scheduled_retraining_flow.retrain(month=MONTH, rounds=ROUNDS, pool=uri)
@@ -129,7 +129,7 @@ class Pauses:
 class Training:
     """A training on three nodes, which pauses in round 5."""
 
-    there: There
+    setup: Setup
     pool: ComputePool
     folder: Path
     lost: str = ""
@@ -137,7 +137,7 @@ class Training:
 
     def begin(self) -> JobHandle:
         """Submit it, and wait until it pauses."""
-        rows = self.there.shared / "rows.parquet"
+        rows = self.setup.shared / "rows.parquet"
         values = np.random.default_rng(0).random((3000, 3))
         pd.DataFrame(values, columns=["a", "b", "y"]).to_parquet(rows)
         self.folder.mkdir()
@@ -146,7 +146,7 @@ class Training:
             callbacks=[Pauses(self.folder)],
             scaling_config=XGBScalingConfig(num_workers=3, num_cpu_per_worker=1),
             run_config=RunConfig(
-                pool_name="retrain", artifact_location=self.there.results, checkpoint_every=2, max_restarts=3
+                pool_name="retrain", artifact_location=self.setup.results, checkpoint_every=2, max_restarts=3
             ),
         ).submit(DataConnector.from_parquet(str(rows)), ["a", "b"], "y")  # fmt: skip
         handle = call.job
@@ -161,18 +161,18 @@ class Training:
 
 
 @pytest.fixture
-def training(there: There, cluster: Cluster, plane: ControlPlane) -> Iterator[Training]:
+def training(setup: Setup, cluster: Cluster, plane: ControlPlane) -> Iterator[Training]:
     from kubernetes.client import CoreV1Api
 
-    pool = ComputePool(there.uri).up()
+    pool = ComputePool(setup.uri).up()
     pool.scale(3)
-    yield (made := Training(there, pool, there.shared / "rounds"))
+    yield (made := Training(setup, pool, setup.shared / "rounds"))
     if made.lost:
         # As an administrator does: nobody else confirms the end of pods on a machine that is gone.
         with cluster.client() as api:
             core = CoreV1Api(api)
-            for pod in core.list_namespaced_pod(there.namespace, field_selector=f"spec.nodeName={made.lost}").items:
-                core.delete_namespaced_pod(pod.metadata.name, there.namespace, grace_period_seconds=0)
+            for pod in core.list_namespaced_pod(setup.namespace, field_selector=f"spec.nodeName={made.lost}").items:
+                core.delete_namespaced_pod(pod.metadata.name, setup.namespace, grace_period_seconds=0)
             core.delete_node(made.lost)
         plane.add_node(f"{made.lost}-new")
     # Controllers that have lost the API server may act again only a minute after it is back.
@@ -187,12 +187,12 @@ def worker_pod(training: Training) -> str:
 
 
 def delete_a_pod(training: Training, plane: ControlPlane, core: Any) -> None:
-    core.delete_namespaced_pod(worker_pod(training), training.there.namespace, grace_period_seconds=0)
+    core.delete_namespaced_pod(worker_pod(training), training.setup.namespace, grace_period_seconds=0)
 
 
 def lose_a_machine(training: Training, plane: ControlPlane, core: Any) -> None:
     """The machine of a worker loses its power. That of the head stays, because a job ends with the head."""
-    pods = core.list_namespaced_pod(training.there.namespace).items
+    pods = core.list_namespaced_pod(training.setup.namespace).items
     [head] = [pod.spec.node_name for pod in pods if pod.metadata.labels["ray.io/node-type"] == "head"]
     lost = next(pod.spec.node_name for pod in pods if pod.spec.node_name != head)
     plane.remove_node(lost)

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import time
+from functools import lru_cache
 from uuid import uuid4
 
 from shoal.airflow.settings import SECTION
@@ -23,9 +24,6 @@ VARIABLE = "shoal_deployment"
 _DESCRIPTION = "Id of this Airflow in the names of shoal's leases and jobs. Made by shoal; do not change it."
 
 _LEGAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
-_read: dict[int, str] = {}
-"""The id that the process of a task has read, by the id of the process. A fork of the process reads it anew."""
 
 _LOCK_S = 60.0
 """Time to live of the lock under which a task makes the Variable, which takes two requests to Airflow's API."""
@@ -41,15 +39,15 @@ def deployment_of_task() -> str:
 
     :raises InvalidArgumentError: The id is not legal, or the task must not make the Variable.
     """
+    return _checked(_configured() or _of_variable(os.getpid()))
+
+
+@lru_cache(maxsize=1)
+def _of_variable(_process: int) -> str:
+    """Return the id in the Variable. A fork of the process reads it anew."""
     from airflow.sdk import Variable
 
-    if configured := _configured():
-        return _checked(configured)
-    process = os.getpid()
-    if process not in _read:
-        _read.clear()
-        _read[process] = _checked(Variable.get(VARIABLE, default=None) or _made_by_task())
-    return _read[process]
+    return Variable.get(VARIABLE, default=None) or _made_by_task()
 
 
 def deployment_in_database() -> str | None:

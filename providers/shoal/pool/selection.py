@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from sqlalchemy import select
 
 from shoal.errors import NoPoolError, PoolNotFoundError
 from shoal.pool import teams
+from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
 from shoal.pool.journal import rows
 from shoal.pool.spec import PoolSpec
@@ -63,7 +63,7 @@ def pool_without_folder(folder: str, name: str | None = None) -> str | None:
         return None
     with store.reading() as session:
         spec = PoolSpec.model_validate(session.get_one(Pool, selected).spec)
-    has_folder = spec.backend == "local" or any(Path(folder).is_relative_to(shared) for shared in spec.shared())
+    has_folder = BACKENDS[spec.backend]().bound_to_host or spec.shares(folder)
     return None if has_folder else selected
 
 

@@ -6,6 +6,7 @@ import ipaddress
 import math
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
@@ -210,6 +211,10 @@ class PoolSpec(PoolFields, Settings):
     def shared(self) -> list[str]:
         """Return the folders in the option `shared_folders` as a list."""
         return _items(self.shared_folders)
+
+    def shares(self, path: str) -> bool:
+        """Return whether a path is in a folder that the nodes share with all hosts."""
+        return any(Path(path).is_relative_to(folder) for folder in self.shared())
 
     def library_names(self) -> list[str]:
         """Return the libraries in the option `libraries` as a list."""

@@ -66,3 +66,8 @@ def progress(progress: Progress) -> str:
     """Format the progress of a training, such as ``round 86 of 200``."""
     text = f"{progress.unit[:-1]} {number(progress.done)}"
     return text if progress.total is None else f"{text} of {number(progress.total)}"
+
+
+def finite(value: float | None) -> float | None:
+    """Return a value for a plot; None (a gap in the plot) for NaN and infinity, which JSON cannot contain."""
+    return value if value is not None and math.isfinite(value) else None

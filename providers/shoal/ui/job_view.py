@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +22,7 @@ from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED
 from shoal.training.boosting.request import TrainResult, WorkerStats
+from shoal.ui.formats import finite
 from shoal.ui.live import BackgroundReader
 from shoal.ui.partitions_view import PartitionsView, partitions_view
 from shoal.ui.run_links import RunLinks
@@ -168,7 +168,7 @@ def _curve(name: str, points: Sequence[MetricPoint], first: int) -> dict[str, An
     return {
         "name": name,
         "x": [point.step + first for point in chosen],
-        "y": [_finite(point.values[name]) for point in chosen],
+        "y": [finite(point.values[name]) for point in chosen],
     }
 
 
@@ -187,11 +187,6 @@ def _read_report(result: str) -> TrainResult | None:
     except (OSError, ValueError, ShoalError):
         # The file was removed or is on another host, or the job ran a function and so has no such report.
         return None
-
-
-def _finite(value: float) -> float | None:
-    """Return a metric's value; None (a gap in the plot) for NaN and infinity, which JSON cannot contain."""
-    return value if math.isfinite(value) else None
 
 
 def _log(store: Store, line: JobLine, logs: BackgroundReader[tuple[str, str | None]]) -> tuple[str, str | None]:

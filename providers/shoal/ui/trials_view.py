@@ -20,6 +20,7 @@ from shoal.jobs.tuning.study_storage import copy_of
 from shoal.jobs.tuning.trials import Ended
 from shoal.state import Store
 from shoal.state.schema import Job
+from shoal.ui.formats import finite
 
 _MOST_TRIALS = 200
 """Largest number of trials in the table."""
@@ -81,11 +82,6 @@ def _ordered(found: Sequence[Ended], direction: str | None) -> list[Ended]:
     return sorted(found, key=lambda each: (rank.get(each.state, 2), sign * (each.value or 0.0), each.number))
 
 
-def _plain(value: float | None) -> float | None:
-    """Return a value; None (a gap in the plot) for infinity, which JSON cannot contain."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _history(complete: Sequence[Ended], name: str, direction: str | None) -> dict[str, Any]:
     """Return the data of the plot of the values, with the best value so far if the direction is known."""
     best: list[float | None] = []
@@ -97,8 +93,8 @@ def _history(complete: Sequence[Ended], name: str, direction: str | None) -> dic
         "kind": "history",
         "metric": name,
         "x": [each.number for each in complete],
-        "y": [_plain(each.value) for each in complete],
-        "best": [_plain(value) for value in best],
+        "y": [finite(each.value) for each in complete],
+        "best": [finite(value) for value in best],
     }
 
 
@@ -114,7 +110,7 @@ def _slices(complete: Sequence[Ended], name: str) -> dict[str, Any]:
             {
                 "name": param,
                 "x": values if is_number else [str(value) for value in values],
-                "y": [_plain(each.value) for each in having],
+                "y": [finite(each.value) for each in having],
                 "numbers": [each.number for each in having],
             }
         )

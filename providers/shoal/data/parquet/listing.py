@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -131,7 +132,8 @@ def _expand_with(filesystem: Any, path: str, inner: str, checked: set[str]) -> l
         raise DataError(f"{path} is neither a regular file nor a directory, but a named pipe or a device, for example")
     else:
         here, host = os.getcwd(), socket.gethostname()
-        start = f". Relative paths start in {here}, the folder of this process" if inner.startswith(here) else ""
+        is_below = Path(inner).is_relative_to(here)
+        start = f". Relative paths start in {here}, the folder of this process" if is_below else ""
         raise DataError(f"{path} does not exist: check the path, and that this machine ({host}) can access it{start}")
     files = [DataFile(canonical(info.path, static), info.size or 0, info.mtime_ns) for info in infos]
     return sorted(files, key=lambda file: file.path)

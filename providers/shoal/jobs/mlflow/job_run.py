@@ -91,6 +91,21 @@ def uri_of(given: str | None = None) -> str:
     return absolute_database(given or os.environ.get("MLFLOW_TRACKING_URI") or default_uri())
 
 
+@contextmanager
+def tracking_at(uri: str) -> Iterator[None]:
+    """Let MLflow's functions use a tracking server or database in the block."""
+    import mlflow
+
+    before = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
+    if before != uri:
+        mlflow.set_tracking_uri(uri)
+    try:
+        yield
+    finally:
+        if before != uri:
+            mlflow.set_tracking_uri(before)
+
+
 def tracking_of_training(environment: Mapping[str, str]) -> Tracking | None:
     """Return the default tracking options of a training that a script or notebook starts.
 

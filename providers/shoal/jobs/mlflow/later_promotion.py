@@ -16,7 +16,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow import promotion, training_rows, waiting_version
 from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.holdout import Holdout
-from shoal.jobs.mlflow.job_run import Run, metric_name, uri_of
+from shoal.jobs.mlflow.job_run import Run, metric_name, tracking_at, uri_of
 from shoal.jobs.mlflow.models import unknown_model
 from shoal.jobs.mlflow.promotion import Challenge
 from shoal.jobs.mlflow.promotion_decision import Candidate
@@ -94,7 +94,7 @@ def promote_model(
     registry = Registry.open(uri)
     if registry is None:
         raise ModelNotFoundError(f"the model {shown(name)} does not exist: no job has registered a model yet")
-    with _tracking(uri):
+    with tracking_at(uri):
         with answering(registry.uri):
             found = _version(registry, name, number)
             if (earlier := _decided_before(found)) is not None:
@@ -274,18 +274,3 @@ def _present_holdout(register: Register, connection_url: Callable[[str], str | N
         stage_select(holdout.sql, holdout.params or {}, urls[connection_variable(holdout.connection)], folder)
         staged = holdout.model_copy(update={"paths": (folder,), "staging": folder})
         yield register.model_copy(update={"holdout": staged})
-
-
-@contextmanager
-def _tracking(uri: str) -> Iterator[None]:
-    """Let MLflow's functions use a tracking server or database in the block."""
-    import mlflow
-
-    before = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
-    if before != uri:
-        mlflow.set_tracking_uri(uri)
-    try:
-        yield
-    finally:
-        if before != uri:
-            mlflow.set_tracking_uri(before)

@@ -112,14 +112,9 @@ def results_of(model_uri: str) -> PartitionResults | None:
     """
     import mlflow
 
-    is_set = mlflow.is_tracking_uri_set()
-    if not is_set:  # MLflow would read a database in the working folder, and not that in which jobs register
-        mlflow.set_tracking_uri(job_run.uri_of())
-    try:
+    # Without a tracking URI, MLflow would read a database in the working folder, and not that in which jobs register.
+    with job_run.tracking_at(job_run.uri_of()):
         folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
-    finally:
-        if not is_set:
-            mlflow.set_tracking_uri(None)
     flavour = mlflow.models.Model.load(str(folder)).flavors.get("python_function", {})
     if flavour.get("loader_module") != pyfunc_loader.__name__:
         return None

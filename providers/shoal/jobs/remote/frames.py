@@ -123,7 +123,7 @@ def is_remote(spec: PoolSpec) -> bool:
 def is_reachable(location: str, pool: PoolSpec) -> bool:
     """Return whether a location is a URI, or in a folder that the pool's nodes share with this machine."""
     path = path_here(location)
-    return path is None or any(Path(path).is_relative_to(folder) for folder in pool.shared())
+    return path is None or pool.shares(path)
 
 
 def path_here(location: str) -> str | None:

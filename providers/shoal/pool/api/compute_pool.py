@@ -611,8 +611,8 @@ class ComputePool:
                 f'pool "{self.name}" is a {spec.backend}:// pool, and this check is only for ray:// and kuberay:// '
                 "pools: run `shoal doctor` on the pool's nodes"
             )
-        # Import the module only for `ray://` pools, because the import also loads an HTTP client, which local pools do
-        # not need.
+        # Import the module only for these pools, because the import also loads an HTTP client, which local pools do not
+        # need.
         from shoal.pool.backends.preflight import preflight
 
         return preflight(spec, artifact_location)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,5 +71,6 @@ class ScriptRunner:
         return job.status, self._head.logs(job_id)
 
     def forget(self, job_id: str) -> None:
-        """Delete an ended job from the cluster's list of jobs."""
-        self._head.delete(job_id)
+        """Delete an ended job from the cluster's list of jobs. If this fails, the job stays in the list."""
+        with suppress(PoolUnreachableError):
+            self._head.delete(job_id)

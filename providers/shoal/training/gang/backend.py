@@ -5,7 +5,7 @@ The workers are Ray actors, or child processes of the driver.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from shoal.training.gang.placement import Seat
@@ -33,14 +33,14 @@ class Workers(Protocol):
             WorkerLostError: A worker died, or did not answer in time.
         """
 
-    def preload(self, modules: Sequence[str], complete: bool) -> None:
-        """Tell the workers to import modules before their next call."""
+    def preload(self, modules: Sequence[str], complete: bool, ranks: Iterable[int]) -> None:
+        """Tell the workers of these ranks to import modules before their next call."""
 
     def run(self, function: Callable[..., Any], args_by_rank: Mapping[int, Sequence[Any]], answered: Answered) -> None:
         """Start a call in the workers of these ranks, and return without waiting."""
 
     def replace(self, rank: int, place: Place, env: Mapping[str, str], timeout: float) -> Joined:
-        """Start a worker in the place of one that has ended, on the same node, and preload the same modules.
+        """Start a worker in the place of one that has ended, on the same node.
 
         Raises:
             WorkerLostError: The node has ended, or the worker died or did not answer in time.

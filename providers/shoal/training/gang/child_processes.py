@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
@@ -54,7 +54,6 @@ class ChildProcesses:
         self._shape = shape
         self._nodes = nodes
         self._children: list[_Child] = []
-        self._preloaded: tuple[list[str], bool] = [], False
 
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
         """Start the workers, connect them to the driver, and yield each worker's `Joined` in the order of the ranks."""
@@ -67,12 +66,10 @@ class ChildProcesses:
             yield self._joined(rank, join, deadline - time.monotonic(), timeout)
 
     def replace(self, rank: int, place: Place, env: Mapping[str, str], timeout: float) -> Joined:
-        """Start a process in the place of one that has ended, and preload the same modules."""
+        """Start a process in the place of one that has ended."""
         self._children[rank].kill()
         self._children[rank] = child = self._new_child(rank)
-        joined = self._joined(rank, self._begin_join(child, place, env), timeout, timeout)
-        child.call("preload", *self._preloaded)
-        return joined
+        return self._joined(rank, self._begin_join(child, place, env), timeout, timeout)
 
     def _new_child(self, rank: int) -> _Child:
         try:
@@ -100,11 +97,10 @@ class ChildProcesses:
             raise WorkerLostError(f"{who} was lost while it started: {why}")
         return answer
 
-    def preload(self, modules: Sequence[str], complete: bool) -> None:
-        """Tell the workers to import modules before their next call."""
-        self._preloaded = list(modules), complete
-        for child in self._children:
-            child.call("preload", *self._preloaded)
+    def preload(self, modules: Sequence[str], complete: bool, ranks: Iterable[int]) -> None:
+        """Tell the workers of these ranks to import modules before their next call."""
+        for rank in ranks:
+            self._children[rank].call("preload", list(modules), complete)
 
     def run(self, function: Callable[..., Any], args_by_rank: Mapping[int, Sequence[Any]], answered: Answered) -> None:
         """Start a call in the workers of these ranks, and return without waiting."""

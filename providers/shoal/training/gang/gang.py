@@ -149,6 +149,7 @@ class Gang:
         self._connections: WorkerConnections | None = None
         self._places: list[Place] = []
         self._env: dict[str, str] = {}
+        self._preloaded: tuple[Sequence[str], bool] = (), False
         self._oom_kills = OomKills()
 
     @classmethod
@@ -217,7 +218,8 @@ class Gang:
 
     def preload(self, modules: Sequence[str], *, complete: bool = False) -> None:
         """Tell the workers to import modules in the background."""
-        self._started.preload(modules, complete)
+        self._preloaded = modules, complete
+        self._started.preload(modules, complete, range(self.shape.num_workers))
 
     def run(
         self,
@@ -355,6 +357,7 @@ class Gang:
         gone = self._connections.wait_replaceable(rank, WORKER_END_S)
         deadline = time.monotonic() + WORKER_REPLACE_S
         joined = self._started.replace(rank, self._places[rank], self._env, WORKER_REPLACE_S)
+        self._started.preload(*self._preloaded, [rank])
         left = max(0.1, deadline - time.monotonic())
         if not gone or not self._connections.wait_joined(self.shape.num_workers, left):
             raise WorkerLostError(f"{self._who(rank)} was lost, and a new worker could not connect to the driver")

@@ -33,7 +33,6 @@ class RayActors:
         self._shape = shape
         self._actors: list[Any] = []
         self._own_folders: dict[str, str] = {}
-        self._preloaded: tuple[list[str], bool] = [], False
         self._group = placement.reserve(shape, deadline)
         try:
             self.seats: Sequence[Seat] = placement.seats(shape, self._group)
@@ -58,14 +57,12 @@ class RayActors:
             yield self._joined(rank, ref, deadline - time.monotonic(), timeout)
 
     def replace(self, rank: int, place: Place, env: Mapping[str, str], timeout: float) -> Joined:
-        """Start an actor in the place of one that has ended, and preload the same modules."""
+        """Start an actor in the place of one that has ended."""
         import ray
 
         ray.kill(self._actors[rank], no_restart=True)
         self._actors[rank] = actor = self._new_actor(ray.remote(Worker), rank)
-        joined = self._joined(rank, actor.join.remote(place, env), timeout, timeout)
-        actor.preload.remote(*self._preloaded)
-        return joined
+        return self._joined(rank, actor.join.remote(place, env), timeout, timeout)
 
     def _new_actor(self, actor_class: Any, rank: int) -> Any:
         options = placement.actor_options(self._shape, self._group, self.seats[rank])
@@ -90,11 +87,10 @@ class RayActors:
             self._own_folders[seat.node_id] = joined.own_folder
         return joined
 
-    def preload(self, modules: Sequence[str], complete: bool) -> None:
-        """Tell the workers to import modules before their next call."""
-        self._preloaded = list(modules), complete
-        for actor in self._actors:
-            actor.preload.remote(*self._preloaded)
+    def preload(self, modules: Sequence[str], complete: bool, ranks: Iterable[int]) -> None:
+        """Tell the workers of these ranks to import modules before their next call."""
+        for rank in ranks:
+            self._actors[rank].preload.remote(list(modules), complete)
 
     def run(self, function: Callable[..., Any], args_by_rank: Mapping[int, Sequence[Any]], answered: Answered) -> None:
         """Start a call in the workers of these ranks, and return without waiting."""
