@@ -57,7 +57,7 @@ class Trained:
 
 
 def test_a_version_passes_the_gate_and_a_failed_partition_keeps_the_model_of_the_champion(
-    tracking: Tracking, tmp_path: Path
+    tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
 
@@ -108,6 +108,9 @@ def test_a_version_passes_the_gate_and_a_failed_partition_keeps_the_model_of_the
     )
     assert found["west"].content() == first["west"].content()
 
+    # Without an address of MLflow, the models are those in the database of jobs.
+    monkeypatch.setattr("shoal.jobs.mlflow.job_run.default_uri", lambda: tracking.uri)
+    mlflow.set_tracking_uri(None)
     by_partition = many.predict("models:/sales@champion", register["holdout"], "store", run_config=config)
     table = pd.concat(by_partition.rows())
     np.testing.assert_allclose(
