@@ -508,7 +508,7 @@ def test_a_request_needs_the_token_and_must_be_small(server: JobServer, client: 
     with pytest.raises(JobError, match="refused the token"):
         JobClient(server.url, "guessed").submit(["true"], "a-1", {})
     with pytest.raises(JobError, match="413"):
-        client.submit(["echo", "x" * 2**20], "a-1", {})
+        client.submit(["echo", "x" * 2**23], "a-1", {})  # more than sockets buffer
     assert client.status("a-1") is None
     authorized = {"Authorization": f"Bearer {TOKEN}"}
     assert httpx.post(f"{server.url}/api/jobs/", content=b"{", headers=authorized).status_code == 400

@@ -127,7 +127,8 @@ class ForkedProcess:
         answers.close()
         os.close(output)
         os.set_blocking(self._output, False)
-        self._log = b""
+        self._parts = [b""]
+        self._log: bytes | None = None
         self._idle_bytes: int | None = None
         self.peak_bytes = 0
 
@@ -145,17 +146,25 @@ class ForkedProcess:
             if isinstance(message, BucketEnded):
                 return
             if isinstance(message, Begun):
-                self._log = b""
+                self._next_part()
+                self._log = None
                 deadline = None if timeout is None else time.monotonic() + timeout
             elif isinstance(message, Ended):
-                self._read_output()
+                self._log = self._next_part()
                 deadline = None
             yield message
 
     def log(self) -> str:
-        """Return the end of the output since the function was called."""
+        """Return the end of the output of the function's last call."""
         self._read_output()
-        return self._log.decode(errors="backslashreplace")
+        output = self._parts[0] if self._log is None else self._log
+        return output[-LOG_BYTES:].decode(errors="backslashreplace")
+
+    def _next_part(self) -> bytes:
+        """Remove the output before the next mark, and return it. The process writes a mark before it sends a message,
+        so the mark is there."""
+        self._read_output()
+        return self._parts.pop(0)
 
     def growth(self) -> int:
         """Return by how many bytes the memory of the process has grown since its first bucket."""
@@ -212,7 +221,7 @@ class ForkedProcess:
             )
 
     def _read_output(self) -> bool:
-        """Read what the process has printed; return whether it may print more."""
+        """Read what the process has printed, divided at the marks; return whether it may print more."""
         while True:
             try:
                 chunk = os.read(self._output, 65536)
@@ -220,7 +229,9 @@ class ForkedProcess:
                 return True
             if not chunk:
                 return False
-            self._log = (self._log + chunk)[-LOG_BYTES:]
+            divided = (self._parts.pop() + chunk).split(partition_process.MARK)
+            # A mark may be divided between two chunks.
+            self._parts += [part[-LOG_BYTES - len(partition_process.MARK) :] for part in divided]
 
     def _how_ended(self) -> str:
         code = self._wait()

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import random
+import secrets
 import sys
 import time
 import traceback
@@ -45,6 +46,10 @@ COPIES = 2
 """Copies of a partition's rows that are in memory at the same time: as Arrow's columns and as a DataFrame. What the
 function itself needs is not known."""
 
+MARK = secrets.token_bytes(16)
+"""Bytes before and after the output of each partition. The messages come by another pipe than the output, so they do
+not show where it begins."""
+
 _libc = ctypes.CDLL(None)
 
 
@@ -65,6 +70,8 @@ def serve(work: Work, orders: Connection, answers: Connection, output: int) -> N
                 bucket: Bucket = orders.recv()
                 try:
                     for message in _processed(work, reader, bucket):
+                        if isinstance(message, Begun | Ended):
+                            os.write(output, MARK)
                         answers.send(message)
                     answers.send(BucketEnded())
                 except OSError:
@@ -81,7 +88,6 @@ def _print_to(output: int) -> None:
     """Let this process print to a descriptor, line by line."""
     os.dup2(output, 1)
     os.dup2(output, 2)
-    os.close(output)
     sys.stdout, sys.stderr = (
         os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False) for descriptor in (1, 2)
     )

@@ -34,6 +34,9 @@ _CLOSE_S = 0.1
 _LARGEST_REQUEST = 2**20
 """Largest size of a request in bytes. A request is small, because it contains only a command and some names."""
 
+_MOST_DISCARDED = 2**26
+"""Largest number of bytes of a request that is too large, which are read before the answer."""
+
 _MOST_STRANGERS = 64
 """Largest number of connections that have not sent the token yet. The number is far above that of a pool's clients that
 connect in the same millisecond, and far below the number of files that a process may open."""
@@ -176,6 +179,10 @@ class JobServer:
             def _answer_to_client(self) -> _Answer:
                 length = int(self.headers.get("Content-Length") or 0)
                 if length > _LARGEST_REQUEST:
+                    # A client that cannot send all of its request would not read the answer.
+                    left = min(length, _MOST_DISCARDED)
+                    while left > 0 and (read := self.rfile.read(min(left, _LARGEST_REQUEST))):
+                        left -= len(read)
                     return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {}
                 return server._answer(self.command, self.path, self.rfile.read(length))
 

@@ -1,0 +1,44 @@
+"""The output of each partition is its own, however late the worker reads it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.jobs.partitions import partition_process
+from shoal.jobs.partitions.forked_process import LOG_BYTES, ForkedProcess
+from shoal.jobs.partitions.messages import Begun, Ended, Message
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.processes
+
+
+def test_output_that_is_read_late_belongs_to_its_partition(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+
+    def processed(*_: Any) -> Iterator[Message]:
+        for key in range(3):
+            yield Begun(key, str(key), 1)
+            print("x" * 3 * LOG_BYTES * (key == 1) + f" of {key}")
+            yield Ended("succeeded", 0.0)
+        done.touch()
+
+    # The process is forked, so it has these, too.
+    monkeypatch.setattr(partition_process, "_reader", lambda work: None)
+    monkeypatch.setattr(partition_process, "_processed", processed)
+    process = ForkedProcess(None)  # type: ignore[arg-type]
+    try:
+        logs = []
+        for message in process.messages(None, None):  # type: ignore[arg-type]
+            wait_until(done.exists, "the end of all partitions")
+            if isinstance(message, Ended):
+                logs.append(process.log())
+    finally:
+        process.end()
+        gc.unfreeze()
+    assert [logs[0], logs[2]] == [" of 0\n", " of 2\n"]
+    assert logs[1].endswith("xx of 1\n") and len(logs[1]) == LOG_BYTES
