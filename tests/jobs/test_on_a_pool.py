@@ -238,6 +238,25 @@ def test_six_jobs_at_once_with_room_for_two_run_two_at_a_time(
         assert sum(other.started_at <= row.started_at < other.ended_at for other in rows) <= 2
 
 
+def test_a_job_without_num_workers_leaves_the_nodes_of_other_leases_alone(real_pool: ComputePool, spec: JobSpec):
+    """Otherwise the jobs would run one after the other, and the first would lose a worker when the second lease ends."""
+    real_pool.scale(1)
+    all_nodes = plain(spec).model_copy(update={"scaling_config": XGBScalingConfig()})
+    first, second = (ComputePool(real_pool.name, holder=f"test:{name}") for name in ("first", "second"))
+    with first.lease(1, exclusive=True):
+        with second.lease(1, exclusive=True):
+            running = jobs.submit(forever(all_nodes), holder=first.holder)
+            driver_of(running)
+            beside = jobs.submit(all_nodes, holder=second.holder).wait(on_log=None)
+        wait_until(lambda: len(real_pool.get_nodes()) == 1, "the node of the second lease to end")
+        log = list(running.logs())
+        wait_until(lambda: len(list(running.logs())) > len(log), "the training to go on")
+        running.cancel()
+
+    assert beside.num_workers == 1
+    assert not [line for line in log if "restart" in line]
+
+
 def log_and_return(factor: float) -> tuple[float, str]:
     """What a job's function does in its workers: its own metrics, MLflow's own calls, a file, a password printed."""
     import hashlib

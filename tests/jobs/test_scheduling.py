@@ -20,9 +20,10 @@ TWO_NODES = (NodeSize(2, 0), NodeSize(2, 0))
 
 
 def entry(
-    name: str, *, holder: str = "a", priority: int = 0, at: float = 0.0, waits: bool = True, gang: Gang = ONE_CPU
-):
-    return Entry((name, 1), holder, priority, at, waits, gang)
+    name: str, *, holder: str = "a", priority: int = 0, at: float = 0.0, waits: bool = True, gang: Gang = ONE_CPU,
+    most_nodes: int | None = None,
+):  # fmt: skip
+    return Entry((name, 1), holder, priority, at, waits, gang, most_nodes)
 
 
 def names(entries: list[Entry]) -> str:
@@ -69,11 +70,13 @@ WAITING = [entry(name, at=at) for at, name in enumerate("123456")]
         ([entry("r", waits=False), entry("b", at=-1, gang=Gang(4, 1)), *WAITING], Room(10, TWO_NODES), ""),
         ([entry("g", gang=Gang(1, 1, 1)), entry("h", at=1, gang=Gang(1, 1, 1))], Room(10, (NodeSize(4, 1),)), "g"),
         ([entry("z", at=-1, gang=Gang(1, 0)), *WAITING], Room(10, (NodeSize(1, 0),)), "z1"),
+        ([entry(name, gang=Gang(), most_nodes=1) for name in "xyz"], Room(10, TWO_NODES), "xy"),
+        ([entry(name, gang=Gang(2, 2), most_nodes=1) for name in "xy"], Room(10, TWO_NODES), "x"),
     ],
     ids=[
         "CPUs", "drivers", "always one", "nodes not known", "beside a running one", "a running one takes all",
         "a running one counts with all at most", "more than there is runs alone", "no job overtakes the first", "GPUs",
-        "a job without CPUs",
+        "a job without CPUs", "all nodes that are kept for each", "as many workers as were asked for",
     ],
 )  # fmt: skip
 def test_jobs_start_that_there_is_room_for(entries, room, started):
@@ -90,6 +93,7 @@ ENTRIES = st.lists(
         st.integers(0, 3),
         st.booleans(),
         GANGS,
+        st.none() | st.integers(1, 3),
     ),
     max_size=12,
 )
@@ -98,7 +102,7 @@ ROOMS = st.builds(Room, st.integers(0, 6), NODES.map(tuple))
 
 
 def fits(entries: list[Entry], room: Room) -> bool:
-    claims = [each.gang.claim(room.nodes) for each in entries]
+    claims = [each.claim(room.nodes) for each in entries]
     return (
         room.drivers is not None
         and len(entries) <= room.drivers

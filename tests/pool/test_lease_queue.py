@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -189,6 +190,12 @@ class Leasing(RuleBasedStateMachine):
             shared = max((one.size for one in granted if not one.exclusive), default=0)
             assert exclusive + shared <= snapshot.pool.max_nodes
             assert wanted(snapshot) >= exclusive + shared
+
+            least = max(snapshot.pool.min_nodes, snapshot.demand.size if snapshot.demand else 0)
+            for one in granted:
+                kept = lease_queue.kept_for(snapshot.leases, least, lambda lease: lease is one)
+                alone = wanted(replace(snapshot, leases=(one,)))
+                assert kept == (alone if len(granted) > 1 else None), "a job counts on nodes that would end"
 
             first_waiting = min((one.queue_number for one in lease_queue.queue(snapshot)), default=None)
             for one in granted:

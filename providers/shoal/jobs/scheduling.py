@@ -42,6 +42,7 @@ class Entry:
         queued_at: Time when the attempt joined the queue.
         waits: Whether the attempt waits. False: its driver runs or is about to run.
         gang: The workers that the job asks for.
+        most_nodes: Largest number of nodes that the job uses if it asks for all nodes. None: no limit.
     """
 
     key: tuple[str, int]
@@ -50,6 +51,11 @@ class Entry:
     queued_at: float
     waits: bool
     gang: Gang
+    most_nodes: int | None = None
+
+    def claim(self, nodes: Sequence[NodeSize]) -> NodeSize:
+        """Return how many of the nodes' CPUs and GPUs the job needs."""
+        return self.gang.claim(nodes, self.most_nodes)
 
 
 @dataclass(frozen=True)
@@ -86,12 +92,12 @@ def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:
     """Return the waiting attempts for which the pool has room now, in the order in which they start."""
     entries = list(entries)
     total = total_size(room.nodes)
-    claims = [entry.gang.claim(room.nodes) for entry in entries if not entry.waits]
+    claims = [entry.claim(room.nodes) for entry in entries if not entry.waits]
     chosen: list[Entry] = []
     for entry in in_order(entries):
         if room.drivers is not None and len(claims) >= max(1, room.drivers):
             break
-        claims.append(entry.gang.claim(room.nodes))
+        claims.append(entry.claim(room.nodes))
         taken = total_size(claims)
         if len(claims) > 1 and (taken.cpus > total.cpus or taken.gpus > total.gpus):
             break
@@ -195,8 +201,13 @@ class Gang:
         """Return the fields of the group of workers as plain data, which the job's row stores."""
         return asdict(self)
 
-    def claim(self, nodes: Sequence[NodeSize]) -> NodeSize:
-        """Return how many CPUs and GPUs the workers need in total, but at most as many as the given nodes have."""
+    def claim(self, nodes: Sequence[NodeSize], most_nodes: int | None = None) -> NodeSize:
+        """Return how many CPUs and GPUs the workers need in total, but at most as many as the given nodes have.
+
+        If the number of workers depends on the nodes, at most `most_nodes` nodes count.
+        """
+        if self.workers < 0:
+            nodes = nodes[:most_nodes]
         total = total_size(nodes)
         gpus = self.gpus if self.gpus >= 0 else int(all(node.gpus for node in nodes))
         workers = self.workers

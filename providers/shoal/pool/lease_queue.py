@@ -5,7 +5,7 @@ All functions are pure: they do no I/O and read no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from shoal.pool.snapshot import Snapshot
 from shoal.state.schema import Lease, PoolState
@@ -20,6 +20,22 @@ def taken_by(leases: Iterable[Lease]) -> int:
     """Return how many nodes the given leases take together: the size of the largest shared lease (shared leases use the
     same nodes) plus the sizes of all exclusive leases."""
     return _nodes_taken(_sizes(leases))
+
+
+def kept_for(leases: Iterable[Lease], least: int, is_own: Callable[[Lease], bool]) -> int | None:
+    """Return how many nodes a job can count on when the leases of others end.
+
+    Args:
+        leases: All leases of the pool.
+        least: Number of nodes that the pool has without a lease: MIN_NODES or the base demand.
+        is_own: Function that says whether a lease lasts at least as long as the job.
+
+    Returns:
+        Number of nodes; None if the job has no lease, or no other has one: the job may then use all nodes.
+    """
+    granted = [lease for lease in leases if not lease.waiting]
+    own = [lease for lease in granted if is_own(lease)]
+    return None if len(own) in (0, len(granted)) else max(least, taken_by(own))
 
 
 def queue(snapshot: Snapshot) -> list[Lease]:

@@ -53,6 +53,15 @@ def refuse_ray(_runtime_env: object) -> NoReturn:
     )
 
 
+_most_nodes: int | None = None
+
+
+def use_at_most(nodes: int | None) -> None:
+    """Limit the workers of this process to a number of nodes if the number of workers is not given. None: no limit."""
+    global _most_nodes
+    _most_nodes = nodes
+
+
 def register() -> NodeRegister | None:
     """Return the register of the nodes if this process belongs to a pool without Ray; else None."""
     return _register
@@ -85,6 +94,17 @@ def active_nodes() -> list[Node]:
     if _register is not None:
         return [Node(name=node.name, cpus=node.cpus, gpus=0) for node in _register.nodes()]
     return [_node(node["NodeName"], node["Resources"]) for node in _alive()]
+
+
+def nodes_for(count: int) -> list[Node]:
+    """Return the active nodes from which the number and size of workers are computed.
+
+    Args:
+        count: Requested number of workers or nodes. -1: as many as there are nodes; then at most as many nodes are
+            returned as :func:`use_at_most` has set.
+    """
+    nodes = active_nodes()
+    return nodes[:_most_nodes] if count == -1 else nodes
 
 
 def _node(name: str, resources: dict[str, float]) -> Node:

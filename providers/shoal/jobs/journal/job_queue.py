@@ -8,7 +8,7 @@ room and writes the row, so that two processes never give the same room to two a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
@@ -21,10 +21,12 @@ from shoal.jobs.journal.attempts import Key, get, note_polled
 from shoal.jobs.journal.stages import Stage, may_become, stage_of
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.scheduling import Entry, Gang, NodeSize, Place, Room, drivers_in
+from shoal.pool.holder import Ancestors, ends_with, job_of
 from shoal.pool.journal import usage
+from shoal.pool.lease_queue import kept_for
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
-from shoal.state.schema import JOB_ACTIVE, Job, JobState, Node, NodeState
+from shoal.state.schema import JOB_ACTIVE, Demand, Job, JobState, Lease, Node, NodeState, Pool
 from shoal.training.host import memory
 
 
@@ -187,7 +189,8 @@ def _places(entries: list[Entry]) -> dict[Key, Place]:
 def _may_start(session: Session, job: Job, now: float) -> bool:
     """Return whether an attempt may start: there is room for it, and no other attempt comes before it."""
     queued_at = now if job.queued_at is None else job.queued_at
-    mine = Entry((job.id, job.attempt), job.holder, job.priority, queued_at, waits=True, gang=Gang(**job.gang))
+    most = _kept_nodes(session, job.pool)(job.id, job.holder, job.ancestors)
+    mine = Entry((job.id, job.attempt), job.holder, job.priority, queued_at, True, Gang(**job.gang), most)
     others = [entry for entry in _entries(session, job.pool) if entry.key != mine.key]
     return mine in scheduling.next_up([*others, mine], _room(session, job.pool))
 
@@ -202,19 +205,63 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
     Only the needed columns are read, because specs are large, and so whole rows are slow to read.
     """
     query = select(
-        Job.pool, Job.id, Job.attempt, Job.holder, Job.priority, Job.queued_at, Job.admitted_at, Job.state, Job.gang
+        Job.pool,
+        Job.id,
+        Job.attempt,
+        Job.holder,
+        Job.ancestors,
+        Job.priority,
+        Job.queued_at,
+        Job.admitted_at,
+        Job.state,
+        Job.gang,
     ).where(Job.state.in_(JOB_ACTIVE))
     if pool is not None:
         query = query.where(Job.pool == pool)
     found: dict[str, list[Entry]] = {}
+    kept: dict[str, _KeptNodes] = {}
     for row in session.execute(query):
         stage = stage_of(row)
         if stage is Stage.UNQUEUED:
             continue
-        waits = stage is Stage.WAITING
-        entry = Entry((row.id, row.attempt), row.holder, row.priority, row.queued_at or 0.0, waits, Gang(**row.gang))
+        waits, gang = stage is Stage.WAITING, Gang(**row.gang)
+        if row.pool not in kept:
+            kept[row.pool] = _kept_nodes(session, row.pool)
+        most = kept[row.pool](row.id, row.holder, row.ancestors)
+        entry = Entry((row.id, row.attempt), row.holder, row.priority, row.queued_at or 0.0, waits, gang, most)
         found.setdefault(row.pool, []).append(entry)
     return found
+
+
+def kept_nodes(store: Store, job: Job) -> int | None:
+    """Return how many nodes a job uses if it asks for all nodes; None if it may use all.
+
+    A pool with leases of several runs gets smaller when one of them ends. A job that used the nodes of other leases
+    would lose workers then, and its number of workers would depend on the other runs.
+    """
+    with store.reading(snapshot=False) as session:
+        return _kept_nodes(session, job.pool)(job.id, job.holder, job.ancestors)
+
+
+_KeptNodes = Callable[[str, str, Ancestors | None], int | None]
+
+
+def _kept_nodes(session: Session, pool: str) -> _KeptNodes:
+    """Return a function that returns for a job's id, holder and ancestors what `kept_nodes` returns."""
+    leases = list(session.scalars(select(Lease).where(Lease.pool == pool)))
+    if len(leases) < 2:
+        return lambda job_id, holder, ancestors: None
+    sizes = select(Pool.min_nodes, Demand.size).outerjoin(Demand, Demand.pool == Pool.name).where(Pool.name == pool)
+    least = max(size or 0 for size in session.execute(sizes).one())
+
+    def kept(job_id: str, holder: str, ancestors: Ancestors | None) -> int | None:
+        return kept_for(
+            leases,
+            least,
+            lambda lease: job_of(lease.holder) == job_id or ends_with(holder, ancestors, lease.holder),
+        )
+
+    return kept
 
 
 def _room(session: Session, pool: str) -> Room:

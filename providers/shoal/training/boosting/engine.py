@@ -145,7 +145,8 @@ def import_ahead_for_workers(request: TrainRequest) -> None:
     if not has_template():
         return
     with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
-        size = resolve_size(request.scaling_config, cluster.active_nodes(), clamp=request.run_config.clamp)
+        nodes = cluster.nodes_for(request.scaling_config.num_workers)
+        size = resolve_size(request.scaling_config, nodes, clamp=request.run_config.clamp)
         import_ahead(_shape(size), [_worker_module(request)])
 
 
@@ -448,4 +449,5 @@ class Training:
             wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
             scaling, clamp = scaling.model_copy(update=wanted), True
         device = self.library.device(self.request)
-        return resolve_size(scaling, cluster.active_nodes(), device=device, cpu_fraction=fraction, clamp=clamp)
+        nodes = cluster.nodes_for(scaling.num_workers)
+        return resolve_size(scaling, nodes, device=device, cpu_fraction=fraction, clamp=clamp)

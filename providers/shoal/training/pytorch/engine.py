@@ -31,7 +31,16 @@ from shoal.training.progress import MetricSink, OnProgress, Progress, ProgressDi
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
 from shoal.training.pytorch.model_dir import Destination, shared_out
-from shoal.training.pytorch.request import FunctionRequest, FunctionResult, Layout, MissingValue, RankStats, lay_out
+from shoal.training.pytorch.request import (
+    AnyScaling,
+    FunctionRequest,
+    FunctionResult,
+    Layout,
+    MissingValue,
+    PyTorchScalingConfig,
+    RankStats,
+    lay_out,
+)
 from shoal.training.restarts import Restarts
 from shoal.training.timeouts import RESOURCES_WAIT_S
 
@@ -88,8 +97,12 @@ def import_ahead_for_workers(request: FunctionRequest) -> None:
         return
     # If the workers do not fit, `run` raises the error.
     with suppress(ShoalError), warnings.catch_warnings(action="ignore"):
-        layout = lay_out(request.scaling_config, cluster.active_nodes(), clamp=request.run_config.clamp)
+        layout = lay_out(request.scaling_config, _nodes_for(request.scaling_config), clamp=request.run_config.clamp)
         import_ahead(_shape(layout), ["torch", "torch._dynamo"], complete=True)
+
+
+def _nodes_for(config: AnyScaling) -> list[cluster.Node]:
+    return cluster.nodes_for(config.num_nodes if isinstance(config, PyTorchScalingConfig) else config.num_workers)
 
 
 def _shape(layout: Layout) -> GangShape:
@@ -123,7 +136,7 @@ class _Run:
         self._restarts = Restarts(request.run_config, self.began)
         self._layout = lay_out(
             request.scaling_config,
-            cluster.active_nodes(),
+            _nodes_for(request.scaling_config),
             clamp=request.run_config.clamp,
             option="num_processes" if request.torch_distributor else None,
         )
@@ -255,7 +268,7 @@ class _Run:
         if min_workers is None:
             return None
         with warnings.catch_warnings(action="ignore"):
-            layout = lay_out(self.request.scaling_config, cluster.active_nodes(), clamp=True)
+            layout = lay_out(self.request.scaling_config, _nodes_for(self.request.scaling_config), clamp=True)
         if not min_workers <= layout.num_workers < self._layout.num_workers:
             return None
         self._layout = layout
