@@ -239,7 +239,7 @@ def test_six_jobs_at_once_with_room_for_two_run_two_at_a_time(
 
 
 def test_a_job_without_num_workers_leaves_the_nodes_of_other_leases_alone(real_pool: ComputePool, spec: JobSpec):
-    """Otherwise the jobs would run one after the other, and the first would lose a worker when the second lease ends."""
+    """Otherwise one would wait for the other, and the first would lose a worker at the end of the second lease."""
     real_pool.scale(1)
     all_nodes = plain(spec).model_copy(update={"scaling_config": XGBScalingConfig()})
     first, second = (ComputePool(real_pool.name, holder=f"test:{name}") for name in ("first", "second"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from operator import eq
 
 import pytest
 from hypothesis import settings
@@ -193,7 +195,7 @@ class Leasing(RuleBasedStateMachine):
 
             least = max(snapshot.pool.min_nodes, snapshot.demand.size if snapshot.demand else 0)
             for one in granted:
-                kept = lease_queue.kept_for(snapshot.leases, least, lambda lease: lease is one)
+                kept = lease_queue.kept_for(snapshot.leases, least, partial(eq, one))
                 alone = wanted(replace(snapshot, leases=(one,)))
                 assert kept == (alone if len(granted) > 1 else None), "a job counts on nodes that would end"
 
