@@ -130,6 +130,10 @@ class PoolElsewhereError(PoolDownError):
         self.host = host
 
 
+class NoTokenError(PoolDownError):
+    """There is no file with the pool's token: the pool went down, or another user, or another home, has started it."""
+
+
 class LeaseEndedError(ShoalError):
     """The run has no lease on the pool any more: the lease has expired, was released, or was ended by its limits."""
 

@@ -44,7 +44,14 @@ from shoal.airflow.operators import (
     TuneOperator,
 )
 from shoal.data.spec import DatasetSpec
-from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError, PoolDownError, ScaleError
+from shoal.errors import (
+    InvalidArgumentError,
+    JobCancelledError,
+    JobFailedError,
+    NoTokenError,
+    PoolDownError,
+    ScaleError,
+)
 from shoal.jobs import JobHandle, JobResult
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -732,6 +739,14 @@ def test_a_training_without_its_pool_names_the_task_that_starts_it(fresh_home, s
     said = f'pool "gone" is down: .* the task {pool.setup.task_id} leases the nodes: .*`shoal train-again a_dag a_run`'
     with pytest.raises(PoolDownError, match=said):
         operator.execute(context)
+
+
+def test_a_missing_token_is_not_explained_by_the_setup_task(on_fake_head, spec, context):
+    """Another user has started the pool: to clear the setup task would not help."""
+    on_fake_head.endpoint.token_path.unlink()
+    with pytest.raises(NoTokenError, match="there is no token file") as raised:
+        train(spec, lease="lease_pool").execute(context)
+    assert "lease_pool" not in str(raised.value)
 
 
 def test_a_task_that_is_tested_alone_leaves_no_lease_and_says_where_its_nodes_are(up, spec, context):

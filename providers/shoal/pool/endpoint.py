@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from shoal.errors import InvalidArgumentError, PoolDownError
+from shoal.errors import InvalidArgumentError, NoTokenError
 from shoal.pool.spec import is_loopback
 
 NO_GCS = ""
@@ -98,14 +98,14 @@ class Endpoint:
         """Read the bearer token. Return an empty string if the head needs no token.
 
         Raises:
-            PoolDownError: There is no token file, because the pool went down, or was started with another home.
+            NoTokenError: There is no token file.
         """
         if self.token_path is None:
             return ""
         try:
             return self.token_path.read_text().strip()
         except FileNotFoundError:
-            raise PoolDownError(
+            raise NoTokenError(
                 f"there is no token file {self.token_path}: the pool went down, or another user, or a process with "
                 "another SHOAL_HOME, has started it. Only the user that started a local:// pool can use it: give each "
                 "user a pool, or use a ray:// pool. If the pool is down, start it with `shoal pool up`"

@@ -26,7 +26,7 @@ from shoal.airflow.links import LINKS, links_of, page_links, show_links
 from shoal.airflow.operators.as_written import digest_as_written
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
 from shoal.airflow.retries import no_retry_of_permanent_errors
-from shoal.errors import LeaseEndedError, PoolDownError, PoolElsewhereError, ShoalError
+from shoal.errors import LeaseEndedError, NoTokenError, PoolDownError, PoolElsewhereError, ShoalError
 from shoal.pool.spec import PoolSpec, is_uri
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
         try:
             yield
         except (PoolDownError, LeaseEndedError) as error:
-            if self.lease is None or isinstance(error, PoolElsewhereError):
+            if self.lease is None or isinstance(error, PoolElsewhereError | NoTokenError):
                 raise
             raise type(error)(f"{error}. {self.setup_advice(context)}") from error
 
