@@ -32,6 +32,8 @@ from tests.support.pool_processes import node_rows, nothing_left, processes_of_h
 from tests.support.two_node_cluster import TwoNodes
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.processes
+
 SCRIPT = """
 import hashlib, os, signal, sys
 from pathlib import Path
@@ -333,7 +335,6 @@ print("said", open("conf/model.json").read(), flush=True)
 """
 
 
-@pytest.mark.processes
 def test_a_script_finds_its_files_from_the_folder_of_its_job(
     outside: None, fresh_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

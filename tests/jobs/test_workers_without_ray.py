@@ -27,6 +27,8 @@ from tests.support.pool_processes import living, node_processes, node_rows, noth
 from tests.support.two_node_cluster import assert_ended
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.processes
+
 __all__ = ["rows"]
 
 

@@ -165,6 +165,7 @@ def test_down_leaves_no_row_and_up_brings_it_again(case, pool):
     assert names(pool.up()) == ["conform-0"]
 
 
+@pytest.mark.server
 @pytest.mark.parametrize("options", [{}, {"image": "shoal:1"}])
 def test_a_ray_cluster_on_kubernetes_keeps_every_guarantee(kube, options):
     case = Kubernetes(kube, options)

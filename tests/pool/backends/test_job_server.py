@@ -34,6 +34,8 @@ from shoal.state.home import open_locked
 from shoal.state.schema import Node
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.processes
+
 TOKEN = "let-me-in"
 
 

@@ -25,6 +25,8 @@ from tests.kuberay.accounts import roles
 from tests.support.fake_kubernetes import RAY_TOKEN, ray_cluster
 from tests.support.pool_processes import node_rows
 
+pytestmark = pytest.mark.server
+
 SOON = {"rollback_after_seconds": 0.5}
 
 

@@ -26,6 +26,8 @@ from tests.pool.backends.test_kuberay import uses
 from tests.support.fake_kubernetes import RAY_TOKEN, ray_cluster
 from tests.support.pool_processes import node_rows
 
+pytestmark = pytest.mark.server
+
 
 def replicas(kube):
     return kube.group("c")["replicas"]

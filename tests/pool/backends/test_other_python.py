@@ -17,6 +17,8 @@ from shoal.pool.backends import LocalBackend, versions
 from shoal.pool.spec import PoolSpec
 from tests.support.pool_processes import node_rows, nothing_left
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:

@@ -46,7 +46,10 @@ from tests.support.without_ray import nodes_without_ray
 TWO = GangShape(2, 1.0)
 
 
-@pytest.fixture(autouse=True, params=["new processes", "forks of a template"])
+NEW_PROCESSES = pytest.param("new processes", marks=pytest.mark.processes)
+
+
+@pytest.fixture(autouse=True, params=[NEW_PROCESSES, "forks of a template"])
 def forked(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Whether the workers are forked from a template."""
     end_gangs()
