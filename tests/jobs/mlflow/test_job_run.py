@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, JobError
@@ -20,7 +22,7 @@ from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import contest, holdout_evaluation, job_run, model_loading, promotion
 from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.holdout import Holdout, check_holdout
-from shoal.jobs.mlflow.job_run import Run, metric_name
+from shoal.jobs.mlflow.job_run import Run, legal_name, metric_name
 from shoal.jobs.mlflow.promotion_decision import Candidate, Evaluation
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.state import Store
@@ -153,6 +155,13 @@ class TestRun:
         assert any((fresh_home / "mlflow" / "artifacts").rglob("*.ubj"))
         assert list(tmp_path.iterdir()) == []
         assert "mlflow ui --backend-store-uri sqlite:///" in run.link
+
+
+@given(st.text() | st.text("/._a@", max_size=6))
+def test_every_metric_gets_a_name_that_mlflow_accepts(name: str):
+    from mlflow.utils.validation import _validate_metric_name
+
+    _validate_metric_name(legal_name(name))
 
 
 def test_names_that_mlflow_refuses():

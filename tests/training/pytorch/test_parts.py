@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -186,6 +187,14 @@ def test_a_metric_that_is_no_number_is_refused_by_name() -> None:
         Context().get_metrics_reporter().log_metrics({"name": "resnet"})
     with pytest.raises(InvalidArgumentError, match='the metric "names" must be a number'):
         Context().get_metrics_reporter().log_metrics({"names": [1, "resnet"]})
+
+
+@pytest.mark.parametrize("step", [2**63, 0.5, math.nan, "1"])
+def test_a_step_that_mlflow_cannot_store_is_refused(step: Any) -> None:
+    reporter = Context().get_metrics_reporter()
+    reporter.log_metrics({"loss": 1.0}, step=3.0)
+    with pytest.raises(InvalidArgumentError, match="the step of metrics must be a whole number"):
+        reporter.log_metrics({"loss": 2.0}, step=step)
 
 
 def test_a_list_of_numbers_is_logged_as_steps() -> None:

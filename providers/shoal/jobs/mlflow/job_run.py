@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import math
 import os
+import posixpath
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -353,8 +354,14 @@ def metric_name(evaluated: str, metric: str) -> str:
 
 def legal_name(name: str) -> str:
     """Return a name with "_" in place of the characters that MLflow refuses in the names of metrics and tags, and with
-    at most 250 characters."""
-    return re.sub(r"[^\w\-. :/]", "_", name)[:_NAME_LENGTH]
+    at most 250 characters.
+
+    MLflow also refuses names that a path library would shorten, such as ``/loss`` and ``train//loss``.
+    """
+    legal = re.sub(r"[^\w\-. :/]", "_", name)[:_NAME_LENGTH]
+    if legal != posixpath.normpath(legal) or legal.startswith(("/", "..")) or legal == ".":
+        legal = legal.replace("/", "_").replace(".", "_")
+    return legal or "_"
 
 
 def artifacts_of(uri: str) -> str | None:

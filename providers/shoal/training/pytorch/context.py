@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
     from shoal.training.pytorch.checkpoints import Checkpoints
 
+_STEPS = 2**63
+"""Number of steps that MLflow's database can store."""
+
 Report = Callable[[dict[str, float], int | None], None]
 """Type of a function that receives metrics (name -> value) and the step of the metrics, which may be None."""
 
@@ -40,8 +43,9 @@ class MetricsReporter:
         In MLflow the metrics of rank 0 keep their names. The metrics of other ranks get the rank as a prefix.
 
         Raises:
-            InvalidArgumentError: A value is not a number.
+            InvalidArgumentError: A value is not a number, or the step is not a whole number of at most 64 bits.
         """
+        step = None if step is None else _step(step)
         values = {str(name): _numbers(name, value) for name, value in metrics.items()}
         if single := {name: value for name, value in values.items() if isinstance(value, float)}:
             self._report(single, step)
@@ -231,6 +235,18 @@ def _numbers(name: Any, value: Any) -> float | list[float]:
         return [float(each) for each in value] if isinstance(value, list | tuple) else float(value)
     except (TypeError, ValueError):
         raise InvalidArgumentError(f'the metric "{name}" must be a number, not {value!r}') from None
+
+
+def _step(step: Any) -> int:
+    """Convert the step of metrics, such as a NumPy integer or ``3.0``, to an `int`."""
+    try:
+        number = int(step)
+        fits = number == step and abs(number) < _STEPS
+    except (TypeError, ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise InvalidArgumentError(f"the step of metrics must be a whole number of at most 64 bits, not {step!r}")
+    return number
 
 
 def _number(variable: str, default: int) -> int:
