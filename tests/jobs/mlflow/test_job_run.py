@@ -69,7 +69,7 @@ def holdout(tmp_path: Path) -> DataConnector:
 
 class TestRun:
     def test_what_is_logged_can_be_read(self, run, tracking):
-        run.log_params({"eta": 0.3, "input_cols": "x" * 7000, **{f"p{n}": n for n in range(150)}})
+        run.log_params({"eta": 0.3, "input_cols": "x" * 7000, "/x{}": 1, **{f"p{n}": n for n in range(150)}})
         run.log_dataset("y", "d" * 32, ["s3://key:secret@bucket/train"], context="training")
         run.log_metrics([("eval-rmse", 0.5 if step < 1500 else 0.25, step, 1.0) for step in range(1501)])
         run.log_metrics([("eval-ndcg@10", NAN, 0, 1.0)])

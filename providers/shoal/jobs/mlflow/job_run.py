@@ -210,7 +210,8 @@ class Run:
         """Log parameters to the run, without credentials, and with values cut off if they are too long for MLflow."""
         from mlflow.entities import Param
 
-        entities = [Param(name, str(value)[:_PARAM_LENGTH]) for name, value in redact_all(dict(params)).items()]
+        values = {legal_name(name): str(value)[:_PARAM_LENGTH] for name, value in redact_all(dict(params)).items()}
+        entities = [Param(*each) for each in values.items()]
         for part in _parts(entities, _PARAMS_PER_CALL):
             self.client.log_batch(self.run_id, params=part)
 
@@ -353,8 +354,8 @@ def metric_name(evaluated: str, metric: str) -> str:
 
 
 def legal_name(name: str) -> str:
-    """Return a name with "_" in place of the characters that MLflow refuses in the names of metrics and tags, and with
-    at most 250 characters.
+    """Return a name with at most 250 characters, and with "_" in place of the characters that MLflow refuses in the
+    names of metrics, parameters and tags.
 
     MLflow also refuses names that a path library would shorten, such as ``/loss`` and ``train//loss``.
     """
