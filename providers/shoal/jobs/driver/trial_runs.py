@@ -85,10 +85,10 @@ class TrialRuns:
             tags=redact_all(tags),
             run_name=f"trial {trial.number}",
         )
-        params = [Param(name, str(value)[:_LONGEST_VALUE]) for name, value in redact_all(trial.params).items()]
+        chosen = {legal_name(name): str(value)[:_LONGEST_VALUE] for name, value in redact_all(trial.params).items()}
         values: dict[str, Any] = {**trial.metrics}
         if trial.value is not None:
             values["value"] = trial.value
         metrics = [Metric(legal_name(name), float(value), int(now * 1000), 0) for name, value in values.items()]
-        client.log_batch(run.info.run_id, metrics=metrics, params=params)
+        client.log_batch(run.info.run_id, metrics=metrics, params=[Param(*each) for each in chosen.items()])
         client.set_terminated(run.info.run_id, _STATUS[trial.state])
