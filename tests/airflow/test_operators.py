@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import signal
 import socket
 import threading
@@ -29,7 +30,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import ErrorResponse
 from airflow.serialization.serialized_objects import DagSerialization
 
-from shoal import jobs
+from shoal import history, jobs
 from shoal.airflow.base.pool import TaskKilledError, WorkerLostError
 from shoal.airflow.context import pool_for_run
 from shoal.airflow.links import LINKS
@@ -60,7 +61,7 @@ from shoal.pool.journal import commands
 from shoal.pool.spec import LeaseOptions, PoolSpec
 from shoal.state import Store, deployments
 from shoal.state.process import ProcessId
-from shoal.state.schema import JobState, Pool, PoolState
+from shoal.state.schema import JobState, Lease, Pool, PoolState
 from shoal.training.pytorch.request import launched, spread
 from shoal.training.run_config import RunConfig
 from tests.airflow.conftest import RUN
@@ -201,6 +202,31 @@ def test_cleanup_gives_back_what_the_run_has_and_no_more(up, context):
     assert [one.holder for one in up.describe().leases] == ["airflow:a_dag/other"]
     clean_other("fraud")
     wait_until(lambda: jobs.sweep() is not None and len(node_rows()) == 1, "the head alone")
+
+
+def test_a_cleanup_counts_what_it_does_for_others_and_the_janitor_names_them(up, context, capsys):
+    own, others = f"{RUN}#score_lease_pool", ["airflow:staging:a_dag/a_run", "airflow:staging:a_dag/b_run"]
+    elsewhere = {holder: ComputePool("local://other?max_nodes=4", holder=holder) for holder in (own, *others)}
+    elsewhere[own].up()
+
+    def expire(*holders: str) -> None:
+        for holder in holders:
+            elsewhere[holder].lease(1)
+        with Store().transaction() as session:
+            session.query(Lease).update({"expires_at": 0.0, "renewed_clock": None})
+
+    expire(own, others[0])
+    report = CleanupPoolOperator(task_id="clean", pool_name="tiny").execute(context)
+    counted = re.compile(r"actions for other runs or pools: [1-9]\d* \(see shoal history\)")
+    assert report["swept"][0] == f"other: the lease of {own} expired"
+    assert [line for line in report["swept"] if counted.fullmatch(line)] == [report["swept"][-1]]
+    said = capsys.readouterr().out
+    assert all(each in said for each in report["swept"])
+    assert "staging" not in said + str(report)
+    assert f"other: the lease of {others[0]} expired" in str([each.detail for each in history.read(kind="swept")])
+
+    expire(others[1])
+    assert f"other: the lease of {others[1]} expired" in SweepPoolsOperator(task_id="sweep").execute(context)
 
 
 def test_sweep_clears_what_is_left_of_a_dead_node(up, context):

@@ -157,6 +157,33 @@ def test_processes_of_other_users_that_proc_hides_are_passed_over():
     assert done.stdout == "False 0\n"
 
 
+_END_A_NODE = (
+    """
+from shoal.pool.backends import NodeRef
+from shoal.pool.backends.local.backend import LocalBackend
+from shoal.state.process import ProcessId
+"""
+    + _BECOME_NOBODY
+    + """
+assert os.geteuid() != 0
+print(LocalBackend().end(None, [NodeRef("a", "p-0", "p", 1, ProcessId.of(int(sys.argv[1])))]))
+"""
+)
+
+
+def test_a_clean_up_leaves_the_nodes_of_another_user_and_says_so():
+    with subprocess.Popen(["sleep", "60"]) as supervisor:
+        try:
+            end = [sys.executable, "-c", _END_A_NODE, str(supervisor.pid)]
+            done = subprocess.run(end, capture_output=True, text=True, check=False)
+            assert supervisor.poll() is None
+        finally:
+            supervisor.kill()
+    assert done.stdout == f"{{'a': 'its supervisor (pid {supervisor.pid}) belongs to another user, who ends it'}}\n", (
+        done
+    )
+
+
 def test_a_user_who_did_not_start_the_pool_is_told_so(tmp_path: Path):
     endpoint = Endpoint("http://127.0.0.1:1", NO_GCS, tmp_path / "token")
     with pytest.raises(PoolDownError, match=r"another user, .*has started it.* use a ray:// pool"):

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from sqlalchemy import or_, select
@@ -23,7 +24,7 @@ from shoal.jobs.reconcile import look
 from shoal.jobs.reconcile.settle import settle_jobs
 from shoal.jobs.submission import MOST_LISTED, attach
 from shoal.pool.api import ComputePool, sweep_nodes
-from shoal.pool.holder import ends_with, python_holder, run_of
+from shoal.pool.holder import Notice, ends_with, job_holder, job_of, python_holder, run_of, whole_run
 from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.teams import ALL_TEAMS
@@ -41,7 +42,8 @@ class CleanupReport:
     Attributes:
         cancelled: Ids of the run's jobs that were cancelled.
         released: Whether the run had leases of nodes, which were released.
-        swept: Actions that `sweep` has taken on this host, one sentence each.
+        swept: Actions that `sweep` has taken on this host, one sentence each: those that concern the run or the nodes
+            of the pool. A last sentence contains the number of all other actions.
         left: Actions that are still to be done and that another host does by itself, one sentence each.
     """
 
@@ -64,6 +66,9 @@ def clean_up(
 ) -> CleanupReport:
     """Cancel the jobs of a workflow run on a pool, release the run's leases of nodes, and clean this host with `sweep`.
 
+    The report names no other runs, because several workflow engines may share a store. The record of actions
+    (`shoal history`) names them.
+
     For a flow run of Prefect, the function also ends the jobs and leases of the runs that it has called. For a block of
     `shoal.prefect.pool_lease`, it ends only the jobs and leases inside the block.
 
@@ -78,7 +83,12 @@ def clean_up(
         is_cancelled: Whether the run was cancelled. Then the jobs of the deployments that it has started with Prefect's
             ``run_deployment`` are ended, too.
     """
-    holder = storable(holder)
+    return _clean_up(pool_name, storable(holder), reason, is_cancelled, partial(_of_run, pool_name, storable(holder)))
+
+
+def _clean_up(
+    pool_name: str, holder: str, reason: str, is_cancelled: bool, chosen: Callable[[list[str]], list[str]]
+) -> CleanupReport:
     active = attempts.newest(Store(), pool=pool_name, states=JOB_ACTIVE, limit=MOST_LISTED)
     # Cancel only the attempts of this DAG run or flow run, not whole jobs. A newer attempt of the same job may belong
     # to another DAG run or flow run.
@@ -98,7 +108,26 @@ def clean_up(
             left.append(f'host {status.host} ends the nodes of pool "{pool_name}" that nothing else needs')
     except (PoolNotFoundError, PoolDownError):
         released = False
-    return CleanupReport(cancelled, released, tuple(sweep()), tuple(left))
+    return CleanupReport(cancelled, released, tuple(chosen(sweep())), tuple(left))
+
+
+def _of_run(pool_name: str, holder: str, did: list[str]) -> list[str]:
+    """Return the sentences of a sweep that concern a workflow run, and one with the number of the others."""
+    notices = [each if isinstance(each, Notice) else Notice(each) for each in did]
+    job_ids = {job_id for each in notices if each.holder and (job_id := job_of(each.holder))}
+    owners = select(Job.id, Job.holder, Job.ancestors).where(Job.id.in_(job_ids))
+    with Store().reading() as session:
+        rows = session.execute(owners).all() if job_ids else []
+    jobs = {job_holder(each.id) for each in rows if ends_with(each.holder, each.ancestors, holder)}
+
+    def is_own(notice: Notice) -> bool:
+        if notice.holder is None:
+            return notice.pool == pool_name
+        return notice.holder in jobs or whole_run(notice.holder) == whole_run(holder)
+
+    own = [str(each) for each in notices if is_own(each)]
+    others = len(notices) - len(own)
+    return [*own, f"actions for other runs or pools: {others} (see shoal history)"] if others else own
 
 
 def sweep(store: Store | None = None) -> list[str]:
@@ -161,17 +190,26 @@ def retain(
     return [*did, *pruned.failed]
 
 
-def clean_up_everywhere(holder: str, *, reason: str, is_cancelled: bool = False) -> list[str]:
+def clean_up_everywhere(
+    holder: str, *, reason: str, is_cancelled: bool = False, with_others: bool = False
+) -> list[str]:
     """Call `clean_up` for every pool on which a workflow run has an unfinished job or a lease of nodes.
 
     An error on one pool is logged and reported, and the function goes on with the next pool.
+
+    Args:
+        holder: Name of the run.
+        reason: Text that is stored as the error of the cancelled jobs.
+        is_cancelled: Whether the run was cancelled; see `clean_up`.
+        with_others: Whether to return what the sweeps have done for other runs, too, as a janitor does.
     """
     done: list[str] = []
     holder = storable(holder)
     owned = [each for each in _owned() if ends_with(each.holder, each.ancestors, holder, is_cancelled=is_cancelled)]
     for pool in sorted({each.pool for each in owned}):
         try:
-            report = clean_up(pool, holder, reason=reason, is_cancelled=is_cancelled)
+            chosen = list if with_others else partial(_of_run, pool, holder)
+            report = _clean_up(pool, holder, reason, is_cancelled, chosen)
         except Exception as error:
             log.exception("the jobs and leases of %s on pool %s could not be cleaned up", holder, pool)
             done.append(
@@ -223,7 +261,7 @@ def clean_up_ended_runs(engine: str, end_of: Callable[[str], RunEnd | None]) -> 
             done.append(f"{holder} was left alone, although {end.reason}: a process still waits for its job {awaited}")
             continue
         with acting_as(f"{engine}:janitor"):
-            done += clean_up_everywhere(holder, reason=end.reason, is_cancelled=end.is_cancelled)
+            done += clean_up_everywhere(holder, reason=end.reason, is_cancelled=end.is_cancelled, with_others=True)
     return done
 
 

@@ -41,10 +41,35 @@ def run_of(holder: str) -> str:
     return holder.partition("/")[0] if holder.startswith(_PREFECT) else holder
 
 
+def whole_run(holder: str) -> str:
+    """Return the holder that is the whole DAG run or flow run, if a holder is a block of it."""
+    run = DagRunHolder.of(holder)
+    return run.name if run else run_of(holder)
+
+
 def runs_around(holder: str, ancestors: Ancestors | None) -> frozenset[str]:
     """Return the run of a holder, and the runs in the same process that have called it."""
     callers = [ancestor for ancestor, is_in_process in (ancestors or {}).items() if is_in_process]
     return frozenset(run_of(each) for each in (holder, *callers))
+
+
+class Notice(str):
+    """Sentence about a change to a pool or a job, and the pool and the holder that the change concerns.
+
+    Args:
+        text: The sentence.
+        holder: The holder. None: the change concerns all holders on the pool, such as the end of a node.
+        pool: Name of the pool. None: the change concerns no pool, such as the end of a process that was left over.
+    """
+
+    holder: str | None
+    pool: str | None
+
+    def __new__(cls, text: str, holder: str | None = None, pool: str | None = None) -> Notice:
+        """Create the sentence."""
+        made = super().__new__(cls, text)
+        made.holder, made.pool = holder, pool
+        return made
 
 
 def python_holder() -> str:

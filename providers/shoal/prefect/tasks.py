@@ -398,8 +398,8 @@ def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
 
     Returns:
         A dict with four entries: ``cancelled`` (ids of the cancelled jobs), ``released`` (whether a lease was
-        released), ``swept`` (actions on unneeded nodes and lost jobs of this host), and ``left`` (actions that another
-        host takes by itself).
+        released), ``swept`` (actions on this host's unneeded nodes and lost jobs that concern the flow run or the pool,
+        and the number of the other actions), and ``left`` (actions that another host takes by itself).
 
     Example:
         >>> cleanup_pool("retrain")

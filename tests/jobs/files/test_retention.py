@@ -110,6 +110,16 @@ class TestVersions:
         assert pruned.failed == ()
         return [(each.model, each.version) for each in pruned.deleted]
 
+    @pytest.mark.parametrize(("asking", "may"), [("ads", False), ("fraud", True), (None, True), ("*", True)])
+    def test_versions_of_other_teams_are_not_deleted(self, shelf, monkeypatch, asking, may):
+        theirs = shelf.add("m", days=100, key=add_job(Key("theirs", 1), team="fraud"))
+        nobodys = shelf.add("m", days=100, key=Key("pruned", 1))
+        if asking is not None:
+            monkeypatch.setenv("SHOAL_TEAM", asking)
+        expected = [("m", theirs)] * may + [("m", nobodys)]
+        assert self.prune(shelf, keep_last=0, dry_run=True) == expected
+        assert self.prune(shelf, keep_last=0) == expected
+
     def test_only_versions_that_nothing_needs_are_deleted(self, shelf):
         running = add_job(Key("running", 2), JobState.RUNNING)
         old = shelf.add("m", days=100)

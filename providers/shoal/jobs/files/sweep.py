@@ -16,6 +16,7 @@ from shoal.errors import ShoalError
 from shoal.jobs import credentials
 from shoal.jobs.files import artifacts, staged_data_claims, storage, working_folder
 from shoal.jobs.journal.attempts import Key
+from shoal.pool.holder import Notice, job_holder
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job
 
@@ -43,14 +44,14 @@ def discard_leftovers(store: Store) -> list[str]:
         (working_folder.left(), working_folder.discard, "its working folder"),
         (half_written, lambda each: storage.discard_unfinished(half_written[each]), "a half-written file"),
     ]
-    did = []
+    did: list[str] = []
     for submission_ids, remove, removed in kinds:
         for submission_id in submission_ids:
             with store.reading() as session:
                 ended = _has_ended(session, submission_id)
             if ended and (of := _key(submission_id)):
                 remove(submission_id)
-                did.append(f"job {of.job_id}, attempt {of.attempt}: removed {removed}")
+                did.append(_about(of, f"removed {removed}"))
     return [*did, *_staged_data(store)]
 
 
@@ -78,12 +79,17 @@ def _staged_data(store: Store) -> Iterator[str]:
         gone = {location: [user for user in users[location] if _has_ended(session, user)] for location in remaining}
     for location, key in filled.items():
         if _tried(location, staged_data_claims.discard, [location]):
-            yield f"job {key.job_id}, attempt {key.attempt}: removed its staged data"
+            yield _about(key, "removed its staged data")
     for location in sorted(remaining):
         if _tried(location, _discard_unused, location, gone[location], location in named):
-            key = named.get(location)
-            whose = f"job {key.job_id}, attempt {key.attempt}: removed its" if key else "removed"
-            yield f"{whose} staged data" + ("" if key else f" {location}, which no process and no job uses any more")
+            if key := named.get(location):
+                yield _about(key, "removed its staged data")
+            else:
+                yield f"removed staged data {location}, which no process and no job uses any more"
+
+
+def _about(key: Key, action: str) -> Notice:
+    return Notice(f"job {key.job_id}, attempt {key.attempt}: {action}", job_holder(key.job_id))
 
 
 def _claims(location: str) -> set[str] | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from sqlalchemy import select
+from sqlalchemy import false, or_, select
 
 from shoal.errors import InvalidArgumentError, RegistryError, ShoalError, shown
 from shoal.jobs.files.retention import checked_age
@@ -28,6 +28,7 @@ from shoal.jobs.mlflow.registry import (
     quoted,
 )
 from shoal.jobs.timeouts import DELETION_LOCK_TTL_S
+from shoal.pool import teams
 from shoal.state import Store
 from shoal.state.schema import JOB_ACTIVE, Job
 
@@ -83,7 +84,8 @@ def prune_models(
 
     A version is deleted only if shoal has registered it, and it is older than `older_than`, and not among the newest
     `keep_last` versions of its model. Versions with any alias or stage are kept, and so are the version that shoal
-    promoted last and the versions of running jobs.
+    promoted last and the versions of running jobs. A process that acts for a team (``$SHOAL_TEAM``) keeps the versions
+    of jobs of other teams; a version whose job was deleted from the store belongs to no team.
 
     The logged model of a deleted version is deleted, too, unless another version uses it. MLflow marks the version and
     the logged model as deleted; `mlflow gc` then removes the files. The MLflow run stays.
@@ -111,19 +113,20 @@ def prune_models(
         return ModelPruning((), 0)
     store = Store()
     versions, aliases = registry.versions(), {model.name: aliases_of(model) for model in registry.models()}
-    active = _active(store)
+    team = teams.asking()
+    needed = _needed(store, team)
     deleted: list[DeletedVersion] = []
     failed = []
     for model, all_of_it in sorted(versions.items()):
         with store.reading() as session:
             chosen = chosen_versions(session, registry.uri, model)
         kept = {*aliases.get(model, {}).values(), *chosen}
-        old = unneeded(all_of_it, kept, active, before=before, keep_last=keep_last)
+        old = unneeded(all_of_it, kept, needed, before=before, keep_last=keep_last)
         if dry_run:
             deleted += map(_described, old)
             continue
         names = {version.tags[ALIAS_TAG] for version in all_of_it if ALIAS_TAG in version.tags}
-        deletion = _Deletion(store, registry, model, {*names, *aliases.get(model, {})})
+        deletion = _Deletion(store, registry, model, {*names, *aliases.get(model, {})}, team)
         try:
             deleted += (_described(version) for version in deletion.of(old))
         except ShoalError as error:  # an error with one model must not stop the deletion of other models' versions
@@ -133,7 +136,7 @@ def prune_models(
 
 
 def unneeded(
-    versions: Sequence[ModelVersion], kept: Collection[str], active: Attempts, *, before: float, keep_last: int
+    versions: Sequence[ModelVersion], kept: Collection[str], needed: Attempts, *, before: float, keep_last: int
 ) -> list[ModelVersion]:
     """Return the versions of a model that may be deleted, the oldest first."""
     return [
@@ -142,7 +145,7 @@ def unneeded(
         if version.creation_timestamp / 1000 < before
         and str(version.version) not in kept
         and not _has_alias(version)
-        and _attempt(version) not in active
+        and _attempt(version) not in needed
     ]
 
 
@@ -158,12 +161,14 @@ class _Deletion:
         registry: Registry that has the model.
         model: Name of the model.
         aliases: The model's aliases, as far as they are known.
+        team: Team for which this process acts.
     """
 
     store: Store
     registry: Registry
     model: str
     aliases: set[str]
+    team: str | None
 
     def of(self, versions: Sequence[ModelVersion]) -> Iterator[ModelVersion]:
         """Delete the given versions, and yield each deleted version.
@@ -183,7 +188,8 @@ class _Deletion:
                 yield version
 
     def _delete(self, version: ModelVersion, lock_names: Sequence[str]) -> bool:
-        """Delete one version, but keep it if it now has an alias, was promoted last, or belongs to a running job."""
+        """Delete one version, but keep it if it now has an alias, was promoted last, or belongs to a running job or a
+        job of another team."""
         client, number, deleted = self.registry.client, str(version.version), False
         # If another process has deleted the version, the version is not counted as deleted by this call.
         with ExitStack() as stack, answering(self.registry.uri), missing_ignored():
@@ -195,7 +201,9 @@ class _Deletion:
                 chosen = chosen_versions(session, self.registry.uri, self.model)
                 job_id, attempt = _attempt(version)
                 job = session.get(Job, (job_id, int(attempt))) if attempt.isdigit() else None
-                if number in chosen or (job is not None and job.state in JOB_ACTIVE):
+                if number in chosen:
+                    return False
+                if job is not None and (job.state in JOB_ACTIVE or not teams.may_change(job.team, self.team)):
                     return False
             if _has_alias(client.get_model_version(self.model, number)):
                 return False
@@ -228,9 +236,11 @@ class _Deletion:
         )
 
 
-def _active(store: Store) -> Attempts:
+def _needed(store: Store, team: str | None) -> Attempts:
+    """Return the attempts whose versions are kept: those that have not ended, and those of other teams."""
+    is_foreign = false() if team in (None, teams.ALL_TEAMS) else Job.team != team
     with store.reading() as session:
-        rows = session.execute(select(Job.id, Job.attempt).where(Job.state.in_(JOB_ACTIVE)))
+        rows = session.execute(select(Job.id, Job.attempt).where(or_(Job.state.in_(JOB_ACTIVE), is_foreign)))
         return {(job_id, str(attempt)) for job_id, attempt in rows}
 
 

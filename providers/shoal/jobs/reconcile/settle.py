@@ -22,6 +22,7 @@ from shoal.jobs.reconcile.rounds import host_round, start_next
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.timeouts import QUEUE_PERIOD_S
 from shoal.pool.bound_host import is_here
+from shoal.pool.holder import Notice, job_holder
 from shoal.state import Store
 from shoal.state.home import lock_file, open_locked
 from shoal.state.schema import JobState, Pool
@@ -37,7 +38,7 @@ _AT_ONCE = 1000
 
 def settle_jobs(store: Store | None = None) -> list[str]:
     """Record the end of jobs whose driver or submitter has died, and remove the temporary files of ended jobs."""
-    did = []
+    did: list[str] = []
     store = store or Store()
     # Running jobs and pending jobs have separate limits, so that running jobs are checked even if there are very many
     # pending jobs. Jobs that no process waits for are checked first, because a process that waits for a job checks the
@@ -49,15 +50,17 @@ def settle_jobs(store: Store | None = None) -> list[str]:
         except ShoalError as error:
             # A ShoalError is expected here, for example if the job's pool is on another host. In that case, that host
             # checks the job.
-            log.info("job %s was not checked: %s", key.job_id, error)
+            log.debug("job %s was not checked: %s", key.job_id, error)
             continue
         except Exception as error:  # log the unexpected error, and go on with the check of the other jobs
             log.exception("job %s could not be checked", key.job_id)
-            did.append(f"job {key.job_id}: could not be checked: {type(error).__name__}: {error}")
+            sentence = f"job {key.job_id}: could not be checked: {type(error).__name__}: {error}"
+            did.append(Notice(sentence, job_holder(key.job_id)))
             continue
         if lost:
             ended = attempts.load(store, key)
-            did.append(f"job {key.job_id}, attempt {key.attempt}: {ended.state.value}, {ended.error}")
+            sentence = f"job {key.job_id}, attempt {key.attempt}: {ended.state.value}, {ended.error}"
+            did.append(Notice(sentence, job_holder(key.job_id)))
     return [*did, *discard_leftovers(store)]
 
 

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from shoal.pool import scaling_plan
 from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen, Waiting
 from shoal.pool.bound_host import is_bound_here
+from shoal.pool.holder import Notice
 from shoal.pool.journal import lease_limits, rows, usage
 from shoal.pool.journal.rollback import end_operation
 from shoal.pool.lease_queue import grantable
@@ -147,7 +148,7 @@ def _expire_leases(session: Session, snapshot: Snapshot, now: float) -> tuple[Sn
     if expired:
         session.flush()
         snapshot = rows.load(session, snapshot.pool.name)
-    return snapshot, [f"the lease of {lease.holder} expired" for lease in expired]
+    return snapshot, [Notice(f"the lease of {lease.holder} expired", lease.holder) for lease in expired]
 
 
 def _end_operations(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
@@ -167,7 +168,7 @@ def _grant_leases(session: Session, snapshot: Snapshot) -> list[str]:
     for lease in granted:
         lease.waiting = False
     session.flush()
-    return [f"the lease of {lease.holder} was granted, {lease.size} nodes" for lease in granted]
+    return [Notice(f"the lease of {lease.holder} was granted, {lease.size} nodes", lease.holder) for lease in granted]
 
 
 def _stop_or_touch(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:

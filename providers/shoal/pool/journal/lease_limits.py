@@ -11,7 +11,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session, defer
 
 from shoal.errors import BudgetError, LeaseEndedError
-from shoal.pool.holder import ends_with, job_of, run_of
+from shoal.pool.holder import Notice, ends_with, job_of, run_of
 from shoal.pool.journal import usage
 from shoal.pool.journal.usage import USAGE_DAYS
 from shoal.pool.snapshot import Snapshot
@@ -56,7 +56,7 @@ def end_spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[s
                 continue
             end_job(session, job, JobState.FAILED, now, error=reason, error_is_permanent=True)
         session.delete(lease)
-    return [reason for _, reason in spent]
+    return [Notice(reason, lease.holder) for lease, reason in spent]
 
 
 def check_quota(session: Session, pool: Pool, team: str | None, size: int, options: LeaseOptions, now: float) -> None:

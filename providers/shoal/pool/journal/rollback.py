@@ -6,6 +6,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from shoal import history
+from shoal.pool.holder import Notice
 from shoal.pool.journal import rows, usage
 from shoal.pool.lease_queue import may_resize
 from shoal.pool.scaling_plan import Verdict
@@ -38,7 +39,7 @@ def end_operation(session: Session, snapshot: Snapshot, verdict: Verdict, now: f
     outcome = verdict.state.value.replace("_", " ")
     history.record_end(session, operation.id, f"{outcome}: {verdict.reason}" if verdict.reason else outcome, at=now)
     ended = f"{operation.kind.value} to {operation.size} of {operation.holder}: {outcome}"
-    return f"{ended}, {verdict.reason}" if verdict.reason else ended
+    return Notice(f"{ended}, {verdict.reason}" if verdict.reason else ended, operation.holder)
 
 
 def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: Verdict, now: float) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError
 from shoal.pool.backends import BACKENDS, Backend
+from shoal.pool.holder import Notice
 from shoal.pool.journal import rows
 from shoal.pool.journal.retention import retain
 from shoal.pool.journal.steps import JournalStep, act
@@ -35,10 +36,13 @@ def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
         names = rows.pool_names(session, embedded=True)
     for name in names:
         try:
-            did.extend(f"{name}: {sentence}" for sentence in _sweep_one(store, name, clock))
+            did.extend(
+                Notice(f"{name}: {each}", getattr(each, "holder", None), name)
+                for each in _sweep_one(store, name, clock)
+            )
         except Exception as error:
             log.exception("pool %s could not be swept", name)
-            did.append(f"{name}: could not be swept: {type(error).__name__}: {error}")
+            did.append(Notice(f"{name}: could not be swept: {type(error).__name__}: {error}", pool=name))
     for backend, node_id in left_over(store):
         with act(JournalStep.CLEAR):
             problem = backend.clear(node_id)

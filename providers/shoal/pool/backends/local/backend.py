@@ -134,14 +134,24 @@ class LocalBackend:
         """Do nothing, because supervisors check the store themselves."""
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
-        """Send SIGTERM to the supervisors, kill all remaining processes, and remove the nodes' folders."""
+        """Send SIGTERM to the supervisors, kill all remaining processes, and remove the nodes' folders.
+
+        The nodes of another user stay: this user's supervisors and reconciler read in the store that they have to end.
+        """
+        foreign: dict[str, str | None] = {}
         for node in nodes:
             if node.supervisor:
-                node.supervisor.signal(signal.SIGTERM)
+                try:
+                    node.supervisor.signal(signal.SIGTERM)
+                except PermissionError:
+                    foreign[node.id] = (
+                        f"its supervisor (pid {node.supervisor.pid}) belongs to another user, who ends it"
+                    )
+        nodes = [node for node in nodes if node.id not in foreign]
         until = time.monotonic() + TERMINATE_PATIENCE
         while time.monotonic() < until and any(node.supervisor and node.supervisor.alive() for node in nodes):
             time.sleep(0.05)  # a short pause, because a supervisor needs 0.3 to 2 s to end its node
-        return {node.id: self._end_rest(node) for node in nodes}
+        return foreign | {node.id: self._end_rest(node) for node in nodes}
 
     def existing(self) -> list[str]:
         """Return the ids of all nodes that have a folder on this host and belong to this process's `$SHOAL_HOME` and
