@@ -62,6 +62,8 @@ class MissingExtraError(ShoalError, ImportError):
         otherwise: What to do without the package; the end of the message.
     """
 
+    permanent = True
+
     def __init__(self, package: str, extra: str | None, otherwise: str | None = None) -> None:
         command = f'pip install "shoal[{extra}]"' if extra else f"pip install {package}"
         end = f", or {otherwise}" if otherwise else ""

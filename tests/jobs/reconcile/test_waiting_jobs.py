@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shlex
 import sys
 from collections.abc import Callable
@@ -443,6 +444,9 @@ def _claim(url: str, names: list[str], gate: Any, seen: Any) -> None:
                 seen.put(len(session.scalars(select(Job.id).where(*admitted)).all()))
             attempts.end(store, key, JobState.SUCCEEDED, 2.0)
             left.remove(name)
+    seen.close()
+    seen.join_thread()
+    os._exit(0)  # the exit handlers of a library that an earlier test has imported may fail in a fork
 
 
 @pytest.mark.processes
