@@ -382,7 +382,7 @@ def choose_experiment(path: str) -> tuple[str, str]:
 
 
 def test_a_function_chooses_the_experiment_of_the_jobs_run(
-    pool: ComputePool, tracking: Tracking, session_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pool: ComputePool, tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import mlflow
     from mlflow.entities import ViewType
@@ -410,7 +410,8 @@ def test_a_function_chooses_the_experiment_of_the_jobs_run(
     wait_until(lambda: client.get_run(run_id).info.status == "FINISHED", "the end of the run")
     run, experiment = client.get_run(run_id), client.get_experiment_by_name("/Users/me/digits")
     assert run.info.experiment_id == client.get_run(own).info.experiment_id == experiment.experiment_id
-    assert experiment.artifact_location.startswith(f"file://{session_home}/mlflow/artifacts/")
+    beside = Path(tracking.uri.removeprefix("sqlite:///")).with_name("artifacts")
+    assert experiment.artifact_location.startswith(f"file://{beside}/")
     assert (run.info.run_name, run.data.tags["shoal.job_id"]) == ("chosen-1", "chosen")
     assert (run.data.tags["team"], run.data.tags["mlflow.parentRunId"]) == ("x", parent.info.run_id)
     assert client.get_run(run.data.tags["shoal.first_run"]).info.experiment_id == parent.info.experiment_id

@@ -153,7 +153,9 @@ def test_the_pods_of_a_lost_node_end_only_with_their_node(core: Any, plane: Cont
 
 def test_a_real_ray_cluster_runs_a_job_and_changes_its_size(core: Any, custom: Any, cluster: Cluster, namespace: str):
     def change(*operations: dict[str, Any]) -> None:
-        custom.patch_namespaced_custom_object(*GROUP, namespace, "rayclusters", "ray", list(operations))
+        custom.patch_namespaced_custom_object(
+            *GROUP, namespace, "rayclusters", "ray", list(operations), _content_type="application/json-patch+json"
+        )
 
     def ready(kind: str, count: int) -> list[Any]:
         selector = f"{CLUSTER}=ray,ray.io/node-type={kind}"

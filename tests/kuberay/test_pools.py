@@ -86,14 +86,6 @@ def test_the_role_gives_no_other_right(kube: Kubernetes):
     assert given - own == set().union(*(of(rule["apiGroups"], rule["resources"], rule["verbs"]) for rule in asked_for))
 
 
-def test_a_quota_is_named(kube: Kubernetes, pool: ComputePool):
-    kube.core.create_namespaced_resource_quota(
-        kube.namespace, {"metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}}
-    )
-    pool.scale(2, is_async=True)
-    assert "exceeded quota" in wait_for_reason(pool, "KubeRay cannot create the pod")
-
-
 def test_twenty_scalers_at_once_end_at_one_size(kube: Kubernetes, pool: ComputePool):
     def scale(number: int) -> bool:
         try:

@@ -18,13 +18,14 @@ import yaml
 from shoal import RunConfig
 from shoal.data import DataConnector
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
-from shoal.errors import ScaleError
+from shoal.errors import JobFailedError, ScaleError
 from shoal.jobs import JobHandle
 from shoal.pool.api import ComputePool
 from tests.kuberay.accounts import make_account, smallest_role
 from tests.kuberay.conftest import Cluster
 from tests.kuberay.control_plane import ControlPlane
 from tests.kuberay.manifests import ray_cluster
+from tests.kuberay.pools import Made
 from tests.support import ROOT, postgres
 from tests.support.pool_processes import node_rows
 from tests.support.postgres import Postgres
@@ -74,7 +75,9 @@ def setup(
 ) -> Iterator[Setup]:  # fmt: skip
     if not postgres.binaries():
         pytest.skip(postgres.MISSING)
-    plane.add_image(IMAGE, Path(sys.prefix), [ROOT], RAY_USAGE_STATS_ENABLED="0", PYTHONUNBUFFERED="1")
+    # The environment may have been installed from another checkout.
+    variables = {"PYTHONPATH": str(ROOT / "providers"), "RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+    plane.add_image(IMAGE, Path(sys.prefix), [ROOT], **variables)
     database = Postgres(host=plane.address)
     try:
         database.run("CREATE DATABASE shoal")
@@ -137,23 +140,27 @@ class Training:
 
     def begin(self) -> JobHandle:
         """Submit it, and wait until it pauses."""
-        rows = self.setup.shared / "rows.parquet"
         values = np.random.default_rng(0).random((3000, 3))
-        pd.DataFrame(values, columns=["a", "b", "y"]).to_parquet(rows)
+        pd.DataFrame(values, columns=["a", "b", "y"]).to_parquet(self.setup.shared / "rows.parquet")
         self.folder.mkdir()
-        call = XGBEstimator(
-            10, "reg:squarederror", {"max_depth": 3},
-            callbacks=[Pauses(self.folder)],
-            scaling_config=XGBScalingConfig(num_workers=3, num_cpu_per_worker=1),
-            run_config=RunConfig(
-                pool_name="retrain", artifact_location=self.setup.results, checkpoint_every=2, max_restarts=3
-            ),
-        ).submit(DataConnector.from_parquet(str(rows)), ["a", "b"], "y")  # fmt: skip
-        handle = call.job
+        handle = self.submit()
         paused = self.folder / "round-5"
         wait_until(lambda: paused.exists() or handle.has_ended, "round 5", seconds=300, every=0.2)
         assert paused.exists(), list(handle.logs())
         return handle
+
+    def submit(self) -> JobHandle:
+        """Submit it, or its next attempt."""
+        rows = DataConnector.from_parquet(str(self.setup.shared / "rows.parquet"))
+        return XGBEstimator(
+            10, "reg:squarederror", {"max_depth": 3},
+            callbacks=[Pauses(self.folder)],
+            scaling_config=XGBScalingConfig(num_workers=3, num_cpu_per_worker=1),
+            run_config=RunConfig(
+                pool_name="retrain", artifact_location=self.setup.results, checkpoint_every=2, max_restarts=3,
+                job_id="three-nodes",
+            ),
+        ).submit(rows, ["a", "b"], "y").job  # fmt: skip
 
     def go(self) -> None:
         """Let it train on."""
@@ -232,3 +239,29 @@ def test_a_training_survives(
     result = handle.wait(on_log=None)
     assert result.restarts == restarts
     assert (result.rows, result.num_workers) == (3000, 3)
+
+
+def test_a_training_fails_with_its_head_and_the_next_attempt_runs_on_the_pods_that_stay(
+    training: Training, cluster: Cluster, plane: ControlPlane
+):
+    """Nothing keeps the state of Ray's head: afterwards all of Ray's ids are new, and the rows of all nodes."""
+    from kubernetes.client import CoreV1Api
+
+    handle = training.begin()
+    with cluster.client() as api:
+        kube = Made(plane, training.setup.namespace, training.setup.kubeconfig, CoreV1Api(api), None, "retrain")
+        workers = kube.pods()
+        head = next(node for node in node_rows() if node.is_head).endpoint["pod"]
+        kube.core.delete_namespaced_pod(head, kube.namespace, grace_period_seconds=0)
+        with pytest.raises(JobFailedError, match='pool "retrain" got a new head while the job was running'):
+            handle.wait(on_log=None)
+
+        training.go()
+        training.pool.wait_for_nodes(3)  # as a task does by its `retry_delay`
+        result = training.submit().wait(on_log=None)
+
+        assert (result.rows, result.num_workers) == (3000, 3)
+        assert kube.pods() == workers
+        training.pool.down()
+        left = {each for each in kube.everything() if each.startswith(("pods", "rayclusters", "leases", "services/"))}
+        assert left == set()

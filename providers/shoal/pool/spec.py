@@ -222,18 +222,21 @@ class PoolSpec(PoolFields, Settings):
 
     def check_token_is_private(self) -> None:
         """Raise an error if the pool would send its token without encryption to another host, unless `token_over_http`
-        allows this.
+        allows this. Call it for a kuberay:// pool only if its RayCluster has a token.
 
         Raises:
             InvalidArgumentError: The token would be sent without encryption, so other users of the network could read
                 the token and use it to run code.
         """
-        parts = _url_parts(self.address or "")
-        if self.token_file is None or self.token_over_http == "allow" or parts is None or parts.scheme != "http":
+        url = self.address or self.api or ""
+        parts = _url_parts(url)
+        if self.token_over_http == "allow" or parts is None or parts.scheme != "http":
+            return
+        if self.backend == "ray" and self.token_file is None:
             return
         if not is_loopback(parts.hostname or ""):
             raise InvalidArgumentError(
-                f'pool "{self.name}" would send its token to {self.address} without encryption, so other users of the '
+                f'pool "{self.name}" would send its token to {url} without encryption, so other users of the '
                 "network could read the token: use an https:// address (with ca_file for a private certificate "
                 "authority), or set token_over_http=allow if you trust the network"
             )

@@ -19,7 +19,8 @@ MADE_FIELDS = ("image", "template", "memory_per_node", "service_account", "env_s
 """Options of the RayCluster that shoal creates for a `kuberay://` pool."""
 
 KUBERAY_FIELDS = (
-    "namespace", "cluster", "group", "kubeconfig", "context", "api", "ca_file", "shared_folders", *MADE_FIELDS
+    "namespace", "cluster", "group", "kubeconfig", "context", "api", "ca_file", "token_over_http", "shared_folders",
+    *MADE_FIELDS,
 )  # fmt: skip
 """Options that only `kuberay://` pools have, or that they have in common with `ray://` pools."""
 
@@ -121,8 +122,9 @@ class PoolFields(BaseModel):
     )
     token_over_http: Literal["allow"] | None = Field(
         default=None,
-        description="`allow`: send the token even to an http:// `address` on another host, although other users of "
-        "the network can read it. Default: such a pool is refused. Allowed only for ray:// pools.",
+        description="`allow`: send the token even to an http:// `address` or `api` on another host, although other "
+        "users of the network can read it. Default: such a pool is refused. Allowed only for ray:// and kuberay:// "
+        "pools.",
     )
     shared_folders: str | None = Field(
         default=None,

@@ -110,17 +110,19 @@ class TestRun:
         assert "cAnArY" not in repr(run)
 
     @pytest.mark.parametrize("name", ["../../x", "..", "/x", "a/../../../x", "..%2F..%2Fx", "a#b?c", "x" * 400])
-    def test_no_experiment_leads_out_of_the_home(self, store: Store, tracking, fresh_home: Path, name: str):
-        run = Run.begin(tracking.model_copy(update={"experiment": name}), name="job-1", tags={})
+    def test_no_experiment_leads_out_of_the_folder_of_artifacts(
+        self, store: Store, own_mlflow: str, tmp_path: Path, name: str
+    ):
+        run = Run.begin(Tracking(uri=own_mlflow, experiment=name), name="job-1", tags={})
         run.client.log_text(run.run_id, "x", "note.txt")
         run.finish("FINISHED")
 
-        artifacts = fresh_home / "mlflow" / "artifacts"
+        artifacts = tmp_path / "artifacts"
         experiment = run.client.get_experiment_by_name(name)
         folder = experiment.artifact_location.removeprefix("file://")
         assert Path(folder) == artifacts / folder_of(name)
         assert Path(folder).parent == artifacts
-        [note] = fresh_home.rglob("note.txt")
+        [note] = tmp_path.rglob("note.txt")
         assert note.resolve().is_relative_to(folder)
 
     def test_folders_of_experiments(self):
@@ -379,8 +381,9 @@ def test_default_database_is_created_once_by_several_processes_after_one_was_kil
     subprocess.run([sys.executable, "-c", CREATE], check=True, timeout=120)
 
 
-def test_artifacts_lie_beside_the_default_database_also_if_it_is_that_of_another_home(fresh_home: Path) -> None:
-    assert job_run.artifacts_of("sqlite:////other/mlflow/mlflow.db") == "file:///other/mlflow/artifacts"
+def test_artifacts_lie_beside_a_database_that_is_a_file(fresh_home: Path) -> None:
+    """On a pod, `$SHOAL_HOME` is lost with the pod, and the database is in a folder that all share."""
     assert job_run.artifacts_of(default_uri()) == f"file://{fresh_home}/mlflow/artifacts"
-    assert job_run.artifacts_of("sqlite:////other/runs.db") == f"file://{fresh_home}/mlflow/artifacts"
+    assert job_run.artifacts_of("sqlite:////shared/runs.db?timeout=9") == "file:///shared/artifacts"
+    assert job_run.artifacts_of("postgresql://db/mlflow") == f"file://{fresh_home}/mlflow/artifacts"
     assert job_run.artifacts_of("http://mlflow:5000") is None

@@ -212,6 +212,9 @@ class TestReach:
         spec = training(dataset={"paths": ["/data/train"]}, run_config={"artifact_location": "/models/x"})
 
         assert submit(spec.on_pool(POOL)).attempt == 1
+        # The artifacts lie beside the database (`artifacts_of`), so that the model that is registered is not lost.
+        register = {"model": "m", "metric": "rmse", "holdout": {"paths": ["s3://b/holdout"]}}
+        submit(training(tracking=Tracking(uri="sqlite:////models/runs.db"), register=register).on_pool(POOL))
         with pytest.raises(InvalidArgumentError, match="/database/train"):
             submit(training(dataset={"paths": ["/database/train"]}))
         with pytest.raises(InvalidArgumentError, match="/home/train"):

@@ -193,15 +193,17 @@ CRASHED = {"lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
 def test_why_a_pod_is_not_ready_is_shown_at_once_and_in_the_error(kube, status, said):
     kube.add("rayclusters", ray_cluster("c"))
     pool = attach(kube)
-    kube.log = "no memory\n"
+    kube.log = "no memory postgresql://me:open-sesame@db/x\n"
     kube.become = lambda pod: {"phase": "Pending", **status}
     pool.scale(2, is_async=True)
-    assert said in waits(pool)
+    assert said in (reason := waits(pool))
+    assert "open-sesame" not in reason
     [row] = [node for node in node_rows() if not node.is_head]
     assert row.endpoint["pod"] == kube.pods()[0]
     with pytest.raises(ScaleError) as caught:
         pool.scale(3, options=SOON)
     assert any(said in error for error in caught.value.nodes.values())
+    assert said in str(pool.describe().reason)
 
 
 def test_why_there_is_no_pod_is_shown_at_once(kube, monkeypatch):
@@ -224,6 +226,7 @@ def test_why_there_is_no_pod_is_shown_at_once(kube, monkeypatch):
     auth = {"mode": "token"}
     kube.change("rayclusters", "c", lambda made: made["spec"].update(rayVersion="2.40.0", authOptions=auth))
     assert "RayCluster ml/c is invalid: InvalidRayClusterSpec" in waits(pool)
+    pool.down()  # although the operator sees no smaller number of replicas
 
 
 def test_a_mount_that_fails_is_only_in_the_events(kube):
@@ -281,6 +284,24 @@ def test_a_pod_whose_machine_is_gone_does_not_keep_its_replacement_away(kube):
     assert pool.describe().leaving[0].error == f"pod {pod} is being deleted"
     kube.stuck = set()
     pool.down()
+
+
+def test_a_replacement_whose_pod_is_on_a_machine_that_is_gone_gets_another_pod(kube):
+    """Ray notices the loss of a machine minutes before Kubernetes does: until then, the pod seems to run."""
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    pool.scale(2)
+    [pod] = kube.pods()
+    kube.change("pods", pod, lambda made: made["status"].update(ray=False), is_status=True)
+    for _ in range(4):
+        reconcile(Store(), pool.name, clock=lambda: time.time() + START_TIMEOUT)
+    assert f"pod {pod} runs" in str(pool.describe().pending[0].error)
+    kube.stuck = {pod}
+    kube.delete_pod(pod)
+    for _ in range(4):
+        reconcile(Store(), pool.name, clock=lambda: time.time() + 2 * START_TIMEOUT)
+    assert len(pool.get_nodes()) == 2
+    kube.stuck = set()
 
 
 def test_if_only_ray_has_ended_the_pods_stay_and_get_new_rows(kube):
@@ -350,7 +371,7 @@ def test_raised_and_lowered_beside_rays_autoscaler():
         return {step["path"].rpartition("/")[2]: step["value"] for step in plan.patch if "/spec/" in step["path"]}
 
     spec = PoolSpec.parse("kuberay://ml/c?max_nodes=9")
-    up = plan_start(RayCluster.of(seen()), PoolRef(spec, 4, 0.0, "c/1", 1, 1))
+    up = plan_start(RayCluster.of(seen()), [], PoolRef(spec, 4, 0.0, "c/1", 1, 1))
     assert changed(up) == {"groupName": "small", "replicas": 3, "minReplicas": 3}
     after = seen(replicas=5, minReplicas=3)
     after["metadata"]["annotations"] = {
@@ -378,6 +399,20 @@ def test_requests_to_ray_go_through_the_api_server_with_both_credentials(kube):
     assert secret["data"] and ComputePool("c").endpoint().token() == RAY_TOKEN
     ComputePool("c").down()
     assert not endpoint.token_path.exists()
+
+
+def test_a_token_goes_in_clear_only_to_this_machine_or_if_that_is_allowed_by_name(kube):
+    without = {"max_nodes": 4, "api": "http://10.0.0.5:8265"}
+    backend = KubeRayBackend()
+    kube.add("rayclusters", ray_cluster("open"))
+    backend.admit(PoolSpec.parse(kube.uri("open", **without)), 1)
+    kube.add("rayclusters", ray_cluster("c", authOptions={"mode": "token"}))
+    for fine in ("https://10.0.0.5", "http://127.0.0.1:8265", "http://10.0.0.5:8265&token_over_http=allow"):
+        backend.admit(PoolSpec.parse(kube.uri("c", **without | {"api": fine})), 1)
+    with pytest.raises(InvalidArgumentError, match=r"send its token to http://10.*https://.*token_over_http=allow"):
+        backend.admit(PoolSpec.parse(kube.uri("c", **without)), 1)
+    with pytest.raises(InvalidArgumentError, match="send its token"):  # shoal would create it with a token
+        backend.admit(PoolSpec.parse(kube.uri("made", **without, image="node:1")), 1)
 
 
 def uses(role):

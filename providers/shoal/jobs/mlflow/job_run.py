@@ -22,7 +22,7 @@ from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.redaction import redact_all, redact_value
 from shoal.state.home import file_lock, subfolder
 from shoal.training.boosting.request import Framework
-from shoal.training.locations import absolute_database
+from shoal.training.locations import SQLITE, absolute_database
 from shoal.training.mlflow.options import Caller, Tracking, experiment_id
 from shoal.training.mlflow.user_calls import FIRST_RUN_TAG, JOB_RUN_TAG
 
@@ -369,10 +369,10 @@ def artifacts_of(uri: str) -> str | None:
     """Return the URI of the folder for artifacts of new experiments; None if MLflow's server chooses the folder."""
     if uri.startswith(("http://", "https://", "databricks", "uc:")):
         return None
-    # The driver may be on another host, whose home is another one: the database may be that of the submitter's home.
-    path = Path(uri.removeprefix("sqlite:///"))
-    is_default = path.is_absolute() and path.parts[-2:] == default_database().parts[-2:]
-    folder = path.with_name("artifacts") if is_default else subfolder("mlflow", "artifacts")
+    # Beside the database, because all who read the database then reach its artifacts, too. The driver may be on another
+    # host, whose $SHOAL_HOME is lost with a pod.
+    path = Path(uri.removeprefix(SQLITE).partition("?")[0])
+    folder = path.with_name("artifacts") if path.is_absolute() else subfolder("mlflow", "artifacts")
     return f"file://{folder}"
 
 

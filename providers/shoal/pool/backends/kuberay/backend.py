@@ -43,10 +43,12 @@ class KubeRayBackend:
     start_timeout_per_node = 0.0
 
     def admit(self, spec: PoolSpec, size: int) -> None:
-        """Raise an error if there is no such RayCluster, if shoal may not read or cannot scale it, or if the size is
-        above the limit of its worker group."""
+        """Raise an error if there is no such RayCluster, if shoal may not read or cannot scale it, if others could read
+        its token, or if the size is above the limit of its worker group."""
         client = KubeClient(spec)
         cluster = client.ray_cluster()
+        if cluster is not None and cluster.has_token:
+            spec.check_token_is_private()
         if spec.makes_cluster:
             made_cluster.check(client, spec, cluster, size)
             if cluster is None:
@@ -89,8 +91,9 @@ class KubeRayBackend:
         is_head_ready = any(node.is_head and "ray_node_id" in (node.endpoint or {}) for node in nodes)
         is_head_lost = any(node.is_head and node.id in found.lost for node in nodes)
         workers = sum(not node.is_head for node in nodes)
+        warnings = client.warnings() if None in found.lost.values() else {}
         return Seen(
-            lost={row: reasons.why_lost(_pod_of(nodes, row), pod) for row, pod in found.lost.items()},
+            lost={row: reasons.why_lost(_pod_of(nodes, row), pod, warnings) for row, pod in found.lost.items()},
             arrived={
                 row: _arrival(spec, cluster, pod, node, python_version(head) if head and node.is_head else None)
                 for row, (pod, node) in found.joined.items()
@@ -107,7 +110,7 @@ class KubeRayBackend:
                 cluster = client.ray_cluster()
                 if cluster is None and pool.spec.makes_cluster:
                     return made_cluster.create(client, pool)
-                plan = scaling.plan_start(cluster, pool) if cluster else scaling.Plan()
+                plan = scaling.plan_start(cluster, client.pods(), pool) if cluster else scaling.Plan()
                 if plan.patch is None or _patched(client, plan.patch):
                     return
             log.warning("RayCluster %s/%s changes all the time", pool.spec.namespace, pool.spec.ray_cluster)
@@ -146,7 +149,8 @@ class KubeRayBackend:
             hint = f"to stop trying, run `shoal pool down {pool.spec.name} --abandon`"
             return {node.id: f"pods may be left: {error}; {hint}" for node in nodes}
         by_uid = {pod.uid: pod for pod in pods}
-        return {node.id: _left(node, by_uid, plan.doomed, cluster) for node in nodes}
+        warnings = client.warnings() if reasons.is_ignored(cluster, time.time()) else {}
+        return {node.id: _left(node, by_uid, plan.doomed, pool.spec, cluster, warnings) for node in nodes}
 
     def existing(self) -> list[str]:
         """Return an empty list, because the pods belong to their RayCluster."""
@@ -286,16 +290,28 @@ def _arrival(spec: PoolSpec, cluster: RayCluster, pod: Pod, node: ClusterNode, p
     )
 
 
-def _left(node: NodeRef, pods: Mapping[str, Pod], doomed: frozenset[str], cluster: RayCluster) -> str | None:
+def _left(
+    node: NodeRef,
+    pods: Mapping[str, Pod],
+    doomed: frozenset[str],
+    spec: PoolSpec,
+    cluster: RayCluster,
+    warnings: Mapping[str, str],
+) -> str | None:
     """Return what is left of a node that has to end, or None."""
+    why = ""
+    if is_ignored := reasons.is_ignored(cluster, time.time()):
+        why = f": {reasons.cluster_problem(spec, cluster, warnings, time.time())}"
     uid = (node.endpoint or {}).get("pod_uid")
     if uid is None:
-        # The operator may still create a pod for the row until it has seen the smaller number of replicas.
-        is_seen = node.is_head or cluster.observed >= cluster.generation
-        return None if is_seen else "KubeRay's operator has not seen the smaller number of replicas yet"
+        # The operator may still create a pod for the row until it has seen the smaller number of replicas. An invalid
+        # RayCluster gets no pods, and is never seen.
+        is_safe = is_ignored and reasons.is_invalid(cluster, warnings)
+        is_seen = node.is_head or is_safe or cluster.observed >= cluster.generation
+        return None if is_seen else f"KubeRay's operator has not seen the smaller number of replicas yet{why}"
     pod = pods.get(uid)
     if pod is None or (pod.is_alive and pod.uid not in doomed):
         return None
     if pod.is_head:
         return None
-    return f"pod {pod.name} is being deleted" if pod.is_deleted else f"KubeRay has not deleted pod {pod.name} yet"
+    return f"pod {pod.name} is being deleted" if pod.is_deleted else f"KubeRay has not deleted pod {pod.name} yet{why}"

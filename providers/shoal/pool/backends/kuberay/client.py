@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,13 @@ from shoal.pool.backends.kuberay.resources import CLUSTER_LABEL, MADE, Pod, RayC
 from shoal.pool.backends.kuberay.scaling import Patch
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_PATIENCE
+from shoal.redaction import redact
 
 if TYPE_CHECKING:
     from kubernetes.client import V1DeleteOptions
 
 _API = ("ray.io", "v1")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _LOG_LINES = 5
 """Number of lines of a container's log in a reason."""
 
@@ -238,8 +241,8 @@ class KubeClient:
         return base64.b64decode(value).decode().strip()
 
     def log_end(self, pod: str, container: str) -> str:
-        """Return the last lines of a container's previous run. Return an empty string if they cannot be read, because
-        they only explain more."""
+        """Return the last lines of a container's previous run, without credentials. Return an empty string if they
+        cannot be read, because they only explain more."""
         try:
             read: Callable[..., Any] = self._core.read_namespaced_pod_log
             response = read(
@@ -251,7 +254,8 @@ class KubeClient:
                 _preload_content=False,
                 _request_timeout=CLUSTER_PATIENCE,
             )
-            return " | ".join(line.strip() for line in response.data.decode(errors="replace").splitlines() if line)
+            lines = redact(_COLOURS.sub("", response.data.decode(errors="replace"))).splitlines()
+            return " | ".join(line.strip() for line in lines if line)
         except Exception:  # the client raises its own errors and those of urllib3
             return ""
 

@@ -33,11 +33,15 @@ def check(client: KubeClient, spec: PoolSpec, cluster: RayCluster | None, size: 
     """Check that the RayCluster of a pool can be created, or was created by shoal. Nothing is changed.
 
     Raises:
-        InvalidArgumentError: Kubernetes refuses the RayCluster, or somebody else has created one of this name.
+        InvalidArgumentError: Kubernetes refuses the RayCluster, others could read its token, or somebody else has
+            created a RayCluster of this name.
         PoolUnreachableError: shoal may not create or delete it.
     """
     if cluster is None:
-        client.try_creation(manifest.ray_cluster(PoolRef(spec, size, time.time()), None))
+        body = manifest.ray_cluster(PoolRef(spec, size, time.time()), None)
+        if manifest.as_created(body).has_token:
+            spec.check_token_is_private()
+        client.try_creation(body)
     elif not cluster.is_made:
         raise InvalidArgumentError(
             f"RayCluster {spec.namespace}/{cluster.name} exists already, and shoal has not created it: give the pool "

@@ -63,12 +63,17 @@ def _first_claim(pool: PoolRef) -> Claim:
 
 def _set_size(made: Manifest, pool: PoolRef) -> None:
     """Give the pool's worker group its number of workers, and the limits that belong to the pool."""
-    group = RayCluster.of({**made, "metadata": {**made["metadata"], "resourceVersion": ""}}).group(pool.spec)
+    group = as_created(made).group(pool.spec)
     made["spec"]["workerGroupSpecs"][group.index] |= {
         "replicas": max(pool.size - 1, 0),
         "minReplicas": 0,
         "maxReplicas": _MOST_REPLICAS,
     }
+
+
+def as_created(made: Manifest) -> RayCluster:
+    """Return a RayCluster as it will be read when it is created."""
+    return RayCluster.of({**made, "metadata": {**made["metadata"], "resourceVersion": ""}})
 
 
 def _of_image(spec: PoolSpec) -> Manifest:

@@ -25,17 +25,27 @@ def cluster_problem(spec: PoolSpec, cluster: RayCluster, warnings: Mapping[str, 
     if cluster.is_suspended:
         return f"{place} is suspended: set spec.suspend to false"
     warning = warnings.get(cluster.name, "")
-    if warning.startswith("InvalidRayCluster"):
+    if is_invalid(cluster, warnings):
         return f"{place} is invalid: {warning}"
     if cluster.problem:
         return f"KubeRay cannot create the pod: {cluster.problem}"
-    sent = cluster.claim.at if cluster.claim else 0.0
-    if cluster.observed < cluster.generation and now - sent > _OPERATOR_PATIENCE:
+    if is_ignored(cluster, now):
         manager = cluster.manager or "KubeRay's operator"
         return f"{manager} does not act on {place}: check that the operator runs and watches namespace {spec.namespace}"
     if warning.startswith("Failed"):
         return f"KubeRay cannot create the pod: {warning}"
     return "KubeRay has not created the pod yet"
+
+
+def is_invalid(cluster: RayCluster, warnings: Mapping[str, str]) -> bool:
+    """Return whether the operator has refused the RayCluster."""
+    return warnings.get(cluster.name, "").startswith("InvalidRayCluster")
+
+
+def is_ignored(cluster: RayCluster, now: float) -> bool:
+    """Return whether the operator should have seen the last change of the RayCluster, and has not."""
+    sent = cluster.claim.at if cluster.claim else 0.0
+    return cluster.observed < cluster.generation and now - sent > _OPERATOR_PATIENCE
 
 
 def group_problem(group: WorkerGroup, rows: int) -> str | None:
@@ -66,13 +76,16 @@ def why_waiting(pod: Pod, warnings: Mapping[str, str], log_end: LogEnd) -> str:
     return f"pod {pod.name} runs, and its Ray node has not joined the cluster yet"
 
 
-def why_lost(name: str, pod: Pod | None) -> str:
+def why_lost(name: str, pod: Pod | None, warnings: Mapping[str, str]) -> str:
     """Return why a node was lost.
 
     Args:
         name: Name of the pod that the node had.
         pod: The pod; None if it is gone.
+        warnings: The newest warning about each object. KubeRay deletes a pod as soon as it is evicted.
     """
+    if pod is None and (warning := warnings.get(name, "")).startswith("Evicted"):
+        return f"pod {name} is gone: {warning}"
     if pod is None:
         return f"pod {name} is gone: it was deleted, or its machine has left Kubernetes"
     if pod.disruption:

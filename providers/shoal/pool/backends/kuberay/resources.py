@@ -152,7 +152,7 @@ class RayCluster:
         meta, spec, status = found["metadata"], found["spec"], found.get("status") or {}
         auth = spec.get("authOptions")
         failures = [
-            str(condition.get("message") or condition.get("reason"))
+            ": ".join(str(condition.get("message") or condition.get("reason")).splitlines())
             for condition in status.get("conditions") or ()
             if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
         ]

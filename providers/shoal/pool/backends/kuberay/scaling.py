@@ -58,8 +58,12 @@ def is_outdated(cluster: RayCluster, pool: PoolRef) -> bool:
     return claim.is_held
 
 
-def plan_start(cluster: RayCluster, pool: PoolRef) -> Plan:
+def plan_start(cluster: RayCluster, pods: Sequence[Pod], pool: PoolRef) -> Plan:
     """Return the patch that raises the group to the size of the pool. The group never gets smaller here.
+
+    Pods that are being deleted are named, because the operator creates no other pods in their place until they are
+    named or gone. On a machine that is gone, they stay until somebody deletes them. With Ray's autoscaler they are not
+    named, because it starts no pods as long as a named pod exists.
 
     Raises:
         InvalidArgumentError: Another pool uses the RayCluster.
@@ -69,7 +73,12 @@ def plan_start(cluster: RayCluster, pool: PoolRef) -> Plan:
     group = cluster.group(pool.spec)
     claim = _claim(cluster, group, pool)
     target = _target(claim, group, pool)
-    return Plan(_patch(cluster, group, claim, _sizes(cluster, group, claim, target, max(group.replicas, target))))
+    changes = _sizes(cluster, group, claim, target, max(group.replicas, target))
+    mine = [pod for pod in pods if pod.group == group.name and not pod.is_head]
+    ending = {pod.name for pod in mine if pod.is_deleted}
+    if not cluster.is_autoscaled and sum(pod.is_alive for pod in mine) < target:
+        changes += _named(group, mine, ending)
+    return Plan(_patch(cluster, group, claim, changes))
 
 
 def plan_end(cluster: RayCluster, pods: Sequence[Pod], pool: PoolRef, ending: Sequence[NodeRef]) -> Plan:
@@ -92,17 +101,9 @@ def plan_end(cluster: RayCluster, pods: Sequence[Pod], pool: PoolRef, ending: Se
     spare.sort(key=lambda pod: (pod.uid in of_rows, pod.ip == "", pod.created, pod.name), reverse=True)
     gone = [pod for pod in mine if pod.uid in of_rows and not pod.is_alive]
     doomed = [*spare[: max(0, len(alive) - target)], *gone]
-    named = {pod.name for pod in mine if pod.name in group.named} | {pod.name for pod in doomed}
     replicas = min(group.replicas, max(target, len(alive) - (len(doomed) - len(gone))))
     changes = _sizes(cluster, group, claim, target, replicas)
-    if not named <= set(group.named):
-        path = f"/spec/workerGroupSpecs/{group.index}/scaleStrategy"
-        names = sorted(named)
-        changes.append(
-            {"op": "add", "path": f"{path}/workersToDelete", "value": names}
-            if group.has_strategy
-            else {"op": "add", "path": path, "value": {"workersToDelete": names}}
-        )
+    changes += _named(group, mine, {pod.name for pod in doomed})
     if pool.size == 0:
         claim = replace(claim, replicas=None, min_replicas=None)
     return Plan(_patch(cluster, group, claim, changes), frozenset(pod.uid for pod in doomed))
@@ -136,6 +137,17 @@ def _sizes(cluster: RayCluster, group: WorkerGroup, claim: Claim, target: int, r
         changes = {**changes, "minReplicas": (group.min_replicas, max(claim.min_replicas or 0, low))}
     path = f"/spec/workerGroupSpecs/{group.index}"
     return [{"op": "add", "path": f"{path}/{name}", "value": new} for name, (old, new) in changes.items() if old != new]
+
+
+def _named(group: WorkerGroup, mine: Sequence[Pod], doomed: set[str]) -> Patch:
+    """Return the change that names pods to delete, if they are not named yet. Pods that are named stay named."""
+    if doomed <= set(group.named):
+        return []
+    names = sorted({pod.name for pod in mine if pod.name in group.named} | doomed)
+    path = f"/spec/workerGroupSpecs/{group.index}/scaleStrategy"
+    if group.has_strategy:
+        return [{"op": "add", "path": f"{path}/workersToDelete", "value": names}]
+    return [{"op": "add", "path": path, "value": {"workersToDelete": names}}]
 
 
 def _patch(cluster: RayCluster, group: WorkerGroup, claim: Claim, changes: Patch) -> Patch | None:
