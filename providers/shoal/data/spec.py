@@ -88,8 +88,9 @@ class DatasetSpec(Settings):
     time_col: str | None = Field(
         default=None,
         min_length=1,
-        description="Name of the column that contains the time of each row. The job's result contains the range of "
-        "these times. None: the date or timestamp column of the filters, if there is one.",
+        description="Name of the column that contains the time of each row: dates, timestamps or numbers, such as "
+        "seconds since 1970. The job's result contains the range of these times. "
+        "None: the date or timestamp column of the filters, if there is one.",
     )
     torch: TorchDefaults = Field(
         default=TorchDefaults(),

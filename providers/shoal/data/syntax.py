@@ -229,7 +229,8 @@ def _parse_scalar(value: Any, term: Any) -> Scalar:
     if value is None:
         raise InvalidArgumentError(
             f"filters has the term {shown(term)}, which compares with null, but no row matches such a comparison: "
-            "remove the null from the list of values, or remove the term"
+            "remove the null from the list of values, or remove the term. A term with any other value leaves out the "
+            "rows with null, as != -1 does if no row has -1"
         )
     if isinstance(value, float) and not math.isfinite(value):
         raise InvalidArgumentError(f"filters has the term {shown(term)}: a value must be finite, not {value}")

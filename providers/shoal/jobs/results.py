@@ -59,6 +59,11 @@ class ChampionResult(PlainResult):
 
     version: str = Field(description="Version number of the champion in MLflow's registry.")
     value: float = Field(description="Value of the deciding metric that the champion reaches on the holdout.")
+    unseen_rows: int | None = Field(
+        default=None,
+        description="Number of the holdout's rows that neither model was trained on, if there are others: `value`, "
+        "which is that of all rows, then says nothing about the decision. None: all rows.",
+    )
 
 
 class RecentVersion(PlainResult):

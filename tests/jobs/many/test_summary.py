@@ -57,6 +57,16 @@ def test_one_line_per_model_with_outcome_metric_and_champion():
     assert [row["champion"] for row in summary_table(lines)] == ["18", "18", "-", "-", "-"]
 
 
+def test_no_metric_of_a_champion_that_knows_rows_of_the_holdout():
+    late = result_of(2.9, promoted=True, champion=2.8).to_dict()
+    late["champion"]["unseen_rows"] = 144
+
+    [line] = summary([spec_of("a")], [late])
+
+    assert str(line) == "promoted  a: rmse 2.9: rmse 2.9 decided"
+    assert (line.champion, line.champion_version) == (None, "6")
+
+
 def test_lines_survive_json_also_with_nan():
     [line] = summary([spec_of("a")], [result_of(float("nan"), promoted=False, champion=1.0).to_dict()])
 

@@ -256,6 +256,7 @@ class TestRowsThatTheChampionHasSeen:
         report = json.loads(mlflow.artifacts.load_text(f"runs:/{gate.run.run_id}/shoal/promotion.json"))
         unseen = report["unseen"]
         assert (report["decision"]["reason"], unseen["rows"]) == (reason, rows)
+        assert outcome.result()["champion"].unseen_rows == rows
         newer = flights[67 * 20 - rows : 67 * 20]
         for name, model in (("champion", champion), ("challenger", challenger)) if rows else ():
             errors = newer["y"] - model.predict(xgboost.DMatrix(newer[INPUTS]))

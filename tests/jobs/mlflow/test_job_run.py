@@ -340,10 +340,12 @@ class TestScore:
             evaluated(booster(1), holdout, label_col="target")
 
     def test_a_null_label(self, tmp_path):
-        frame(10).assign(y=[None] + [1.0] * 9).to_parquet(tmp_path / "null.parquet")
+        labels = [1.0] * 6 + [None] + [1.0] * 3
+        frame(10).assign(y=labels, n=range(10)).to_parquet(tmp_path / "null.parquet", row_group_size=4)
+        holdout = DataConnector.from_parquet(tmp_path / "null.parquet", filters=[("n", ">", 1)])
 
-        with pytest.raises(DataError, match='null labels in column "y"'):
-            evaluated(booster(1), DataConnector.from_parquet(tmp_path / "null.parquet"))
+        with pytest.raises(DataError, match=r'row group 1: the label "y" of the holdout is null in 1 of 4 rows'):
+            evaluated(booster(1), holdout)
 
 
 CREATE = """

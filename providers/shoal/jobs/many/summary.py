@@ -63,7 +63,7 @@ class ModelLine(PlainResult):
     champion: float | None = Field(
         default=None,
         description="Value of the metric that the champion before this training reaches on the same holdout. None: "
-        "there was no champion, or its metric is unknown.",
+        "there was no champion, its metric is unknown, or it was trained on rows of this holdout.",
     )
     champion_version: str | None = Field(
         default=None, description="Version number of the champion before this training. None: there was no champion."
@@ -112,7 +112,7 @@ class ModelLine(PlainResult):
             outcome=_OF_DECISIONS[result.promoted],
             version=result.model_version,
             value=result.metrics.get(metric_name("holdout", metric or "")),
-            champion=None if known is None else known.value,
+            champion=None if known is None or known.unseen_rows is not None else known.value,
             champion_version=None if known is None else known.version,
             sentence="there is no decision" if result.decision is None else one_line(result.decision.sentence),
             recent=result.recent,

@@ -68,7 +68,11 @@ class Outcome:
 
     def result(self) -> dict[str, Any]:
         """Return the fields of a job's result that say whether the new model was promoted, and why."""
-        champion = self.champion and ChampionResult(version=self.champion.version, value=self.champion.value)
+        champion = None
+        if known := self.champion:
+            unseen = known.unseen
+            rows = unseen.rows if unseen is not None and unseen.rows < unseen.holdout_rows else None
+            champion = ChampionResult(version=known.version, value=known.value, unseen_rows=rows)
         return {
             "model_name": self.model,
             "model_version": self.challenger.version,

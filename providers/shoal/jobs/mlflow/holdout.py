@@ -78,8 +78,7 @@ class Holdout:
             raise DataError(
                 f'the holdout\'s label column "{label_col}" must be numeric, but is {type_}: convert it to numbers'
             ) from error
-        if np.isnan(labels).any():
-            raise DataError(f'the holdout has null labels in column "{label_col}": remove those rows')
+        _check_labels(connector, labels, label_col)
 
         def codes(column: str) -> tuple[NDArray[np.intp], list[object]]:
             values = table.column(column)
@@ -137,6 +136,25 @@ class Holdout:
         """Compute the value of a metric for a constant prediction."""
         predictions = constant(kind, metric, self.labels)
         return metric_value(metric, self.labels, predictions, self.groups)
+
+
+def _check_labels(holdout: DataConnector, labels: NDArray[np.floating], label_col: str) -> None:
+    """Check that every row of the holdout has a label.
+
+    Raises:
+        DataError: A label is null or NaN. The message names the file, the row group and the number of such rows.
+    """
+    import numpy as np
+
+    nulls = np.isnan(labels)
+    start = 0
+    for part in holdout.source.ranges() if nulls.any() else ():
+        count, start = int(nulls[start : start + part.rows].sum()), start + part.rows
+        if count:
+            raise DataError(
+                f'{part.path}, row group {part.row_group}: the label "{label_col}" of the holdout is null in {count} '
+                f"of {part.rows} rows: leave these rows out, or give each of them a label"
+            )
 
 
 def check_columns(holdout: DataConnector, columns: Iterable[str]) -> None:
