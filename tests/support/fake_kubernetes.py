@@ -80,6 +80,8 @@ class FakeKubernetes:
         self._lock = threading.RLock()
         self._count = 0
         self._gone: set[str] = set()
+        self._awaited: set[str] = set()
+        """Pods that the operator has deleted. It does nothing in their group until they are gone."""
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -339,6 +341,8 @@ class FakeKubernetes:
             return failed
         for group in spec["workerGroupSpecs"]:
             pods = self._pods(name, group["groupName"])
+            if any(pod["metadata"]["name"] in self._awaited for pod in pods):
+                continue
             ended = [pod for pod in pods if pod["status"].get("phase") in ("Failed", "Succeeded")]
             for pod in ended:
                 self._delete_pod(pod)
@@ -348,6 +352,7 @@ class FakeKubernetes:
             for pod in pods:
                 if pod["metadata"]["name"] in named:
                     self._delete_pod(pod)
+                    self._awaited.add(pod["metadata"]["name"])
             # A terminating pod that is not named counts as a replica.
             running = [pod for pod in pods if pod["metadata"]["name"] not in named]
             wanted = min(max(group.get("replicas", 0), group.get("minReplicas", 0)), group.get("maxReplicas", 1))

@@ -304,6 +304,27 @@ def test_a_replacement_whose_pod_is_on_a_machine_that_is_gone_gets_another_pod(k
     kube.stuck = set()
 
 
+def test_all_workers_of_a_machine_that_is_gone_are_replaced(kube):
+    """After it has deleted one of them, KubeRay does nothing in the group until the pod's object is gone."""
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    pool.scale(3)
+    lost = kube.pods()
+    kube.stuck = set(lost)
+    for pod in lost:
+        kube.change("pods", pod, lambda made: made.update(spec={"nodeName": "m-1"}))
+        kube.change("pods", pod, lambda made: made["status"].update(ray=False), is_status=True)
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    kube.change("pods", lost[0], lambda made: made["status"].update(conditions=[condition]), is_status=True)
+    kube.delete_pod(lost[0])  # and the other one a moment later
+    for turn in range(6):
+        reconcile(Store(), pool.name, clock=lambda: time.time() + START_TIMEOUT)
+        if turn == 2:
+            kube.delete_pod(lost[1])
+    assert len(pool.get_nodes()) == 3
+    kube.stuck = set()
+
+
 def test_if_only_ray_has_ended_the_pods_stay_and_get_new_rows(kube):
     """As after the head's container has ended without fault tolerance of the GCS: all of Ray's ids are new."""
     kube.add("rayclusters", ray_cluster("c"))

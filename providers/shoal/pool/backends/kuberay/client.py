@@ -209,7 +209,7 @@ class KubeClient:
         found = self._core_list(
             "list pods", self._core.list_namespaced_pod, label_selector=f"{CLUSTER_LABEL}={self._spec.ray_cluster}"
         )
-        return sorted(map(Pod.of, found), key=lambda pod: (pod.created, pod.name))
+        return Pod.all_of(found)
 
     def warnings(self) -> dict[str, str]:
         """Return the newest warning about each object of the namespace, by the object's name. The result is empty if

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
@@ -19,6 +19,7 @@ MADE = {"app.kubernetes.io/managed-by": "shoal"}
 CLUSTER_LABEL = "ray.io/cluster"
 GROUP_LABEL = "ray.io/group"
 _TYPE_LABEL = "ray.io/node-type"
+_LOST_MACHINE = "DeletionByTaintManager"
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,8 @@ class Pod:
         is_head: Whether Ray's head runs in the pod.
         ip: Address of the pod; empty if it has none yet.
         phase: Pending, Running, Succeeded, Failed or Unknown.
-        is_deleted: Whether the pod is being deleted.
+        machine: Name of the machine (Kubernetes node) of the pod; empty if it has none yet.
+        is_deleted: Whether the pod is being deleted, or will be at once together with its machine's other pods.
         created: Time of its creation, as the API writes it.
         message: Reason and message of its phase, such as ``Evicted: …``; empty if there is none.
         unscheduled: Message of the scheduler if it has found no machine; empty otherwise.
@@ -270,6 +272,7 @@ class Pod:
     is_head: bool
     ip: str = ""
     phase: str = "Pending"
+    machine: str = ""
     is_deleted: bool = False
     created: str = ""
     message: str = ""
@@ -291,6 +294,7 @@ class Pod:
             is_head=labels.get(_TYPE_LABEL) == "head",
             ip=status.get("podIP") or "",
             phase=status.get("phase") or "Pending",
+            machine=(found.get("spec") or {}).get("nodeName") or "",
             is_deleted=bool(meta.get("deletionTimestamp")),
             created=meta.get("creationTimestamp") or "",
             message=_sentence(status),
@@ -302,6 +306,18 @@ class Pod:
                 for entry in status.get(key) or ()
             ),
         )
+
+    @classmethod
+    def all_of(cls, found: Iterable[Mapping[str, Any]]) -> list[Pod]:
+        """Read the pods of a RayCluster, and return the oldest first.
+
+        Kubernetes deletes the pods of a lost machine one after the other. After it has deleted one of them, KubeRay
+        does nothing in the worker group until the pod's object is gone. So all pods of the group on this machine count
+        as deleted together.
+        """
+        pods = sorted(map(cls.of, found), key=lambda pod: (pod.created, pod.name))
+        lost = {(pod.group, pod.machine) for pod in pods if pod.disruption.startswith(_LOST_MACHINE)}
+        return [replace(pod, is_deleted=pod.is_deleted or (pod.group, pod.machine) in lost) for pod in pods]
 
     @property
     def is_alive(self) -> bool:
