@@ -71,12 +71,15 @@ WAITING = [entry(name, at=at) for at, name in enumerate("123456")]
         ([entry("g", gang=Gang(1, 1, 1)), entry("h", at=1, gang=Gang(1, 1, 1))], Room(10, (NodeSize(4, 1),)), "g"),
         ([entry("z", at=-1, gang=Gang(1, 0)), *WAITING], Room(10, (NodeSize(1, 0),)), "z1"),
         ([entry(name, gang=Gang(), most_nodes=1) for name in "xyz"], Room(10, TWO_NODES), "xy"),
+        ([entry(name, gang=Gang(), most_nodes=1) for name in "xyz"], Room(10, (NodeSize(0, 0), *TWO_NODES)), "xy"),
+        ([entry(name, gang=Gang(), most_nodes=3) for name in "xy"], Room(10, (NodeSize(0, 0), *TWO_NODES)), "x"),
         ([entry(name, gang=Gang(2, 2), most_nodes=1) for name in "xy"], Room(10, TWO_NODES), "x"),
     ],
     ids=[
         "CPUs", "drivers", "always one", "nodes not known", "beside a running one", "a running one takes all",
         "a running one counts with all at most", "more than there is runs alone", "no job overtakes the first", "GPUs",
-        "a job without CPUs", "all nodes that are kept for each", "as many workers as were asked for",
+        "a job without CPUs", "all nodes that are kept for each", "a head without CPUs", "with all",
+        "as many workers as were asked for",
     ],
 )  # fmt: skip
 def test_jobs_start_that_there_is_room_for(entries, room, started):

@@ -11,12 +11,14 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, NotRequired, TypedDict
+from typing import Any, NoReturn, NotRequired, TypedDict, TypeVar
 
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.node_register import NodeRegister
+
+T = TypeVar("T")
 
 _CPU = "CPU"
 _HEAD_RESOURCE = "node:__internal_head__"
@@ -104,7 +106,19 @@ def nodes_for(count: int) -> list[Node]:
             returned as :func:`use_at_most` has set.
     """
     nodes = active_nodes()
-    return nodes[:_most_nodes] if count == -1 else nodes
+    return at_most(nodes, _most_nodes, lambda node: node["cpus"]) if count == -1 else nodes
+
+
+def at_most(nodes: Sequence[T], most: int | None, cpus_of: Callable[[T], int]) -> list[T]:
+    """Return the nodes that a job uses if it may use `most` nodes. None: all.
+
+    Nodes without CPUs, such as many heads of Ray clusters, are nodes of the pool, too, so they count. But one node with
+    CPUs always remains.
+    """
+    if most is None or most >= len(nodes):
+        return list(nodes)
+    usable = [node for node in nodes if cpus_of(node)]
+    return usable[: max(1, most - (len(nodes) - len(usable)))]
 
 
 def _node(name: str, resources: dict[str, float]) -> Node:
