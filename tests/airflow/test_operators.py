@@ -217,7 +217,7 @@ def test_a_cleanup_counts_what_it_does_for_others_and_the_janitor_names_them(up,
 
     expire(own, others[0])
     report = CleanupPoolOperator(task_id="clean", pool_name="tiny").execute(context)
-    counted = re.compile(r"actions for other runs or pools: [1-9]\d* \(see shoal history\)")
+    counted = re.compile(r"other actions on this host: [1-9]\d* \(see shoal history\)")
     assert report["swept"][0] == f"other: the lease of {own} expired"
     assert [line for line in report["swept"] if counted.fullmatch(line)] == [report["swept"][-1]]
     said = capsys.readouterr().out

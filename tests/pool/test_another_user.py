@@ -179,9 +179,10 @@ def test_a_clean_up_leaves_the_nodes_of_another_user_and_says_so():
             assert supervisor.poll() is None
         finally:
             supervisor.kill()
-    assert done.stdout == f"{{'a': 'its supervisor (pid {supervisor.pid}) belongs to another user, who ends it'}}\n", (
-        done
-    )
+    assert (
+        done.stdout
+        == f"{{'a': 'its supervisor (pid {supervisor.pid}) belongs to another user, whose shoal ends it'}}\n"
+    ), done
 
 
 def test_a_user_who_did_not_start_the_pool_is_told_so(tmp_path: Path):

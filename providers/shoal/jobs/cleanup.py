@@ -127,7 +127,7 @@ def _of_run(pool_name: str, holder: str, did: list[str]) -> list[str]:
 
     own = [str(each) for each in notices if is_own(each)]
     others = len(notices) - len(own)
-    return [*own, f"actions for other runs or pools: {others} (see shoal history)"] if others else own
+    return [*own, f"other actions on this host: {others} (see shoal history)"] if others else own
 
 
 def sweep(store: Store | None = None) -> list[str]:

@@ -62,7 +62,7 @@ class ChampionResult(PlainResult):
     unseen_rows: int | None = Field(
         default=None,
         description="Number of the holdout's rows that neither model was trained on, if there are others: `value`, "
-        "which is that of all rows, then says nothing about the decision. None: all rows.",
+        "which is that of all rows, then says nothing about the decision. None: all rows count.",
     )
 
 

@@ -26,7 +26,7 @@ from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.cluster import Node, at_most
+from shoal.training.cluster import Node, limited_nodes
 from shoal.training.pytorch.request import FunctionRequest, PyTorchScalingConfig, lay_out
 from shoal.training.scaling import gpu_wish, resolve_size
 
@@ -206,10 +206,10 @@ class Gang:
 
         If the number of workers depends on the nodes, at most `most_nodes` nodes count.
         """
-        if self.workers < 0:
-            nodes = at_most(nodes, most_nodes, lambda node: node.cpus)
-        total = total_size(nodes)
         gpus = self.gpus if self.gpus >= 0 else int(all(node.gpus for node in nodes))
+        if self.workers < 0:
+            nodes = limited_nodes(nodes, most_nodes, lambda node: node.cpus)
+        total = total_size(nodes)
         workers = self.workers
         if workers < 0:
             workers = total.gpus if self.per_gpu and gpus else -workers * len(nodes)

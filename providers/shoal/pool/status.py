@@ -310,8 +310,8 @@ def _reason(snapshot: Snapshot, now: float) -> str | None:
             f"(`scale_cluster` and leases try at once); the last failure: {pool.last_failure}"
         )
     if last and last.state is OperationState.ROLLED_BACK:
-        errors = "; ".join(f"{name}: {error}" for name, error in last.node_errors.items())
-        return f"the last operation was rolled back: {last.error}" + (f"; {errors}" if errors else "")
+        node_errors = "; ".join(f"{name}: {error}" for name, error in last.node_errors.items())
+        return f"the last operation was rolled back: {last.error}" + (f"; {node_errors}" if node_errors else "")
     if stuck := next((node for node in snapshot.nodes if node.state is NodeState.PLANNED and node.error), None):
         return f"{stuck.name} is not ready: {stuck.error}"
     if waiting := queue(snapshot):

@@ -58,7 +58,7 @@ def refuse_ray(_runtime_env: object) -> NoReturn:
 _most_nodes: int | None = None
 
 
-def use_at_most(nodes: int | None) -> None:
+def limit_nodes_to(nodes: int | None) -> None:
     """Limit the workers of this process to a number of nodes if the number of workers is not given. None: no limit."""
     global _most_nodes
     _most_nodes = nodes
@@ -98,18 +98,18 @@ def active_nodes() -> list[Node]:
     return [_node(node["NodeName"], node["Resources"]) for node in _alive()]
 
 
-def nodes_for(count: int) -> list[Node]:
+def nodes_to_size(count: int) -> list[Node]:
     """Return the active nodes from which the number and size of workers are computed.
 
     Args:
         count: Requested number of workers or nodes. -1: as many as there are nodes; then at most as many nodes are
-            returned as :func:`use_at_most` has set.
+            returned as :func:`limit_nodes_to` has set.
     """
     nodes = active_nodes()
-    return at_most(nodes, _most_nodes, lambda node: node["cpus"]) if count == -1 else nodes
+    return limited_nodes(nodes, _most_nodes, lambda node: node["cpus"]) if count == -1 else nodes
 
 
-def at_most(nodes: Sequence[T], most: int | None, cpus_of: Callable[[T], int]) -> list[T]:
+def limited_nodes(nodes: Sequence[T], most: int | None, cpus_of: Callable[[T], int]) -> list[T]:
     """Return the nodes that a job uses if it may use `most` nodes. None: all.
 
     Nodes without CPUs, such as many heads of Ray clusters, are nodes of the pool, too, so they count. But one node with

@@ -314,7 +314,9 @@ def test_all_workers_of_a_machine_that_is_gone_are_replaced(kube):
     for pod in lost:
         kube.change("pods", pod, lambda made: made.update(spec={"nodeName": "m-1"}))
         kube.change("pods", pod, lambda made: made["status"].update(ray=False), is_status=True)
-    condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    condition = {
+        "type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "lastTransitionTime": "9999",
+    }  # fmt: skip
     kube.change("pods", lost[0], lambda made: made["status"].update(conditions=[condition]), is_status=True)
     kube.delete_pod(lost[0])  # and the other one a moment later
     for turn in range(6):

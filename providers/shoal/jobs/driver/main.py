@@ -241,7 +241,7 @@ class Driver:
 
     def _connect(self, gcs: str) -> None:
         """Prepare this process to start workers: through Ray, or as processes that this process starts itself."""
-        cluster.use_at_most(patiently(self._store, lambda: job_queue.kept_nodes(self._store, self._job)))
+        cluster.limit_nodes_to(patiently(self._store, lambda: job_queue.kept_nodes(self._store, self._job)))
         if gcs != NO_GCS:
             runtime_env = modules.runtime_env(self._spec.run_config, self._job.pool, gcs)
             if package.has_frames(self._spec):

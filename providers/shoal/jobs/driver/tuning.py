@@ -81,7 +81,7 @@ def _check_room(spec: TuneJobSpec, train: TrainRequest) -> None:
     """
     device = library_of(train.framework).device(train)
     with warnings.catch_warnings(action="ignore"):
-        nodes = cluster.nodes_for(train.scaling_config.num_workers)
+        nodes = cluster.nodes_to_size(train.scaling_config.num_workers)
         resolve_size(train.scaling_config, nodes, device=device, clamp=spec.run_config.clamp)
 
 

@@ -190,7 +190,9 @@ def _may_start(session: Session, job: Job, now: float) -> bool:
     """Return whether an attempt may start: there is room for it, and no other attempt comes before it."""
     queued_at = now if job.queued_at is None else job.queued_at
     most = _kept_nodes(session, job.pool)(job.id, job.holder, job.ancestors)
-    mine = Entry((job.id, job.attempt), job.holder, job.priority, queued_at, True, Gang(**job.gang), most)
+    mine = Entry(
+        (job.id, job.attempt), job.holder, job.priority, queued_at, waits=True, gang=Gang(**job.gang), most_nodes=most
+    )
     others = [entry for entry in _entries(session, job.pool) if entry.key != mine.key]
     return mine in scheduling.next_up([*others, mine], _room(session, job.pool))
 
@@ -252,7 +254,7 @@ def _kept_nodes(session: Session, pool: str) -> _KeptNodes:
     if len(leases) < 2:
         return lambda job_id, holder, ancestors: None
     sizes = select(Pool.min_nodes, Demand.size).outerjoin(Demand, Demand.pool == Pool.name).where(Pool.name == pool)
-    least = max(size or 0 for size in session.execute(sizes).one())
+    least = max((size or 0 for size in session.execute(sizes).one_or_none() or ()), default=0)
 
     def kept(job_id: str, holder: str, ancestors: Ancestors | None) -> int | None:
         return kept_for(

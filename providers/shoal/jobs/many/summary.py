@@ -63,7 +63,7 @@ class ModelLine(PlainResult):
     champion: float | None = Field(
         default=None,
         description="Value of the metric that the champion before this training reaches on the same holdout. None: "
-        "there was no champion, its metric is unknown, or it was trained on rows of this holdout.",
+        "there was no champion, its metric is unknown, or one of the two models was trained on rows of this holdout.",
     )
     champion_version: str | None = Field(
         default=None, description="Version number of the champion before this training. None: there was no champion."

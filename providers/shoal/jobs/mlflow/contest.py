@@ -71,6 +71,8 @@ class Outcome:
         champion = None
         if known := self.champion:
             unseen = known.unseen
+            if unseen is not None and not unseen.enough and self.challenger.evaluation.overlaps:
+                unseen = None  # all rows have decided
             rows = unseen.rows if unseen is not None and unseen.rows < unseen.holdout_rows else None
             champion = ChampionResult(version=known.version, value=known.value, unseen_rows=rows)
         return {

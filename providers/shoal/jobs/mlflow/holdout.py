@@ -147,8 +147,10 @@ def _check_labels(holdout: DataConnector, labels: NDArray[np.floating], label_co
     import numpy as np
 
     nulls = np.isnan(labels)
+    if not nulls.any():
+        return
     start = 0
-    for part in holdout.source.ranges() if nulls.any() else ():
+    for part in holdout.source.ranges():
         count, start = int(nulls[start : start + part.rows].sum()), start + part.rows
         if count:
             raise DataError(

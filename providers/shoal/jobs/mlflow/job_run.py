@@ -372,7 +372,8 @@ def artifacts_of(uri: str) -> str | None:
     # Beside the database, because all who read the database then reach its artifacts, too. The driver may be on another
     # host, whose $SHOAL_HOME is lost with a pod.
     path = Path(uri.removeprefix(SQLITE).partition("?")[0])
-    folder = path.with_name("artifacts") if path.is_absolute() else subfolder("mlflow", "artifacts")
+    is_file = uri.startswith(SQLITE) and path.is_absolute() and path.name
+    folder = path.with_name("artifacts") if is_file else subfolder("mlflow", "artifacts")
     return f"file://{folder}"
 
 

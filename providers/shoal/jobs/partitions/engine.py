@@ -162,7 +162,7 @@ def _plan_key(spec: PartitionsJobSpec, program: bytes, connector: DataConnector)
 def _size(spec: PartitionsJobSpec) -> GangSize:
     """Return the number of workers and the CPUs of each."""
     config = spec.scaling_config
-    nodes = cluster.nodes_for(config.num_workers)
+    nodes = cluster.nodes_to_size(config.num_workers)
     if config.num_workers == -1:
         room = sum(cluster.workers_on(node, config.num_cpu_per_worker, 0) for node in nodes)
         config = config.model_copy(update={"num_workers": max(1, room)})

@@ -86,7 +86,7 @@ def _predict_all(
     on_progress: OnProgress | None,
 ) -> tuple[list[int], list[str]]:
     """Predict all rows; return each rank's peak memory, and the output files' names."""
-    nodes = cluster.nodes_for(spec.scaling_config.num_workers)
+    nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
     size = resolve_size(spec.scaling_config, nodes, device="cpu", clamp=spec.run_config.clamp)
     # The rows are divided into files only once, and not again at a restart. Otherwise a restart could divide them
     # differently, and the files that are already complete would be useless.

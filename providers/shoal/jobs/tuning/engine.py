@@ -236,7 +236,7 @@ def _work(
     keep_gpu_choice: KeepChoice,
 ) -> tuple[Work, GangSize, Check, list[str]]:
     """Return what the workers do, their number and size, how parameters are checked, and the modules they need."""
-    nodes, clamp = cluster.nodes_for(spec.scaling_config.num_workers), spec.run_config.clamp
+    nodes, clamp = cluster.nodes_to_size(spec.scaling_config.num_workers), spec.run_config.clamp
     if spec.train is None:
         size = resolve_size(spec.scaling_config, nodes, device="cpu" if not spec.scaling_config.use_gpu else None,
                             clamp=clamp)  # fmt: skip

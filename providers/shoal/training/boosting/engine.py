@@ -145,7 +145,7 @@ def import_ahead_for_workers(request: TrainRequest) -> None:
     if not has_template():
         return
     with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
-        nodes = cluster.nodes_for(request.scaling_config.num_workers)
+        nodes = cluster.nodes_to_size(request.scaling_config.num_workers)
         size = resolve_size(request.scaling_config, nodes, clamp=request.run_config.clamp)
         import_ahead(_shape(size), [_worker_module(request)])
 
@@ -201,13 +201,16 @@ def library_of(framework: str) -> Library:
 
     Raises:
         MissingExtraError: The library or Ray is not installed.
+        ImportError: One of them cannot be imported.
     """
     library = interface_of(framework)
     for package in ["ray", framework] if cluster.register() is None else [framework]:
         try:
             importlib.import_module(package)
-        except ImportError as exc:
-            raise MissingExtraError(package, extra=package) from exc
+        except ModuleNotFoundError as error:
+            if error.name != package:
+                raise
+            raise MissingExtraError(package, extra=package) from error
     return library
 
 
@@ -449,5 +452,5 @@ class Training:
             wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
             scaling, clamp = scaling.model_copy(update=wanted), True
         device = self.library.device(self.request)
-        nodes = cluster.nodes_for(scaling.num_workers)
+        nodes = cluster.nodes_to_size(scaling.num_workers)
         return resolve_size(scaling, nodes, device=device, cpu_fraction=fraction, clamp=clamp)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
     from shoal.training.pytorch.checkpoints import Checkpoints
 
-_STEPS = 2**63
-"""Number of steps that MLflow's database can store."""
+_STEP_LIMIT = 2**63
+"""MLflow's database stores steps below this number."""
 
 Report = Callable[[dict[str, float], int | None], None]
 """Type of a function that receives metrics (name -> value) and the step of the metrics, which may be None."""
@@ -241,7 +241,7 @@ def _step(step: Any) -> int:
     """Convert the step of metrics, such as a NumPy integer or ``3.0``, to an `int`."""
     try:
         number = int(step)
-        fits = number == step and abs(number) < _STEPS
+        fits = number == step and abs(number) < _STEP_LIMIT
     except (TypeError, ValueError, OverflowError):
         fits = False
     if not fits:

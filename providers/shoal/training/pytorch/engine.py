@@ -102,7 +102,7 @@ def import_ahead_for_workers(request: FunctionRequest) -> None:
 
 
 def _nodes_for(config: AnyScaling) -> list[cluster.Node]:
-    return cluster.nodes_for(config.num_nodes if isinstance(config, PyTorchScalingConfig) else config.num_workers)
+    return cluster.nodes_to_size(config.num_nodes if isinstance(config, PyTorchScalingConfig) else config.num_workers)
 
 
 def _shape(layout: Layout) -> GangShape:

@@ -263,6 +263,7 @@ class Pod:
         unscheduled: Message of the scheduler if it has found no machine; empty otherwise.
         disruption: Message about the end of the pod that Kubernetes has decided, such as a preemption; empty if there
             is none.
+        disrupted_at: Time of this decision, as the API writes it.
         containers: State of its containers, init containers first.
     """
 
@@ -278,6 +279,7 @@ class Pod:
     message: str = ""
     unscheduled: str = ""
     disruption: str = ""
+    disrupted_at: str = ""
     containers: tuple[Container, ...] = field(default=())
 
     @classmethod
@@ -300,6 +302,7 @@ class Pod:
             message=_sentence(status),
             unscheduled=_sentence(scheduled) if scheduled.get("status") == "False" else "",
             disruption=_sentence(disrupted) if disrupted.get("status") == "True" else "",
+            disrupted_at=disrupted.get("lastTransitionTime") or "",
             containers=tuple(
                 Container.of(entry, is_init=is_init)
                 for is_init, key in ((True, "initContainerStatuses"), (False, "containerStatuses"))
@@ -312,12 +315,22 @@ class Pod:
         """Read the pods of a RayCluster, and return the oldest first.
 
         Kubernetes deletes the pods of a lost machine one after the other. After it has deleted one of them, KubeRay
-        does nothing in the worker group until the pod's object is gone. So all pods of the group on this machine count
-        as deleted together.
+        does nothing in the worker group until the pod's object is gone. So all pods of the group that were on this
+        machine then count as deleted together.
         """
         pods = sorted(map(cls.of, found), key=lambda pod: (pod.created, pod.name))
-        lost = {(pod.group, pod.machine) for pod in pods if pod.disruption.startswith(_LOST_MACHINE)}
-        return [replace(pod, is_deleted=pod.is_deleted or (pod.group, pod.machine) in lost) for pod in pods]
+        lost_at = {
+            (pod.group, pod.machine): pod.disrupted_at
+            for pod in sorted(pods, key=lambda pod: pod.disrupted_at)
+            if pod.is_deleted and pod.disruption.startswith(_LOST_MACHINE)
+        }
+
+        def is_lost(pod: Pod) -> bool:
+            # A later pod is there because the machine has come back.
+            at = lost_at.get((pod.group, pod.machine))
+            return at is not None and pod.created <= at
+
+        return [replace(pod, is_deleted=pod.is_deleted or is_lost(pod)) for pod in pods]
 
     @property
     def is_alive(self) -> bool:

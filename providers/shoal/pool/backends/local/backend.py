@@ -136,7 +136,8 @@ class LocalBackend:
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Send SIGTERM to the supervisors, kill all remaining processes, and remove the nodes' folders.
 
-        The nodes of another user stay: this user's supervisors and reconciler read in the store that they have to end.
+        The nodes of another user stay: the supervisors and the reconciler of this user read in the store that the nodes
+        have to end.
         """
         foreign: dict[str, str | None] = {}
         for node in nodes:
@@ -145,7 +146,7 @@ class LocalBackend:
                     node.supervisor.signal(signal.SIGTERM)
                 except PermissionError:
                     foreign[node.id] = (
-                        f"its supervisor (pid {node.supervisor.pid}) belongs to another user, who ends it"
+                        f"its supervisor (pid {node.supervisor.pid}) belongs to another user, whose shoal ends it"
                     )
         nodes = [node for node in nodes if node.id not in foreign]
         until = time.monotonic() + TERMINATE_PATIENCE
@@ -178,7 +179,11 @@ class LocalBackend:
             found = processes.of_node(node.id, folders, node.supervisor)
             return [*found, node.supervisor] if node.supervisor and node.supervisor.alive() else found
 
-        if stuck := processes.end_all(find, patience=KILL_PATIENCE):
+        try:
+            stuck = processes.end_all(find, patience=KILL_PATIENCE)
+        except PermissionError:
+            return "its processes belong to another user, whose shoal ends them"
+        if stuck:
             return f"processes {', '.join(str(process.pid) for process in stuck)} do not end after SIGKILL"
         return remove_node_folders(node.id)
 
