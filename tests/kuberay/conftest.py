@@ -17,6 +17,9 @@ from tests.support.waiting import wait_until
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
+    from shoal import ComputePool
+    from tests.kuberay.pools import Kubernetes
+
 HERE = Path(__file__).parent
 
 
@@ -99,3 +102,22 @@ def namespace(cluster: Cluster) -> Iterator[str]:
             return False
 
         wait_until(gone, f"the end of the namespace {name}", seconds=120, every=0.5)
+
+
+@pytest.fixture
+def kube(
+    plane: ControlPlane, cluster: Cluster, no_reconciler: None, namespace: str, tmp_path: Path
+) -> Iterator[Kubernetes]:
+    """A RayCluster that exists, and the right to scale it."""
+    from tests.kuberay.pools import existing
+
+    with cluster.client() as api, existing(plane, api, namespace, tmp_path) as kube:
+        yield kube
+
+
+@pytest.fixture
+def pool(kube: Kubernetes) -> ComputePool:
+    """A pool on this RayCluster, up."""
+    from shoal import ComputePool
+
+    return ComputePool(kube.uri).up()

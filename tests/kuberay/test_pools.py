@@ -5,9 +5,7 @@ Ray is the stand-in `light_ray.py`, whose nodes start fast; the operator, the sc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -16,28 +14,13 @@ from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.state import Store
 from tests.kuberay.accounts import smallest_role
-from tests.kuberay.conftest import Cluster
-from tests.kuberay.control_plane import ControlPlane
-from tests.kuberay.pools import Kubernetes, existing
+from tests.kuberay.pools import Kubernetes
 from tests.pool.backends.test_conformance import GUARANTEES
 from tests.support.waiting import wait_until
 
 client = pytest.importorskip("kubernetes.client")
 
 RAY = ("ray.io", "v1")
-
-
-@pytest.fixture
-def kube(
-    plane: ControlPlane, cluster: Cluster, no_reconciler: None, namespace: str, tmp_path: Path
-) -> Iterator[Kubernetes]:
-    with cluster.client() as api, existing(plane, api, namespace, tmp_path) as kube:
-        yield kube
-
-
-@pytest.fixture
-def pool(kube: Kubernetes) -> ComputePool:
-    return ComputePool(kube.uri).up()
 
 
 def reason(pool: ComputePool) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +20,8 @@ from shoal.pool.timeouts import START_TIMEOUT
 from shoal.state import Store
 from shoal.state.schema import Operation
 from tests.kuberay.agent.pod import ORDER
-from tests.kuberay.conftest import Cluster
-from tests.kuberay.control_plane import LIGHT_IMAGE, ControlPlane
-from tests.kuberay.pools import Kubernetes, existing
+from tests.kuberay.control_plane import LIGHT_IMAGE
+from tests.kuberay.pools import Kubernetes
 from tests.support.pool_processes import node_rows
 from tests.support.waiting import wait_until
 
@@ -33,19 +31,6 @@ SPOT = "node-spot"
 FAILS = ["/bin/sh", "-c", "ls /no; exit 4"]
 OWN_COMMAND = "/spec/workerGroupSpecs/0/template/metadata"
 """With this annotation, the operator takes the container's command as it is."""
-
-
-@pytest.fixture
-def kube(
-    plane: ControlPlane, cluster: Cluster, no_reconciler: None, namespace: str, tmp_path: Path
-) -> Iterator[Kubernetes]:
-    with cluster.client() as api, existing(plane, api, namespace, tmp_path) as kube:
-        yield kube
-
-
-@pytest.fixture
-def pool(kube: Kubernetes) -> ComputePool:
-    return ComputePool(kube.uri).up()
 
 
 def add(path: str, value: Any) -> Callable[[Kubernetes], None]:

@@ -24,9 +24,10 @@ from shoal.jobs.reconcile import look
 from shoal.jobs.reconcile.settle import settle_jobs
 from shoal.jobs.submission import MOST_LISTED, attach
 from shoal.pool.api import ComputePool, sweep_nodes
-from shoal.pool.holder import Notice, ends_with, job_holder, job_of, python_holder, run_of, whole_run
+from shoal.pool.holder import ends_with, job_holder, job_of, python_holder, run_of, whole_run
 from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
+from shoal.pool.notice import Notice
 from shoal.pool.teams import ALL_TEAMS
 from shoal.state import Store
 from shoal.state.codec import storable
@@ -113,7 +114,7 @@ def _clean_up(
 
 def _of_run(pool_name: str, holder: str, did: list[str]) -> list[str]:
     """Return the sentences of a sweep that concern a workflow run, and one with the number of the others."""
-    notices = [each if isinstance(each, Notice) else Notice(each) for each in did]
+    notices = list(map(Notice.of, did))
     job_ids = {job_id for each in notices if each.holder and (job_id := job_of(each.holder))}
     owners = select(Job.id, Job.holder, Job.ancestors).where(Job.id.in_(job_ids))
     with Store().reading() as session:

@@ -53,25 +53,6 @@ def runs_around(holder: str, ancestors: Ancestors | None) -> frozenset[str]:
     return frozenset(run_of(each) for each in (holder, *callers))
 
 
-class Notice(str):
-    """Sentence about a change to a pool or a job, and the pool and the holder that the change concerns.
-
-    Args:
-        text: The sentence.
-        holder: The holder. None: the change concerns all holders on the pool, such as the end of a node.
-        pool: Name of the pool. None: the change concerns no pool, such as the end of a process that was left over.
-    """
-
-    holder: str | None
-    pool: str | None
-
-    def __new__(cls, text: str, holder: str | None = None, pool: str | None = None) -> Notice:
-        """Create the sentence."""
-        made = super().__new__(cls, text)
-        made.holder, made.pool = holder, pool
-        return made
-
-
 def python_holder() -> str:
     """Return the holder name of a plain Python process: ``python:<user>@<host>/<pid>``."""
     return f"python:{_user_and_host()}/{os.getpid()}"

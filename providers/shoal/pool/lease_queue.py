@@ -31,8 +31,7 @@ def kept_for(leases: Iterable[Lease], least: int, is_own: Callable[[Lease], bool
         is_own: Function that says whether a lease lasts at least as long as the job.
 
     Returns:
-        Number of nodes; None if the job has no granted lease, or no other has one: the job may then use
-            all nodes.
+        Number of nodes; None if the job has no granted lease, or no other has one: the job may then use all nodes.
     """
     granted = [lease for lease in leases if not lease.waiting]
     own = [lease for lease in granted if is_own(lease)]

@@ -160,7 +160,7 @@ def look(store: Store, pool: str) -> Line:
     because `admit` checks again in a transaction.
     """
     with store.reading(snapshot=False) as session:
-        entries = _entries(session, pool)
+        entries = _entries(session, pool, _kept_nodes(session, pool))
         room = _room(session, pool)
     free_for = [Key(*entry.key) for entry in scheduling.next_up(entries, room)]
     return Line(_places(entries), free_for, has_nodes=bool(room.nodes))
@@ -189,20 +189,23 @@ def _places(entries: list[Entry]) -> dict[Key, Place]:
 def _may_start(session: Session, job: Job, now: float) -> bool:
     """Return whether an attempt may start: there is room for it, and no other attempt comes before it."""
     queued_at = now if job.queued_at is None else job.queued_at
-    most = _kept_nodes(session, job.pool)(job.id, job.holder, job.ancestors)
+    kept = _kept_nodes(session, job.pool)
+    most = kept(job.id, job.holder, job.ancestors)
     mine = Entry(
         (job.id, job.attempt), job.holder, job.priority, queued_at, waits=True, gang=Gang(**job.gang), most_nodes=most
     )
-    others = [entry for entry in _entries(session, job.pool) if entry.key != mine.key]
+    others = [entry for entry in _entries(session, job.pool, kept) if entry.key != mine.key]
     return mine in scheduling.next_up([*others, mine], _room(session, job.pool))
 
 
-def _entries(session: Session, pool: str) -> list[Entry]:
-    return _entries_by_pool(session, pool).get(pool, [])
+def _entries(session: Session, pool: str, kept: _KeptNodes) -> list[Entry]:
+    return _entries_by_pool(session, pool, kept).get(pool, [])
 
 
-def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry]]:
+def _entries_by_pool(session: Session, pool: str | None, kept: _KeptNodes | None = None) -> dict[str, list[Entry]]:
     """Return the running and waiting attempts of each pool, by the pool's name.
+
+    Without `kept`, the entries have no `most_nodes`, which is needed only to decide whether there is room.
 
     Only the needed columns are read, because specs are large, and so whole rows are slow to read.
     """
@@ -221,15 +224,12 @@ def _entries_by_pool(session: Session, pool: str | None) -> dict[str, list[Entry
     if pool is not None:
         query = query.where(Job.pool == pool)
     found: dict[str, list[Entry]] = {}
-    kept: dict[str, _KeptNodes] = {}
     for row in session.execute(query):
         stage = stage_of(row)
         if stage is Stage.UNQUEUED:
             continue
         waits, gang = stage is Stage.WAITING, Gang(**row.gang)
-        if row.pool not in kept:
-            kept[row.pool] = _kept_nodes(session, row.pool)
-        most = kept[row.pool](row.id, row.holder, row.ancestors)
+        most = kept(row.id, row.holder, row.ancestors) if kept else None
         entry = Entry((row.id, row.attempt), row.holder, row.priority, row.queued_at or 0.0, waits, gang, most)
         found.setdefault(row.pool, []).append(entry)
     return found

@@ -70,10 +70,10 @@ class Outcome:
         """Return the fields of a job's result that say whether the new model was promoted, and why."""
         champion = None
         if known := self.champion:
-            unseen = known.unseen
-            if unseen is not None and not unseen.enough and self.challenger.evaluation.overlaps:
-                unseen = None  # all rows have decided
-            rows = unseen.rows if unseen is not None and unseen.rows < unseen.holdout_rows else None
+            unseen, rows = known.unseen, None
+            all_decided = unseen is None or (not unseen.enough and self.challenger.evaluation.overlaps)
+            if unseen is not None and not all_decided and unseen.rows < unseen.holdout_rows:
+                rows = unseen.rows
             champion = ChampionResult(version=known.version, value=known.value, unseen_rows=rows)
         return {
             "model_name": self.model,

@@ -12,10 +12,10 @@ from sqlalchemy.orm import Session
 from shoal.pool import scaling_plan
 from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen, Waiting
 from shoal.pool.bound_host import is_bound_here
-from shoal.pool.holder import Notice
 from shoal.pool.journal import lease_limits, rows, usage
 from shoal.pool.journal.rollback import end_operation
 from shoal.pool.lease_queue import grantable
+from shoal.pool.notice import Notice
 from shoal.pool.scaling_plan import (
     cause_of_starts,
     cooldown,

@@ -11,9 +11,10 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session, defer
 
 from shoal.errors import BudgetError, LeaseEndedError
-from shoal.pool.holder import Notice, ends_with, job_of, run_of
+from shoal.pool.holder import ends_with, job_of, run_of
 from shoal.pool.journal import usage
 from shoal.pool.journal.usage import USAGE_DAYS
+from shoal.pool.notice import Notice
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions
 from shoal.state import stamps

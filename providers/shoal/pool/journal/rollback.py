@@ -6,9 +6,9 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from shoal import history
-from shoal.pool.holder import Notice
 from shoal.pool.journal import rows, usage
 from shoal.pool.lease_queue import may_resize
+from shoal.pool.notice import Notice
 from shoal.pool.scaling_plan import Verdict
 from shoal.pool.snapshot import Snapshot
 from shoal.state.schema import Lease, Operation, OperationKind, OperationState

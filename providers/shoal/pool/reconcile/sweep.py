@@ -11,10 +11,10 @@ from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError
 from shoal.pool.backends import BACKENDS, Backend
-from shoal.pool.holder import Notice
 from shoal.pool.journal import rows
 from shoal.pool.journal.retention import retain
 from shoal.pool.journal.steps import JournalStep, act
+from shoal.pool.notice import Notice
 from shoal.pool.reconcile.rounds import Changes, Clock, reconcile
 from shoal.state import Store
 from shoal.state.schema import Node
@@ -37,8 +37,7 @@ def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
     for name in names:
         try:
             did.extend(
-                Notice(f"{name}: {each}", getattr(each, "holder", None), name)
-                for each in _sweep_one(store, name, clock)
+                Notice(f"{name}: {each}", Notice.of(each).holder, name) for each in _sweep_one(store, name, clock)
             )
         except Exception as error:
             log.exception("pool %s could not be swept", name)

@@ -319,16 +319,14 @@ class Pod:
         machine then count as deleted together.
         """
         pods = sorted(map(cls.of, found), key=lambda pod: (pod.created, pod.name))
-        lost_at = {
-            (pod.group, pod.machine): pod.disrupted_at
-            for pod in sorted(pods, key=lambda pod: pod.disrupted_at)
-            if pod.is_deleted and pod.disruption.startswith(_LOST_MACHINE)
-        }
+        lost = [pod for pod in pods if pod.is_deleted and pod.disruption.startswith(_LOST_MACHINE)]
 
         def is_lost(pod: Pod) -> bool:
             # A later pod is there because the machine has come back.
-            at = lost_at.get((pod.group, pod.machine))
-            return at is not None and pod.created <= at
+            return any(
+                (pod.group, pod.machine) == (other.group, other.machine) and pod.created <= other.disrupted_at
+                for other in lost
+            )
 
         return [replace(pod, is_deleted=pod.is_deleted or is_lost(pod)) for pod in pods]
 

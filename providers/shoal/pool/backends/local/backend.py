@@ -136,7 +136,7 @@ class LocalBackend:
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Send SIGTERM to the supervisors, kill all remaining processes, and remove the nodes' folders.
 
-        The nodes of another user stay: the supervisors and the reconciler of this user read in the store that the nodes
+        The nodes of another user stay: their supervisors, and the other user's reconciler, read in the store that they
         have to end.
         """
         foreign: dict[str, str | None] = {}
