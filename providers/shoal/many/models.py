@@ -13,18 +13,25 @@ from shoal.distributors.dispatch import Call
 from shoal.distributors.estimator import BoostingEstimator
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.jobs.partitions.keys import check_same_kinds, key_type, shown_key
 from shoal.jobs.partitions.models import SavedModel
 from shoal.jobs.partitions.predictions import NO_MODEL, PartitionPrediction
 from shoal.jobs.partitions.results import PartitionResults, load_partitions
+from shoal.jobs.prediction.output_files import kept_columns
 from shoal.jobs.specs.partitions import PartitionEstimator, PartitionsRegister
 from shoal.many.functions import Dataset, call_of, connected
+from shoal.training.context import say
 from shoal.training.mlflow.model_uris import check_version, is_mlflow
 from shoal.training.pytorch.program import check_runnable, name_of
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
 
 if TYPE_CHECKING:
+    from shoal.data.connector import DataConnector
     from shoal.distributors.submitted_call import SubmittedCall
+
+_NAMED_KEYS = 5
+"""Number of keys that a message names."""
 
 
 def train(
@@ -189,7 +196,7 @@ def predict(
             values per row.
         input_cols: Feature columns of models that do not name their columns.
         missing: What happens to rows whose key has no model, or a model whose training has failed. ``refuse``: the call
-            fails. ``null``: their predictions are null.
+            fails. ``null``: their predictions are null, and a line says how many rows and which keys these are.
         predict_fn: Function of the model, the rows and the key that returns the predictions. None: the model's method
             ``predict``.
         scaling_config: Number of the workers and CPUs of each worker; by default one worker per CPU.
@@ -199,8 +206,10 @@ def predict(
         The outcome of each partition, whose value is a DataFrame. ``rows()`` of the result yields all rows.
 
     Raises:
-        InvalidArgumentError: An argument is not legal, or `output_path` is not empty.
-        DataError: A key has no model, or the rows lack a column.
+        InvalidArgumentError: An argument is not legal, `output_path` is not empty, or the rows have a column with the
+            name of `prediction_col`.
+        DataError: A key has no model, or with ``missing="null"`` none has one; the keys are of another kind than those
+            of the models, such as text and numbers; or the rows lack a column.
         PartitionFailedError: A model cannot predict.
         JobFailedError: The job failed; the message ends with the cause.
 
@@ -221,8 +230,10 @@ def predict(
         predict_fn=predict_fn,
     )
     with ExitStack() as staged:
+        connector = connected(data, staged)
+        _check(found, connector, (by,) if isinstance(by, str) else tuple(by), keep_cols, prediction_col)
         call = call_of(
-            staged, function, data, by=by, name="predict", scaling_config=scaling_config, run_config=run_config
+            staged, function, connector, by=by, name="predict", scaling_config=scaling_config, run_config=run_config
         )
         results = call.run()
     unknown = [each for each in results.failed if NO_MODEL in each.error]
@@ -232,9 +243,45 @@ def predict(
             'their rows out, or set missing="null" to get null predictions'
         )
     results.require_all()
+    _report_missing(found, results)
     if output_path is not None:
         results.write_parquet(output_path)
     return results
+
+
+def _check(
+    models: PartitionResults,
+    connector: DataConnector,
+    by: Sequence[str],
+    keep_cols: Sequence[str] | None,
+    prediction_col: str,
+) -> None:
+    """Check the columns of the rows before a worker starts, if this process can read the rows."""
+    try:
+        connector.schema()
+    except (OSError, DataError):
+        return  # the workers check the same
+    check_same_kinds(key_type(connector.source, by), models.key_type, by)
+    kept_columns(keep_cols, prediction_col, connector)
+
+
+def _report_missing(models: PartitionResults, results: PartitionResults) -> None:
+    """Print how many rows have a null prediction because their key has no model, and some of these keys.
+
+    Raises:
+        DataError: No row has a model.
+    """
+    unknown = [each for each in results if not models.predicts(each.key)]
+    if not unknown:
+        return
+    some = ", ".join(shown_key(each.key) for each in unknown[:_NAMED_KEYS])
+    named = f"{sum(each.rows for each in unknown):,} rows have no model. Their {len(unknown):,} keys are {some}"
+    if len(unknown) > _NAMED_KEYS:
+        named += " and others"
+    if len(unknown) == len(results):
+        known = ", ".join(map(shown_key, models.keys[:_NAMED_KEYS]))
+        raise DataError(f"no key of the dataset has a model: all {named}. The models have keys such as {known}")
+    say(f"the predictions are null where {named}")
 
 
 def _results_of(models: PartitionResults | str) -> PartitionResults:

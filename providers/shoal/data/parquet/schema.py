@@ -89,6 +89,50 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return _common_nested(one, other)
 
 
+def united(schemas: Iterable[pa.Schema]) -> pa.Schema:
+    """Return a schema with all columns of several schemas, each of the common type.
+
+    Raises:
+        DataError: A column has types without a common type.
+    """
+    import pyarrow as pa
+
+    fields: dict[str, pa.Field] = {}
+    for field in (field for schema in schemas for field in schema):
+        known = fields.get(field.name, field).type
+        type_ = common_type(known, field.type)
+        if type_ is None:
+            raise DataError(
+                f'column "{field.name}" is of type {known} in some rows and of type {field.type} in others, which have '
+                "no common type: return one type for all rows"
+            )
+        fields[field.name] = pa.field(field.name, type_)
+    return pa.schema(list(fields.values()))
+
+
+def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows with the columns of a schema of :func:`united`. A column that the rows lack is null.
+
+    Raises:
+        DataError: A value would be lost.
+    """
+    import pyarrow as pa
+
+    columns = []
+    for field in schema:
+        if field.name not in table.column_names:
+            columns.append(pa.nulls(len(table), field.type))
+            continue
+        try:
+            columns.append(table.column(field.name).cast(field.type))
+        except pa.ArrowInvalid as error:
+            raise DataError(
+                f'column "{field.name}" has values of type {table.schema.field(field.name).type} that the common type '
+                f"{field.type} of all rows cannot represent ({error}): return one type for all rows"
+            ) from None
+    return pa.table(columns, schema=schema)
+
+
 def largest_integer(type_: pa.DataType, wide: pa.DataType) -> int | None:
     """Return the largest integer of a type that can be converted to a wider type without a loss.
 

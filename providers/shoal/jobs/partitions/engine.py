@@ -17,7 +17,7 @@ from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
 from shoal.jobs.partitions import worker
 from shoal.jobs.partitions.bucket_rows import BatchInfo, read_index
-from shoal.jobs.partitions.keys import key_type
+from shoal.jobs.partitions.keys import FORM, key_type, keys_in, shown_key
 from shoal.jobs.partitions.plan import chunks_of, dealt, largest_first, number_of_buckets
 from shoal.jobs.partitions.result_files import complete_files, manifest_of
 from shoal.jobs.partitions.work_folder import WorkFolder
@@ -147,6 +147,7 @@ def _checked_columns(spec: PartitionsJobSpec, connector: DataConnector) -> tuple
 def _plan_key(spec: PartitionsJobSpec, program: bytes, connector: DataConnector) -> str:
     """Return a digest of all that determines the outcomes of the partitions."""
     content = [
+        FORM,
         connector.digest(),
         connector.write_times(),
         hashlib.sha256(program).hexdigest(),
@@ -370,7 +371,7 @@ def _counted(tables: Iterable[pa.Table]) -> Counter[str]:
 
 def _first_error(tables: Iterable[pa.Table]) -> str:
     for table in tables:
-        for text, error in zip(table.column("key_text").to_pylist(), table.column("error").to_pylist(), strict=True):
+        for key, error in zip(keys_in(table.column("key")), table.column("error").to_pylist(), strict=True):
             if error:
-                return f"{text}: {error}"
+                return f"{shown_key(key)}: {error}"
     return ""

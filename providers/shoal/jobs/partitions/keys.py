@@ -1,7 +1,11 @@
 """Keys of partitions: the values of a column, or of several columns, in the rows of a partition.
 
-A key is a plain Python value of the column's type, such as an int, a text or a date, or a tuple of the values of
-several columns. A null, and NaN in a column of floats, is the key None.
+A key is a plain Python value, such as an int, a text or a date, or a tuple of the values of several columns. Timestamps
+are pandas' `Timestamp`, because two of Python's datetimes with one zone compare equal if their clocks show the same
+time, also when this time exists twice. A null, and NaN in a column of floats, is the key None.
+
+:func:`key_text` decides which keys are the same: numbers of any type by their value, timestamps with a zone by their
+instant. Values of different kinds, such as a text and a number, are never the same key (:func:`check_same_kinds`).
 """
 
 from __future__ import annotations
@@ -10,12 +14,13 @@ import datetime
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import check_same_schema
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.syntax import check_present
-from shoal.errors import DataError
+from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,6 +28,9 @@ if TYPE_CHECKING:
 
 Key = Any
 """Type of a key."""
+
+FORM = 2
+"""Version of the texts of keys. Rows that an earlier version has divided into buckets may be in other buckets."""
 
 
 def key_type(source: ParquetSource, by: Sequence[str]) -> pa.DataType:
@@ -32,59 +40,129 @@ def key_type(source: ParquetSource, by: Sequence[str]) -> pa.DataType:
     Raises:
         DataError: A column does not exist, or its values cannot be keys.
     """
-    import pyarrow as pa
-
     schema = source.schema()
     for name in by:
         check_present(source.reference().path, name, schema.names)
     check_same_schema(source, by)
-    types = [_value_type(name, schema.field(name).type) for name in by]
+    return type_of_columns(schema, by)
+
+
+def type_of_columns(schema: pa.Schema, by: Sequence[str]) -> pa.DataType:
+    """Return the type of the keys in columns of a schema; see :func:`key_type`."""
+    import pyarrow as pa
+
+    types = []
+    for name in by:
+        type_ = _plain_type(schema.field(name).type)
+        if _kind(type_) is None:
+            raise DataError(
+                f'column "{name}" is of type {schema.field(name).type}, whose values cannot be keys of partitions: '
+                "name a column of numbers, text, bytes, booleans, dates or timestamps"
+            )
+        types.append(type_)
     return types[0] if len(by) == 1 else pa.struct(list(zip(by, types, strict=True)))
 
 
-def _value_type(name: str, found: pa.DataType) -> pa.DataType:
+def _plain_type(type_: pa.DataType) -> pa.DataType:
+    """Return the type of a column's values, without dictionaries and without the types that Arrow cannot encode as
+    dictionaries, or encodes wrongly: it makes an empty text of a null in a ``string_view``."""
     import pyarrow as pa
 
     kind = pa.types
-    value = found.value_type if kind.is_dictionary(found) else found
-    is_plain = any(
-        check(value)
-        for check in (
-            kind.is_integer,
-            kind.is_floating,
-            kind.is_boolean,
-            kind.is_string,
-            kind.is_large_string,
-            kind.is_date,
-            kind.is_timestamp,
-            kind.is_decimal,
-        )
-    )
-    if not is_plain:
+    if kind.is_dictionary(type_):
+        return _plain_type(type_.value_type)
+    if kind.is_float16(type_):
+        return pa.float32()
+    if kind.is_decimal(type_) and type_.bit_width < 128:
+        return pa.decimal128(type_.precision, type_.scale)
+    return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(type_), type_)
+
+
+def _kind(type_: pa.DataType) -> str | None:
+    """Return the kind of the values of a plain type; None if they cannot be keys. Only values of one kind can be the
+    same key, and ``null`` is a key of every kind."""
+    import pyarrow as pa
+
+    kind = pa.types
+    if kind.is_timestamp(type_):
+        return "timestamp without a time zone" if type_.tz is None else "timestamp with a time zone"
+    checks = {
+        "null": (kind.is_null,),
+        "boolean": (kind.is_boolean,),
+        "number": (kind.is_integer, kind.is_floating, kind.is_decimal),
+        "text": (kind.is_string, kind.is_large_string),
+        "bytes": (kind.is_binary, kind.is_large_binary, kind.is_fixed_size_binary),
+        "date": (kind.is_date,),
+    }
+    return next((name for name, those in checks.items() if any(check(type_) for check in those)), None)
+
+
+def check_same_kinds(
+    found: pa.DataType, wanted: pa.DataType, by: Sequence[str], wanted_by: Sequence[str] | None = None
+) -> None:
+    """Check that keys of two types can be the same, such as those of rows and of the models that predict them.
+
+    Args:
+        found: Type of the keys of the rows.
+        wanted: Type of the keys of the models.
+        by: Columns of the keys of the rows.
+        wanted_by: Columns of the keys of the models; None if their names are not known.
+
+    Raises:
+        DataError: The numbers or the order of the columns differ, or the kinds of their values. The message names both
+            types.
+    """
+    mine, theirs = _columns(found), _columns(wanted)
+    if len(mine) != len(theirs):
         raise DataError(
-            f'column "{name}" is of type {found}, whose values cannot be keys of partitions: name a column of numbers, '
-            "text, booleans, dates or timestamps"
+            f"the keys of the rows have {len(mine)} columns ({', '.join(by)}), but those of the models have "
+            f"{len(theirs)}: name as many columns in by as in the training"
         )
-    return value
+    order = list(wanted_by or [name for name, _ in theirs if name])
+    if order and list(by) != order and sorted(by) == sorted(order):
+        raise DataError(
+            f"by names the columns {', '.join(by)}, but the keys of the models are {', '.join(order)}: name the "
+            "columns in this order"
+        )
+    for column, (_, type_), (_, other) in zip(by, mine, theirs, strict=True):
+        kinds = {_kind(type_), _kind(other)} - {"null"}
+        if len(kinds) > 1:
+            raise DataError(
+                f'the keys in column "{column}" are of type {type_} ({_kind(type_)}), but those of the models are of '
+                f"type {other} ({_kind(other)}), so no key could have a model: convert the column"
+            )
+
+
+def _columns(type_: pa.DataType) -> list[tuple[str, pa.DataType]]:
+    """Return the name and the type of each column of keys; the name of the only column is not known."""
+    import pyarrow as pa
+
+    if not pa.types.is_struct(type_):
+        return [("", _plain_type(type_))]
+    return [(field.name, _plain_type(field.type)) for field in type_]
 
 
 def encoded(table: pa.Table, by: Sequence[str]) -> tuple[np.ndarray, list[Key]]:
-    """Return the keys of a table's rows: the index of each row's key, ``[rows]``, and the different keys."""
+    """Return the keys of a table's rows: the index of each row's key, ``[rows]``, and the different keys.
+
+    Raises:
+        DataError: A date or timestamp is out of the range of Python's.
+    """
     import numpy as np
 
-    codes, keys = _encoded_column(table.column(by[0]))
+    codes, keys = _encoded_column(table.column(by[0]), by[0])
     if len(by) == 1:
         return codes, keys
     tuples: list[Key] = [(key,) for key in keys]
     for name in by[1:]:
-        others, values = _encoded_column(table.column(name))
+        others, values = _encoded_column(table.column(name), name)
         # Only the combinations that occur are kept, so that the number of codes never exceeds the number of rows.
         found, codes = np.unique(codes * len(values) + others, return_inverse=True)
         tuples = [(*tuples[code // len(values)], values[code % len(values)]) for code in found.tolist()]
     return codes.astype(np.int64, copy=False), tuples
 
 
-def _encoded_column(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Key]]:
+def _encoded_column(column: pa.ChunkedArray, name: str) -> tuple[np.ndarray, list[Key]]:
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -93,36 +171,91 @@ def _encoded_column(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Key]]:
         column = column.cast(column.type.value_type)
     if not len(column):
         return np.zeros(0, np.int64), []
-    values = pc.dictionary_encode(column.combine_chunks(), null_encoding="encode")
+    plain = column.cast(_plain_type(column.type)).combine_chunks()
+    values = pc.dictionary_encode(plain, null_encoding="encode")
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     codes = values.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     # NaN becomes null, and -0.0 is 0.0, so several codes may have the same key.
     places: dict[Key, int] = {}
-    same = [places.setdefault(_normal(value), len(places)) for value in values.dictionary.to_pylist()]
+    same = [places.setdefault(value, len(places)) for value in _python_values(values.dictionary, name)]
     return np.array(same, np.int64)[codes], list(places)
 
 
-def _normal(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value
+def _python_values(values: pa.Array, name: str) -> list[Key]:
+    import pyarrow as pa
+
+    try:
+        found = values.to_pylist()
+    except (ValueError, OverflowError) as error:
+        raise DataError(
+            f'the keys in column "{name}" have a value of type {values.type} that Python cannot represent ({error}): '
+            "correct the value"
+        ) from error
+    if pa.types.is_timestamp(values.type):
+        found = list(values.to_pandas())
+    return [None if _is_null(value) else value + 0.0 if isinstance(value, float) else value for value in found]
+
+
+def _is_null(value: Any) -> bool:
+    # pandas' NA is neither equal nor unequal to itself.
+    return value is None or type(value).__name__ == "NAType" or bool(value != value)
 
 
 def key_text(key: Key) -> str:
-    """Return a text that identifies a key, with its type: ``int:7``, ``str:a``, ``null``, or ``[int:7|str:a]``."""
+    """Return a text that identifies a key: ``int:7``, ``float:0.5``, ``str:a``, ``null``, or ``[int:7|str:a]``.
+
+    Two keys have the same text if they are the same key: 7, 7.0, ``Decimal(7)`` and NumPy's 7, or the same instant in
+    two time zones.
+
+    Raises:
+        InvalidArgumentError: The key is no value of a column.
+    """
     if isinstance(key, tuple):
         return f"[{'|'.join(key_text(part).replace('|', '||') for part in key)}]"
-    if key is None:
+    if isinstance(key, list | dict | set) or getattr(key, "shape", ()) != ():
+        raise InvalidArgumentError(
+            f"{key!r} is not a key of a partition: give a value of the column, or a tuple of values of several columns"
+        )
+    if hasattr(key, "dtype") and hasattr(key, "item"):
+        key = _of_numpy(key)
+    if _is_null(key):
         return "null"
     if isinstance(key, datetime.datetime):  # also pandas' Timestamp
-        return f"datetime:{key.isoformat()}"
-    if isinstance(key, float):
-        return f"float:{key + 0.0!r}"  # -0.0 becomes 0.0
+        instant = key if key.tzinfo is None else key.astimezone(datetime.UTC)
+        return f"datetime:{instant.isoformat()}"
+    if isinstance(key, str):
+        return f"str:{str.__str__(key)}"
+    if isinstance(key, bytes):
+        return f"bytes:{key.hex()}"
+    if isinstance(key, int | float | Decimal) and not isinstance(key, bool):
+        return _number_text(key)
     return f"{type(key).__name__}:{key}"
+
+
+def _of_numpy(value: Any) -> Any:
+    """Return a scalar of NumPy as a Python value, and a ``datetime64`` that is finer than a day as a `Timestamp`."""
+    if value.dtype.kind != "M" or value.dtype == "datetime64[D]":
+        return value.item() if value.dtype.char != "g" else float(value)
+    import pandas as pd
+
+    return pd.Timestamp(value)
+
+
+def _number_text(value: float | Decimal) -> str:
+    if not math.isfinite(value):
+        return f"float:{float(value)!r}"
+    numerator, denominator = value.as_integer_ratio()
+    if denominator == 1:
+        return f"int:{numerator}"
+    return f"float:{float(value)!r}" if float(value) == value else f"ratio:{numerator}/{denominator}"
 
 
 def shown_key(key: Key) -> str:
     """Return a key for messages, such as ``7`` or ``(7, 'a')``."""
-    return repr(key) if isinstance(key, str | tuple) or key is None else str(key)
+    if isinstance(key, tuple):
+        return f"({', '.join(map(shown_key, key))})"
+    return repr(key) if isinstance(key, str | bytes) or key is None else str(key)
 
 
 def bucket_of(text: str, buckets: int) -> int:
@@ -154,5 +287,7 @@ def keys_in(column: pa.ChunkedArray) -> list[Key]:
     """Return the keys in a column that :func:`key_column` has made."""
     import pyarrow as pa
 
-    found = column.to_pylist()
-    return [tuple(key.values()) for key in found] if pa.types.is_struct(column.type) else found
+    values = column.combine_chunks()
+    if not pa.types.is_struct(column.type):
+        return _python_values(values, "key")
+    return list(zip(*(_python_values(values.field(field.name), field.name) for field in column.type), strict=True))

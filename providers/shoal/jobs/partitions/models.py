@@ -15,6 +15,7 @@ from shoal.training.host.imports import NOT_NEEDED, import_lean
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
 
 def stored(model: Any) -> ModelBytes:
@@ -40,23 +41,27 @@ def loaded(kind: Kind, content: bytes) -> Any:
 
         return lightgbm.Booster(model_str=content.decode())
     if kind == "rows":
-        import pyarrow as pa
-
-        return pa.ipc.open_stream(content).read_all().to_pandas()
+        return rows_in(content).to_pandas()
     import cloudpickle
 
     return cloudpickle.loads(content)
 
 
-def rows_bytes(frame: pd.DataFrame) -> ModelBytes:
-    """Return a DataFrame without its index as bytes, in Arrow's format."""
+def rows_bytes(table: pa.Table) -> ModelBytes:
+    """Return rows as bytes, in Arrow's format."""
     import pyarrow as pa
 
-    table = pa.Table.from_pandas(frame, preserve_index=False)
     with io.BytesIO() as file:
         with pa.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table)
         return ModelBytes("rows", file.getvalue())
+
+
+def rows_in(content: bytes) -> pa.Table:
+    """Return the rows of which :func:`rows_bytes` has returned the bytes."""
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(content).read_all()
 
 
 @dataclass(frozen=True)

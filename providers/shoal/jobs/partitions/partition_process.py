@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import cloudpickle
 import numpy as np
 
-from shoal.data.parquet.pandas_frames import to_frame
+from shoal.data.parquet.pandas_frames import described
 from shoal.errors import CapacityError
 from shoal.jobs.partitions.bucket_rows import BatchInfo, BucketReader
 from shoal.jobs.partitions.context import PartitionContext, set_context
@@ -187,11 +187,13 @@ def _called(work: Work, partitions: _Partitions, context: PartitionContext, text
     """Call the function for a partition."""
     began = time.perf_counter()
     try:
-        frame = to_frame(partitions.table(text, context.key), work.source)
+        table = described(partitions.table(text, context.key), work.source)
+        frame = table.to_pandas()
         _seed(context.seed)
         set_context(context)
         began = time.perf_counter()
-        value = work.function(frame, context.key)
+        arguments = (table, frame) if getattr(work.function, "takes_table", False) else (frame,)
+        value = work.function(*arguments, context.key)
         seconds = time.perf_counter() - began
         return Ended("succeeded", seconds, context.metrics, value=_content(value))
     except CapacityError as error:

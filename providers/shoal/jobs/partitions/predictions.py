@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.jobs.partitions.keys import Key, shown_key
+from shoal.jobs.partitions.keys import Key, check_same_kinds, shown_key
 from shoal.jobs.partitions.messages import ModelBytes
 from shoal.jobs.partitions.models import rows_bytes
 from shoal.jobs.partitions.results import PartitionResults
+from shoal.jobs.prediction.output_files import with_predictions
 from shoal.training.host.imports import NOT_NEEDED, import_lean
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+    import pyarrow as pa
 
 
 def predicted_by(model: Any, rows: pd.DataFrame, input_cols: tuple[str, ...]) -> np.ndarray:
     """Return the predictions of a model for rows.
 
     Raises:
-        DataError: The rows lack a column of the model.
+        DataError: The rows lack a column of the model, or the model has not returned one prediction per row.
         InvalidArgumentError: The model has no method ``predict``, or its columns are not known.
     """
     kind = type(model).__module__.partition(".")[0] if type(model).__name__ == "Booster" else ""
@@ -33,16 +35,32 @@ def predicted_by(model: Any, rows: pd.DataFrame, input_cols: tuple[str, ...]) ->
 
         best = model.attr("best_iteration")
         matrix = xgboost.DMatrix(rows[names], nthread=1)
-        predicted: np.ndarray = model.predict(matrix, iteration_range=(0, 0 if best is None else int(best) + 1))
-        return predicted
+        predicted = model.predict(matrix, iteration_range=(0, 0 if best is None else int(best) + 1))
+        return one_per_row(predicted, rows)
     if not hasattr(model, "predict"):
         raise InvalidArgumentError(
             f"the model is a {type(model).__name__} and has no method predict: pass predict_fn, a function of the "
             "model, the rows and the key"
         )
     options = {"num_threads": 1} if kind == "lightgbm" else {}
-    found: np.ndarray = model.predict(rows[names] if names else rows, **options)
-    return found
+    return one_per_row(model.predict(rows[names] if names else rows, **options), rows)
+
+
+def one_per_row(predicted: Any, rows: pd.DataFrame) -> np.ndarray:
+    """Return predictions as an array, ``[rows, ...]``.
+
+    Raises:
+        DataError: There is not one prediction per row.
+    """
+    import numpy as np
+
+    values = np.asarray(predicted)
+    if values.ndim == 0 or len(values) != len(rows):
+        raise DataError(
+            f"the model returned an array of shape {list(values.shape)} for {len(rows)} rows, but must return one "
+            "prediction, or one row of predictions, per row: correct the model"
+        )
+    return values
 
 
 def _features(model: Any, kind: str) -> list[str]:
@@ -71,6 +89,9 @@ class PartitionPrediction:
         predict_fn: Function of the model, the rows and the key that predicts; None: the model's method ``predict``.
     """
 
+    takes_table = True
+    """Whether the function gets the rows as a table, too, whose columns it returns with their types."""
+
     def __init__(
         self,
         manifest: str,
@@ -96,36 +117,40 @@ class PartitionPrediction:
 
     def import_library(self) -> None:
         """Read the manifest, and import the libraries of the models, so that forked processes share both."""
-        self._models = PartitionResults(self._manifest, self._digest)
-        libraries = {each.kind for each in self._models} & {"xgboost", "lightgbm"}
+        libraries = {each.kind for each in self._read()} & {"xgboost", "lightgbm"}
         import_lean(sorted(libraries), absent=() if self._predict_fn else NOT_NEEDED)
 
-    def __call__(self, rows: pd.DataFrame, key: Key) -> ModelBytes:
-        """Predict the rows of a partition.
+    def _read(self) -> PartitionResults:
+        if self._models is None:
+            self._models = PartitionResults(self._manifest, self._digest)
+        return self._models
+
+    def check_keys(self, found: pa.DataType, by: Sequence[str]) -> None:
+        """Check that the keys of the rows and those of the models can be the same; else raise a DataError."""
+        check_same_kinds(found, self._read().key_type, by)
+
+    def __call__(self, table: pa.Table, rows: pd.DataFrame, key: Key) -> ModelBytes:
+        """Predict the rows of a partition, and return them with their predictions.
+
+        A partition whose key has no model has no column of predictions, because their number is not known.
+
+        Args:
+            table: The rows.
+            rows: The same rows, as the model gets them.
+            key: Key of the partition.
 
         Raises:
             DataError: The key has no model, or the rows lack a column.
         """
-        import numpy as np
-
-        kept = rows if self._keep_cols is None else rows[list(self._keep_cols)]
+        kept = table if self._keep_cols is None else table.select(list(self._keep_cols))
         predicted = self._predicted(rows, key)
         if predicted is None:
-            return rows_bytes(kept.assign(**{self._prediction_col: np.full(len(rows), np.nan)}))
-        if len(predicted) != len(rows):
-            raise DataError(
-                f"the model returned {len(predicted)} predictions for {len(rows)} rows, but must return one per row"
-            )
-        flat = np.asarray(predicted).reshape(len(rows), -1)
-        several = flat.shape[1] > 1
-        names = [f"{self._prediction_col}_{i}" if several else self._prediction_col for i in range(flat.shape[1])]
-        return rows_bytes(kept.assign(**dict(zip(names, flat.T, strict=True))))
+            return rows_bytes(kept)
+        return rows_bytes(with_predictions(kept, one_per_row(predicted, rows), self._prediction_col))
 
     def _predicted(self, rows: pd.DataFrame, key: Key) -> Any:
-        if self._models is None:
-            self._models = PartitionResults(self._manifest, self._digest)
-        found = self._models.get(key)
-        if found is None or found.status != "succeeded":
+        found = self._read().get(key)
+        if found is None or not self._read().predicts(key):
             if self._missing == "null":
                 return None
             why = "" if found is None else f", because its training has failed: {found.error}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.paths import is_local, resolve
 from shoal.errors import JobError
-from shoal.jobs.partitions.keys import Key, key_column, keys_in
+from shoal.jobs.partitions.keys import Key, key_column, key_text, keys_in
 from shoal.jobs.partitions.messages import Kind, Outcome, Status
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ def _schema(key_type: pa.DataType) -> pa.Schema:
     return pa.schema(
         [
             ("key", key_type),
-            ("key_text", pa.string()),
             ("status", pa.string()),
             ("attempts", pa.int32()),
             ("rows", pa.int64()),
@@ -116,7 +115,6 @@ def _table(outcomes: Sequence[Outcome], key_type: pa.DataType) -> pa.Table:
     values = [None if each.value is None else each.value.content for each in outcomes]
     columns = {
         "key": key_column((each.key for each in outcomes), key_type),
-        "key_text": [each.text for each in outcomes],
         "status": [each.status for each in outcomes],
         "attempts": [each.attempts for each in outcomes],
         "rows": [each.rows for each in outcomes],
@@ -240,19 +238,21 @@ class ManifestRow:
     row: int
 
 
-def read_manifest(content: bytes) -> list[ManifestRow]:
-    """Return the rows of a manifest."""
+def read_manifest(content: bytes) -> tuple[pa.DataType, list[ManifestRow]]:
+    """Return the type of the keys and the rows of a manifest."""
     import pyarrow as pa
     from pyarrow import parquet
 
     table = parquet.read_table(pa.BufferReader(content))
     keys = keys_in(table.column("key"))
-    rows = table.drop_columns(["key", "key_text", "metrics"]).to_pylist()
-    texts, metrics = table.column("key_text").to_pylist(), table.column("metrics").to_pylist()
-    return [
-        ManifestRow(key=key, text=text, metrics=json.loads(values), **row)
-        for key, text, values, row in zip(keys, texts, metrics, rows, strict=True)
+    # An earlier version has written texts of keys, too, in another form.
+    rows = table.drop_columns({"key", "key_text", "metrics"} & {*table.column_names}).to_pylist()
+    metrics = table.column("metrics").to_pylist()
+    found = [
+        ManifestRow(key=key, text=key_text(key), metrics=json.loads(values), **row)
+        for key, values, row in zip(keys, metrics, rows, strict=True)
     ]
+    return table.schema.field("key").type, found
 
 
 class ResultReader:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import io
+import itertools
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.parquet.pandas_frames import with_nullable_integers
+from shoal.data.parquet.schema import fitted, united
 from shoal.errors import InvalidArgumentError, JobError, TrainingError
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
@@ -25,12 +28,14 @@ from shoal.jobs.partitions.result_files import (
     manifest_of,
     read_manifest,
 )
+from shoal.jobs.prediction.output_files import write_tables
 from shoal.jobs.specs.partitions import PARTITIONS
 from shoal.state import Store
 from shoal.training.locations import filesystem, local_path, resolved
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
 
     from shoal.jobs.results import JobResult
 
@@ -130,6 +135,7 @@ class PartitionResults:
     Attributes:
         manifest: Path or URI of the manifest.
         digest: SHA-256 of the manifest.
+        key_type: Arrow type of the keys, a struct if there are several columns; None if no partition has ended.
 
     Args:
         manifest: Path or URI of the manifest.
@@ -149,7 +155,8 @@ class PartitionResults:
         self._fill(content)
 
     def _fill(self, content: bytes | None, *, reads_values: bool = True) -> None:
-        self._rows = {} if content is None else {row.text: row for row in read_manifest(content)}
+        self.key_type, rows = (None, []) if content is None else read_manifest(content)
+        self._rows = {row.text: row for row in rows}
         self._reader = ResultReader(f"{self.manifest.rpartition('/')[0]}/results", reads_values=reads_values)
 
     @classmethod
@@ -177,12 +184,17 @@ class PartitionResults:
         return PartitionResult(self._row(key), self._reader)
 
     def __contains__(self, key: PartitionKey) -> bool:
-        return key_text(plain(key)) in self._rows
+        return key_text(key) in self._rows
 
     def get(self, key: PartitionKey) -> PartitionResult | None:
         """Return the outcome of a partition; None if there is no such key."""
-        row = self._rows.get(key_text(plain(key)))
+        row = self._rows.get(key_text(key))
         return None if row is None else PartitionResult(row, self._reader)
+
+    def predicts(self, key: PartitionKey) -> bool:
+        """Return whether the partition of a key exists and has succeeded."""
+        row = self._rows.get(key_text(key))
+        return row is not None and row.status == "succeeded"
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{number} {status}" for status, number in self.counts.items() if number)
@@ -190,10 +202,13 @@ class PartitionResults:
 
     def _row(self, key: PartitionKey) -> ManifestRow:
         try:
-            return self._rows[key_text(plain(key))]
+            return self._rows[key_text(key)]
         except KeyError:
             known = ", ".join(shown_key(row.key) for _, row in zip(range(5), self._rows.values(), strict=False))
-            raise KeyError(f"there is no partition {shown_key(key)}; the first keys are {known}") from None
+            raise KeyError(
+                f"there is no partition {shown_key(key)} ({type(key).__name__}) among the keys of type "
+                f"{self.key_type}; the first keys are {known}"
+            ) from None
 
     @property
     def keys(self) -> list[PartitionKey]:
@@ -214,55 +229,85 @@ class PartitionResults:
     def values(self) -> Iterator[tuple[PartitionKey, Any]]:
         """Yield the key and the value of each partition that has succeeded, in the order of the files. This reads each
         file once."""
-        for row in sorted(self._rows.values(), key=lambda row: (row.file, row.row_group, row.row)):
-            if row.status == "succeeded":
-                yield row.key, PartitionResult(row, self._reader).value
+        for row in itertools.chain.from_iterable(self._by_file()):
+            yield row.key, PartitionResult(row, self._reader).value
 
     def rows(self) -> Iterator[pd.DataFrame]:
         """Yield the values of the partitions that have succeeded, which must be DataFrames, such as the predictions of
         `predict`. The partitions of one result file are in one DataFrame.
 
+        All DataFrames of `predict` have the same columns. An integer column with nulls is of type ``Int64``.
+
         Raises:
             InvalidArgumentError: A value is no DataFrame.
+            DataError: The predictions of the partitions have types without a common type.
         """
         import pandas as pd
 
-        pending: list[pd.DataFrame] = []
-        last = None
-        ordered = sorted(self._rows.values(), key=lambda row: (row.file, row.row_group, row.row))
-        for row in (row for row in ordered if row.status == "succeeded"):
-            if pending and row.file != last:
-                yield pd.concat(pending, ignore_index=True)
-                pending = []
-            value = PartitionResult(row, self._reader).value
-            if not isinstance(value, pd.DataFrame):
-                raise InvalidArgumentError(
-                    f"the value of partition {shown_key(row.key)} is no DataFrame but of type {type(value).__name__}: "
-                    "values() yields values of any type"
-                )
-            pending.append(value)
-            last = row.file
-        if pending:
-            yield pd.concat(pending, ignore_index=True)
+        if any(row.kind == "rows" for row in self._rows.values()):
+            for table in self._tables():
+                yield with_nullable_integers(table, always=True).to_pandas()
+            return
+        for rows in self._by_file():
+            yield pd.concat([self._frame(row) for row in rows], ignore_index=True)
 
     def write_parquet(self, folder: str | os.PathLike[str]) -> str:
         """Write the values of the partitions, which must be DataFrames, as Parquet files, and return the folder.
+
+        All files have the same columns, of the same types. The rows of `predict` have the types of the dataset.
 
         Args:
             folder: Directory or URI, which must be empty.
 
         Raises:
             InvalidArgumentError: The folder is not empty, or a value is no DataFrame.
+            DataError: A column has types in several partitions that have no common type.
         """
         target = resolved(os.fspath(folder), "output_path").rstrip("/")
         fs, root = filesystem(target)
         if fs.exists(root) and fs.ls(root):
             raise InvalidArgumentError(f"{target} is not empty: choose another folder")
-        for number, frame in enumerate(self.rows()):
+        for number, table in enumerate(self._tables()):
             content = io.BytesIO()
-            frame.to_parquet(content, index=False)
+            write_tables(content, [table])
             storage.write(f"{local_path(target)}/part-{number:05d}.parquet", content.getvalue())
         return target
+
+    def _by_file(self) -> Iterator[list[ManifestRow]]:
+        """Yield the partitions of each result file that have succeeded, in the order of the file."""
+        found = (row for row in self._rows.values() if row.status == "succeeded")
+        ordered = sorted(found, key=lambda row: (row.file, row.row_group, row.row))
+        for _, rows in itertools.groupby(ordered, key=lambda row: row.file):
+            yield list(rows)
+
+    def _tables(self) -> Iterator[pa.Table]:
+        """Yield the rows of each result file, all with the same schema. This reads the files twice."""
+        import pyarrow as pa
+
+        found = {self._table(row).schema: None for row in itertools.chain.from_iterable(self._by_file())}
+        schema, first = united(found), next(iter(found), pa.schema([]))
+        if all(schema.field(field.name).type == field.type for field in first):
+            schema = schema.with_metadata(first.metadata)  # the types of pandas
+        for rows in self._by_file():
+            yield pa.concat_tables(fitted(self._table(row), schema) for row in rows)
+
+    def _table(self, row: ManifestRow) -> pa.Table:
+        import pyarrow as pa
+
+        if row.kind == "rows":
+            return models.rows_in(PartitionResult(row, self._reader).content())
+        return pa.Table.from_pandas(self._frame(row), preserve_index=False)
+
+    def _frame(self, row: ManifestRow) -> pd.DataFrame:
+        import pandas as pd
+
+        value = PartitionResult(row, self._reader).value
+        if not isinstance(value, pd.DataFrame):
+            raise InvalidArgumentError(
+                f"the value of partition {shown_key(row.key)} is no DataFrame but of type {type(value).__name__}: "
+                "values() yields values of any type"
+            )
+        return value
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a table of all partitions: key, status, rows, seconds, attempts, error, and a column for each metric,
@@ -337,20 +382,3 @@ def partitions_so_far(
         raise InvalidArgumentError(f"job {job_id} has no partitions: only jobs of shoal.many have them")
     location = artifact_location or (job.spec.get("run_config") or {}).get("artifact_location")
     return PartitionResults.so_far(work_folder.path_in(artifacts.folder(Key(job.id, job.attempt), location)))
-
-
-def plain(key: PartitionKey) -> PartitionKey:
-    """Return a key of plain Python values, from one that may have NumPy's numbers.
-
-    Raises:
-        InvalidArgumentError: The key is no value of a column.
-    """
-    if isinstance(key, tuple):
-        return tuple(map(plain, key))
-    if hasattr(key, "dtype") and hasattr(key, "item"):
-        key = key.item()
-    if isinstance(key, list | dict | set):
-        raise InvalidArgumentError(
-            f"{key!r} is not a key of a partition: give a value of the column, or a tuple of values of several columns"
-        )
-    return key

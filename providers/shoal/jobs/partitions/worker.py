@@ -123,6 +123,8 @@ def process(assignment: Assignment, buckets: Sequence[tuple[int, Sequence[BatchI
     )  # reads the footer that the conversion to pandas needs, once for all forks
     if hasattr(work.function, "import_library"):  # a function of shoal
         work.function.import_library()
+    if hasattr(work.function, "check_keys"):
+        work.function.check_keys(assignment.key_type, assignment.by)
     hidden = KnownSecrets(assignment.secrets)
     reporter = _Reporter()
     with contextlib.closing(_Processes(work, assignment.timeout, lambda text: redact(hidden.hide(text)))) as processes:

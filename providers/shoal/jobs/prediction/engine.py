@@ -59,7 +59,7 @@ def run(
     if output.finished(key, overwrite=spec.overwrite):
         say(f"{spec.output_path} already has the predictions of {uri} for these rows")
         return PredictResult(spec.output_path, rows, uri, 0, 0, time.monotonic() - began)
-    keep = kept_columns(spec, connector)
+    keep = kept_columns(spec.keep_cols, spec.prediction_col, connector)
     model_loading.load(uri, spec.input_cols, category_codes=spec.category_codes).check(connector.source)
     locations.try_out(spec.output_path.rpartition("/")[0] or "/", "output_path")
     output.prepare()

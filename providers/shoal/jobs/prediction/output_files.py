@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -284,26 +284,26 @@ def _list(folder: str) -> list[str]:
             return []
 
 
-def kept_columns(spec: PredictJobSpec, connector: DataConnector) -> tuple[str, ...]:
-    """Return the columns of the dataset that are copied to the output: `keep_cols` of the spec, or all columns.
+def kept_columns(keep_cols: Sequence[str] | None, prediction_col: str, connector: DataConnector) -> tuple[str, ...]:
+    """Return the columns of the dataset that are copied to the output: `keep_cols`, or all columns.
 
     Raises:
         DataError: The dataset does not have a column of `keep_cols`, or its files have different types for a column.
         InvalidArgumentError: The column of the predictions would have the name of one of these columns.
     """
     names = connector.schema().names
-    if spec.keep_cols is None:
+    if keep_cols is None:
         keep = tuple(names)
-    elif missing := sorted(set(spec.keep_cols) - set(names)):
+    elif missing := sorted(set(keep_cols) - set(names)):
         raise DataError(
             f"keep_cols names columns that the dataset does not have: {', '.join(missing)}. Correct or remove these "
             "names"
         )
     else:
-        keep = spec.keep_cols
-    if spec.prediction_col in keep:
+        keep = tuple(keep_cols)
+    if prediction_col in keep:
         raise InvalidArgumentError(
-            f'the dataset has a column "{spec.prediction_col}", and prediction_col has the same name: choose another '
+            f'the dataset has a column "{prediction_col}", and prediction_col has the same name: choose another '
             "prediction_col, or leave the column out of keep_cols"
         )
     check_same_schema(connector.source, keep)
@@ -322,3 +322,17 @@ def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.
         array = pa.array(values)
         table = table.append_column(name, array) if table.num_columns else pa.table({name: array})
     return table
+
+
+def write_tables(stream: Any, tables: Iterable[pa.Table]) -> None:
+    """Write tables of the same schema to a stream as a Parquet file, each as one row group."""
+    from pyarrow import parquet
+
+    writer: parquet.ParquetWriter | None = None
+    try:
+        for table in tables:
+            writer = writer or parquet.ParquetWriter(stream, table.schema)
+            writer.write_table(table, row_group_size=max(1, table.num_rows))
+    finally:
+        if writer is not None:
+            writer.close()

@@ -15,7 +15,7 @@ from shoal.errors import DataError
 from shoal.jobs.mlflow import model_loading
 from shoal.jobs.mlflow.model_loading import Predictor
 from shoal.jobs.prediction import output_files
-from shoal.jobs.prediction.output_files import is_complete, with_predictions
+from shoal.jobs.prediction.output_files import is_complete, with_predictions, write_tables
 from shoal.training.context import gang_context
 from shoal.training.host import memory
 
@@ -67,7 +67,7 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
         # file closes the file, and the file then looks complete. Therefore `is_complete` counts the rows.
         target = f"{folder}/.{file.name}.{uuid.uuid4().hex}" if is_local(assignment.folder) else path
         with filesystem.open_output_stream(target) as stream:
-            _write(stream, _predicted(assignment, predictor, file))
+            write_tables(stream, _predicted(assignment, predictor, file))
         if target != path:
             filesystem.move(target, path)
     return memory.peak_rss_bytes()
@@ -84,19 +84,6 @@ def _predicted(assignment: Assignment, predictor: Predictor, file: OutputFile) -
             )
         yield with_predictions(table.select(list(assignment.keep_cols)), predicted, assignment.prediction_col)
         gang_context().note({"rows": table.num_rows})
-
-
-def _write(stream: pa.NativeFile, tables: Iterator[pa.Table]) -> None:
-    from pyarrow import parquet
-
-    writer: parquet.ParquetWriter | None = None
-    try:
-        for table in tables:
-            writer = writer or parquet.ParquetWriter(stream, table.schema)
-            writer.write_table(table, row_group_size=max(1, table.num_rows))
-    finally:
-        if writer is not None:
-            writer.close()
 
 
 @dataclass(frozen=True, slots=True)
