@@ -295,10 +295,10 @@ def _results_of(models: PartitionResults | str) -> PartitionResults:
         from shoal.jobs.mlflow import partitioned_model
 
         check_version(models)
-        results = partitioned_model.results_of(models)
-        if results is None:
+        model = partitioned_model.model_of(models)
+        if model is None:
             raise InvalidArgumentError(f"{models} is no model of partitions: use shoal.distributors.predict")
-        return results
+        return model.results
     from shoal import jobs
 
     result = jobs.attach(models).status().result

@@ -17,6 +17,7 @@ from shoal.jobs.mlflow.holdout import check_holdout
 from shoal.jobs.mlflow.job_run import Run, retrying_briefly
 from shoal.jobs.mlflow.registry import answering, missing_ignored
 from shoal.jobs.mlflow.training_rows import TrainingRows
+from shoal.jobs.partitions.keys import check_same_kinds, key_type
 from shoal.jobs.partitions.program import program_of_spec
 from shoal.jobs.partitions.results import PartitionResults
 from shoal.jobs.results import JobResult
@@ -104,10 +105,17 @@ def _begin_tracking(spec: PartitionsJobSpec, place: AttemptContext) -> TrainingR
     if spec.register_as and spec.label_col:
         from shoal.jobs.mlflow import partitioned_model
 
-        columns = [*spec.by, *spec.input_cols]
+        columns = list(dict.fromkeys((*spec.by, *spec.input_cols)))
         partitioned_model.signature_of(connector.schema(), spec.by, spec.input_cols)
+        keys = key_type(connector.source, spec.by)
         trained_on = training_rows.of_datasets([(connector, connector.time_range(spec.dataset.time_col))])
-        check_holdout(spec.register_as, spec.label_col, columns, trained_on=trained_on)
+        check_holdout(
+            spec.register_as,
+            spec.label_col,
+            columns,
+            trained_on=trained_on,
+            check=lambda holdout: check_same_kinds(key_type(holdout, spec.by), keys, spec.by),
+        )
         promotion.try_champion(tracked, spec.register_as, columns)
     with before_work(tracked.uri, place.environment):
         tracked.log_params({"function": spec.function_name, "by": by, "framework": spec.framework})
@@ -147,7 +155,7 @@ def _register(
     )
     if kept:
         print(f"{kept:,} partitions whose training failed keep the model of version {champion}", flush=True)
-    columns = [*spec.by, *spec.input_cols]
+    columns = list(dict.fromkeys((*spec.by, *spec.input_cols)))
     outcome = promotion.enter(
         place.store,
         place.key,

@@ -12,6 +12,8 @@ from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryErro
 from shoal.jobs.mlflow.job_run import MARK
 from shoal.jobs.mlflow.pyfunc import PyfuncPredictor
 from shoal.jobs.mlflow.registry import is_ours, is_unreachable
+from shoal.jobs.partitions import pyfunc_loader
+from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
 from shoal.redaction import redact_value
 from shoal.training.boosting.request import Framework
 from shoal.training.host.imports import add_estimators
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 _VERSION = re.compile(r"models:/(?P<name>[^/@]+)/(?P<version>\d+)")
 
 
-Predictor: TypeAlias = "BoosterPredictor | PyfuncPredictor"
+Predictor: TypeAlias = "BoosterPredictor | PyfuncPredictor | PartitionedModel"
 """An object that predicts tables with one model."""
 
 
@@ -77,6 +79,8 @@ def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
         framework = next((name for name in get_args(Framework) if name in info.flavors), None)
         if framework is None:
             model = mlflow.pyfunc.load_model(folder)
+            if info.flavors["python_function"].get("loader_module") == pyfunc_loader.__name__:
+                model = model.get_raw_model()
         else:
             add_estimators(framework)
             model = importlib.import_module(f"mlflow.{framework}").load_model(folder)
@@ -91,6 +95,8 @@ def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols
     Raises:
         DataError: The model's input columns or the categories of a column are not known.
     """
+    if isinstance(model, PartitionedModel):
+        return model
     library = type(model).__module__.partition(".")[0]
     if library not in get_args(Framework):
         return PyfuncPredictor(model, input_cols)

@@ -14,8 +14,9 @@ from shoal.jobs.files import storage
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import MARK
 from shoal.jobs.partitions import pyfunc_loader
+from shoal.jobs.partitions.keys import key_text, keys_in, type_of_columns
 from shoal.jobs.partitions.messages import ModelBytes, Outcome
-from shoal.jobs.partitions.pyfunc_loader import OPTIONS
+from shoal.jobs.partitions.pyfunc_loader import OPTIONS, PartitionedModel
 from shoal.jobs.partitions.result_files import MANIFEST, ResultWriter, complete_files, manifest_of
 from shoal.jobs.partitions.results import PartitionResults
 
@@ -81,9 +82,14 @@ def _copy(results: PartitionResults, folder: Path) -> None:
 
 def _keep(folder: Path, results: PartitionResults, champion: str) -> int:
     """Add the champion's models for the failed partitions, and return their number."""
-    earlier = results_of(champion)
+    earlier, options = model_of(champion), json.loads((folder / OPTIONS).read_text())
+    # The models of other columns are for other rows, even if the values of the keys are the same.
+    if earlier is None or [list(earlier.by), list(earlier.input_cols)] != [options["by"], options["input_cols"]]:
+        return 0
     failed = {each.text: each for each in results.failed}
-    found = [(failed[each.text], each) for each in earlier or () if each.text in failed and each.status == "succeeded"]
+    found = [
+        (failed[each.text], each) for each in earlier.results if each.text in failed and each.status == "succeeded"
+    ]
     if not found:
         return 0
     tables = complete_files(str(folder / "results"))
@@ -98,15 +104,17 @@ def _keep(folder: Path, results: PartitionResults, champion: str) -> int:
     replaced = {mine.text for mine, _ in found}
     tables = complete_files(str(folder / "results"))
     rows = [
-        table if bucket == KEPT_FILE else table.filter([text not in replaced for text in table["key_text"].to_pylist()])
+        table
+        if bucket == KEPT_FILE
+        else table.filter([key_text(key) not in replaced for key in keys_in(table.column("key"))])
         for bucket, table in sorted(tables.items())
     ]
     (folder / MANIFEST).write_bytes(manifest_of(rows))
     return len(found)
 
 
-def results_of(model_uri: str) -> PartitionResults | None:
-    """Return the models in a model of MLflow; None if it is no model of partitions.
+def model_of(model_uri: str) -> PartitionedModel | None:
+    """Load a model of MLflow with the models of partitions; None if it is no model of partitions.
 
     The files are copied to a temporary folder of MLflow, or read in place if they are on this machine.
     """
@@ -118,7 +126,7 @@ def results_of(model_uri: str) -> PartitionResults | None:
     flavour = mlflow.models.Model.load(str(folder)).flavors.get("python_function", {})
     if flavour.get("loader_module") != pyfunc_loader.__name__:
         return None
-    return PartitionResults(str(folder / flavour["data"] / MANIFEST))
+    return PartitionedModel(str(folder / flavour["data"]))
 
 
 def _requirements(results: PartitionResults) -> list[str]:
@@ -134,36 +142,44 @@ def _requirements(results: PartitionResults) -> list[str]:
 def signature_of(schema: pa.Schema, by: Sequence[str], input_cols: Sequence[str]) -> Any:
     """Return the signature of the model: the columns of the keys and the features, and one number as output.
 
-    Numeric features are ``double``, because MLflow refuses nulls in columns of integers.
+    Most columns may have any type, because MLflow refuses integers for ``double`` and nulls for ``long`` and
+    ``boolean``, and makes True of a null. The model itself refuses keys of another kind.
 
     Raises:
-        DataError: MLflow has no type for a column.
+        DataError: The model cannot take a column.
     """
+    import pyarrow as pa
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
+    from mlflow.types.schema import AnyType
 
-    columns = [*by, *(name for name in input_cols if name not in by)]
-    specs = [ColSpec(_type(schema, name, is_key=name in by), name) for name in columns]
+    type_of_columns(schema, by)
+    for name in input_cols:
+        _check_feature(name, schema.field(name).type)
+    columns = dict.fromkeys((*by, *input_cols))
+    # MLflow reads timestamps in JSON only for columns of this type, to which it converts no zone.
+    types = {
+        name: "datetime" for name in columns if pa.types.is_timestamp(type_ := schema.field(name).type) and not type_.tz
+    }
+    specs = [ColSpec(types.get(name, AnyType()), name) for name in columns]
     return ModelSignature(Schema(specs), Schema([ColSpec("double")]))
 
 
-def _type(schema: pa.Schema, name: str, *, is_key: bool) -> str:
+def _check_feature(name: str, type_: pa.DataType) -> None:
     import pyarrow as pa
 
-    kind, found = pa.types, schema.field(name).type
-    if kind.is_dictionary(found):
-        found = found.value_type
-    if kind.is_boolean(found):
-        return "boolean"
-    if kind.is_integer(found):
-        return "long" if is_key else "double"
-    if kind.is_floating(found):
-        return "double"
-    if kind.is_string(found) or kind.is_large_string(found):
-        return "string"
-    if kind.is_timestamp(found):
-        return "datetime"
-    raise DataError(
-        f'the column "{name}" is of type {found}, which a model in MLflow cannot take: convert it to a number, a text '
-        "or a timestamp, or remove register"
+    kind = pa.types
+    value = type_.value_type if kind.is_dictionary(type_) else type_
+    allowed = (
+        kind.is_boolean,
+        kind.is_integer,
+        kind.is_floating,
+        kind.is_string,
+        kind.is_large_string,
+        kind.is_timestamp,
     )
+    if not any(check(value) for check in allowed):
+        raise DataError(
+            f'the column "{name}" is of type {type_}, which a model in MLflow cannot take: convert it to a number, a '
+            "text or a timestamp, or remove register"
+        )

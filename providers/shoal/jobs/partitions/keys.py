@@ -97,16 +97,13 @@ def _kind(type_: pa.DataType) -> str | None:
     return next((name for name, those in checks.items() if any(check(type_) for check in those)), None)
 
 
-def check_same_kinds(
-    found: pa.DataType, wanted: pa.DataType, by: Sequence[str], wanted_by: Sequence[str] | None = None
-) -> None:
+def check_same_kinds(found: pa.DataType, wanted: pa.DataType, by: Sequence[str]) -> None:
     """Check that keys of two types can be the same, such as those of rows and of the models that predict them.
 
     Args:
         found: Type of the keys of the rows.
         wanted: Type of the keys of the models.
         by: Columns of the keys of the rows.
-        wanted_by: Columns of the keys of the models; None if their names are not known.
 
     Raises:
         DataError: The numbers or the order of the columns differ, or the kinds of their values. The message names both
@@ -118,8 +115,8 @@ def check_same_kinds(
             f"the keys of the rows have {len(mine)} columns ({', '.join(by)}), but those of the models have "
             f"{len(theirs)}: name as many columns in by as in the training"
         )
-    order = list(wanted_by or [name for name, _ in theirs if name])
-    if order and list(by) != order and sorted(by) == sorted(order):
+    order = [name for name, _ in theirs]
+    if list(by) != order and sorted(by) == sorted(order):
         raise DataError(
             f"by names the columns {', '.join(by)}, but the keys of the models are {', '.join(order)}: name the "
             "columns in this order"

@@ -5,14 +5,16 @@ The models are loaded when a row needs them, and those that were used last are k
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError
-from shoal.jobs.partitions.keys import Key, encoded
+from shoal.jobs.partitions.keys import check_same_kinds, encoded, key_type, shown_key, type_of_columns
 from shoal.jobs.partitions.predictions import predicted_by
 from shoal.jobs.partitions.result_files import MANIFEST
 from shoal.jobs.partitions.results import PartitionResult, PartitionResults
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 OPTIONS = "model.json"
 """Name of the file with the columns of the keys and the features."""
@@ -38,49 +41,117 @@ def _load_pyfunc(path: str) -> PartitionedModel:
 class PartitionedModel:
     """Model that predicts each row with the model of its partition. A row whose key has no model is predicted as NaN.
 
+    MLflow calls :meth:`predict`. Jobs use the other methods, which read the keys from Arrow tables, in which a null
+    stays a null.
+
     Args:
         folder: Local folder of the model.
     """
+
+    classes: tuple[Any, ...] | None = None
+    gives_classes: bool | None = None
+    code_cols: tuple[str, ...] = ()
 
     def __init__(self, folder: str) -> None:
         options = json.loads(Path(folder, OPTIONS).read_text())
         self.by: tuple[str, ...] = tuple(options["by"])
         self.input_cols: tuple[str, ...] = tuple(options["input_cols"])
         self.results = PartitionResults(str(Path(folder, MANIFEST)))
-        self._types = _key_types(Path(folder, MANIFEST), self.by)
         self._kept: OrderedDict[str, tuple[Any, int]] = OrderedDict()
+
+    def get_raw_model(self) -> PartitionedModel:
+        """Return this model; MLflow's ``PyFuncModel`` has a method of this name."""
+        return self
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns that a table must contain: those of the keys, and the features."""
+        return tuple(dict.fromkeys((*self.by, *self.input_cols)))
+
+    def check(self, source: ParquetSource) -> None:
+        """Check that a dataset has the columns of the model, and keys of the kind that the models have.
+
+        Raises:
+            DataError: A column is missing, or the keys are of another kind.
+        """
+        self._check_columns(source.schema().names)
+        check_same_kinds(key_type(source, self.by), self.results.key_type, self.by)
 
     def predict(self, model_input: pd.DataFrame, params: Any = None) -> np.ndarray:
         """Return the predictions of rows, ``[rows]`` or ``[rows, outputs]``."""
-        import numpy as np
-
-        rows = model_input.reset_index(drop=True)
-        codes, keys = self._keys(rows)
-        found = {code: self.results.get(key) for code, key in enumerate(keys)}
-        known = {code: each for code, each in found.items() if each is not None and each.status == "succeeded"}
-        predicted: np.ndarray | None = None
-        # In the order of the files, so that each row group is read once.
-        for code in sorted(known, key=lambda code: known[code].place):
-            positions = np.flatnonzero(codes == code)
-            values = np.asarray(predicted_by(self._model(known[code]), rows.iloc[positions], self.input_cols))
-            if predicted is None:
-                predicted = np.full((len(rows), *values.shape[1:]), np.nan)
-            predicted[positions] = values
-        return np.full(len(rows), np.nan) if predicted is None else predicted
-
-    def _keys(self, rows: pd.DataFrame) -> tuple[np.ndarray, list[Key]]:
-        """Return the keys of rows, converted to the types of the keys of the models."""
         import pyarrow as pa
 
-        columns = {}
-        for name, type_ in self._types.items():
-            if name not in rows:
-                raise DataError(f'the rows lack the column "{name}", which selects the model')
+        self._check_columns(map(str, model_input.columns))
+        rows = model_input.reset_index(drop=True)
+        keys = {}
+        for name in self.by:
             try:
-                columns[name] = pa.Array.from_pandas(rows[name], type=type_)
-            except pa.ArrowException as error:
-                raise DataError(f'the column "{name}" has values that are not of type {type_}: {error}') from error
-        return encoded(pa.table(columns), self.by)
+                keys[name] = pa.array(rows[name], from_pandas=True)
+            except (pa.ArrowException, TypeError, ValueError) as error:
+                raise DataError(f'the column "{name}" has values that cannot be keys: {error}') from error
+        # MLflow makes objects of nullable numbers, which the boosting libraries refuse.
+        for name in [name for name in self.input_cols if rows[name].dtype == object]:
+            with contextlib.suppress(pa.ArrowException, TypeError, ValueError):
+                rows[name] = pa.array(rows[name], from_pandas=True).to_pandas()
+        return self._predicted(pa.table(keys), rows)
+
+    def predict_table(self, table: pa.Table) -> np.ndarray:
+        """Return the predictions of a table's rows, ``[rows]`` or ``[rows, outputs]``."""
+        return self._predicted(table, table.select(list(self.columns)).to_pandas())
+
+    def unknown(self, table: pa.Table) -> tuple[NDArray[np.bool_], dict[str, int]]:
+        """Return which rows of a table have a key without a model, and the number of rows of each such key."""
+        import numpy as np
+
+        codes, keys = encoded(table, self.by)
+        rows = np.bincount(codes, minlength=len(keys))
+        lacks = np.array([not self.results.predicts(key) for key in keys], bool)
+        return lacks[codes], {shown_key(keys[code]): int(rows[code]) for code in np.flatnonzero(lacks).tolist()}
+
+    def _check_columns(self, names: Iterable[str]) -> None:
+        if missing := sorted(set(self.columns) - set(names)):
+            raise DataError(
+                f"the rows lack columns that the model needs: {', '.join(missing)}. The keys are in "
+                f"{', '.join(self.by)}, and select the model of each row"
+            )
+
+    def _predicted(self, table: pa.Table, rows: pd.DataFrame) -> np.ndarray:
+        """Predict rows, of which `table` has the keys."""
+        import numpy as np
+
+        check_same_kinds(type_of_columns(table.schema, self.by), self.results.key_type, self.by)
+        codes, keys = encoded(table, self.by)
+        found = {code: self.results[key] for code, key in enumerate(keys) if self.results.predicts(key)}
+        predicted: np.ndarray | None = None
+        # In the order of the files, so that each row group is read once.
+        for code in sorted(found, key=lambda code: found[code].place):
+            positions = np.flatnonzero(codes == code)
+            values = self._predicted_by(found[code], rows.iloc[positions])
+            if predicted is None:
+                predicted = np.full((len(rows), *values.shape[1:]), np.nan)
+            if values.shape[1:] != predicted.shape[1:]:
+                raise DataError(
+                    f"the model of key {shown_key(found[code].key)} returns {values.shape[1:]} values per row, but "
+                    f"another one {predicted.shape[1:]}: train models with equal outputs"
+                )
+            predicted[positions] = values
+        return np.full((len(rows), *self._outputs(rows)), np.nan) if predicted is None else predicted
+
+    def _predicted_by(self, found: PartitionResult, rows: pd.DataFrame) -> np.ndarray:
+        import numpy as np
+
+        values = predicted_by(self._model(found), rows, self.input_cols)
+        try:
+            return np.asarray(values, np.float64)
+        except ValueError as error:
+            raise DataError(
+                f"the model of key {shown_key(found.key)} predicts values that are no numbers: {error}"
+            ) from error
+
+    def _outputs(self, rows: pd.DataFrame) -> tuple[int, ...]:
+        """Return the shape of one prediction, which rows without a model must have, too."""
+        first = next((each for each in self.results if each.status == "succeeded"), None)
+        return () if first is None or not len(rows) else self._predicted_by(first, rows.head(1)).shape[1:]
 
     def _model(self, found: PartitionResult) -> Any:
         text = found.text
@@ -94,13 +165,3 @@ class PartitionedModel:
         ):
             self._kept.popitem(last=False)
         return model
-
-
-def _key_types(manifest: Path, by: Sequence[str]) -> dict[str, pa.DataType]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    found = parquet.read_schema(manifest).field("key").type
-    if not pa.types.is_struct(found):
-        return {by[0]: found}
-    return {name: found.field(name).type for name in by}

@@ -186,6 +186,11 @@ class PartitionsJobSpec(AnySpec):
             raise ValueError(
                 "columns can be given only with a function, because estimator names its columns: remove it"
             )
+        if self.label_col in self.by:
+            raise ValueError(
+                f'by names the label column "{self.label_col}": the rows of a partition would all have the same label, '
+                "so that there is nothing to learn. Divide the rows by another column"
+            )
         if self.register_as is not None and not (self.label_col and self.input_cols):
             raise ValueError(
                 "register needs the columns of the models: set register.label_col and register.input_cols, or train "
