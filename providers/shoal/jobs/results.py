@@ -22,6 +22,7 @@ Reason = Literal[
     "champion_newer",
     "alias_moved",
     "champion_unread",
+    "no_common_keys",
     "waiting",
 ]
 """Rule that decided whether the challenger (the newly trained model) was promoted. The first three rules promote the
@@ -61,8 +62,9 @@ class ChampionResult(PlainResult):
     value: float = Field(description="Value of the deciding metric that the champion reaches on the holdout.")
     unseen_rows: int | None = Field(
         default=None,
-        description="Number of the holdout's rows that neither model was trained on, if there are others: `value`, "
-        "which is that of all rows, then says nothing about the decision. None: all rows count.",
+        description="Number of the holdout's rows on which the models were compared, if there are others, on which one "
+        "was trained, or whose keys only one knows. The values that the models reach on other rows then say nothing "
+        "about the decision. None: all rows count.",
     )
 
 

@@ -15,12 +15,11 @@ from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.partitions.keys import check_same_kinds, key_type, shown_key
 from shoal.jobs.partitions.models import SavedModel
-from shoal.jobs.partitions.predictions import NO_MODEL, PartitionPrediction
+from shoal.jobs.partitions.predictions import NO_MODEL, PartitionPrediction, report_unknown
 from shoal.jobs.partitions.results import PartitionResults, load_partitions
 from shoal.jobs.prediction.output_files import kept_columns
 from shoal.jobs.specs.partitions import PartitionEstimator, PartitionsRegister
 from shoal.many.functions import Dataset, call_of, connected
-from shoal.training.context import say
 from shoal.training.mlflow.model_uris import check_version, is_mlflow
 from shoal.training.pytorch.program import check_runnable, name_of
 from shoal.training.run_config import RunConfig
@@ -29,9 +28,6 @@ from shoal.training.scaling import ScalingConfig
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
     from shoal.distributors.submitted_call import SubmittedCall
-
-_NAMED_KEYS = 5
-"""Number of keys that a message names."""
 
 
 def train(
@@ -243,7 +239,10 @@ def predict(
             'their rows out, or set missing="null" to get null predictions'
         )
     results.require_all()
-    _report_missing(found, results)
+    report_unknown(
+        {shown_key(each.key): each.rows for each in results if not found.predicts(each.key)},
+        sum(each.rows for each in results),
+    )
     if output_path is not None:
         results.write_parquet(output_path)
     return results
@@ -263,25 +262,6 @@ def _check(
         return  # the workers check the same
     check_same_kinds(key_type(connector.source, by), models.key_type, by)
     kept_columns(keep_cols, prediction_col, connector)
-
-
-def _report_missing(models: PartitionResults, results: PartitionResults) -> None:
-    """Print how many rows have a null prediction because their key has no model, and some of these keys.
-
-    Raises:
-        DataError: No row has a model.
-    """
-    unknown = [each for each in results if not models.predicts(each.key)]
-    if not unknown:
-        return
-    some = ", ".join(shown_key(each.key) for each in unknown[:_NAMED_KEYS])
-    named = f"{sum(each.rows for each in unknown):,} rows have no model. Their {len(unknown):,} keys are {some}"
-    if len(unknown) > _NAMED_KEYS:
-        named += " and others"
-    if len(unknown) == len(results):
-        known = ", ".join(map(shown_key, models.keys[:_NAMED_KEYS]))
-        raise DataError(f"no key of the dataset has a model: all {named}. The models have keys such as {known}")
-    say(f"the predictions are null where {named}")
 
 
 def _results_of(models: PartitionResults | str) -> PartitionResults:

@@ -57,9 +57,10 @@ def build(
         "overlap",
         "late_run",
     )
-    unseen = champion and champion.unseen
+    unseen, common = champion and champion.unseen, champion and champion.common
     theirs = None if champion is None else champion.evaluation
-    decided = champion is not None and compared(challenger, champion)[0] is challenger.evaluation
+    mine = common.challenger if common else challenger.evaluation
+    decided = champion is not None and compared(challenger, champion)[0] is mine
     return {
         "model": register.model,
         "alias": register.alias,
@@ -69,7 +70,14 @@ def build(
         "challenger": _candidate(challenger),
         "champion": None if champion is None else _candidate(champion),
         "baseline": None if baseline is None else {"kind": baseline.kind, register.metric: baseline.value},
-        "slices": _slices(register, challenger.evaluation, theirs, decided),
+        "slices": _slices(register, mine, theirs, decided),
+        "common": common
+        and {
+            "rows": common.rows,
+            "challenger": dict(common.challenger.metrics),
+            "champion": dict(champion.evaluation.metrics),
+            "other_keys": dict(common.others),
+        },
         "unseen": unseen and _unseen(register, unseen),
         "promotions": [
             {
@@ -106,11 +114,13 @@ def _version_table(report: dict[str, Any]) -> str:
     ]
     if baseline := report["baseline"]:
         rows.append([f"baseline ({baseline['kind']})", None, baseline[metric], *[None] * len(names)])
-    if unseen := report["unseen"]:
-        on = f"on {unseen['rows']} of {report['holdout']['rows']} rows"
-        rows += [
-            [f"{role} {on}", each["version"], *(unseen[role].get(name) for name in names), 0] for role, each in versions
-        ]
+    for part, overlap in (("common", None), ("unseen", 0)):
+        if found := report[part]:
+            on = f"on {found['rows']} of {report['holdout']['rows']} rows"
+            rows += [
+                [f"{role} {on}", each["version"], *(found[role].get(name) for name in names), overlap]
+                for role, each in versions
+            ]
     return _table(["", "version", *names, "holdout rows trained on"], rows)
 
 

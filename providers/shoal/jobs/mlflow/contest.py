@@ -74,6 +74,8 @@ class Outcome:
             all_decided = unseen is None or (not unseen.enough and self.challenger.evaluation.overlaps)
             if unseen is not None and not all_decided and unseen.rows < unseen.holdout_rows:
                 rows = unseen.rows
+            elif known.common is not None:
+                rows = known.common.rows
             champion = ChampionResult(version=known.version, value=known.value, unseen_rows=rows)
         return {
             "model_name": self.model,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,8 +14,9 @@ from shoal.errors import DataError
 from shoal.jobs.metrics.evaluation import check_predictions, metric_value, takes_classes
 from shoal.jobs.mlflow.holdout import Holdout, check_columns
 from shoal.jobs.mlflow.model_loading import Predictor
-from shoal.jobs.mlflow.promotion_decision import Evaluation, Predictions, Slice, UnseenRows
+from shoal.jobs.mlflow.promotion_decision import CommonKeys, Evaluation, Predictions, Slice, UnseenRows
 from shoal.jobs.mlflow.training_rows import Overlap
+from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,9 +42,13 @@ def try_out(model: Predictor, holdout: DataConnector, metric: str) -> None:
     _check(model, holdout)
     for table in holdout.iter_batches(list(model.columns)):
         if table.num_rows:
-            predicted = _predicted(model, table.slice(0, _TRIED_ROWS))
-            check_predictions(metric, predicted, gives_classes=model.gives_classes)
-            return
+            tried = table.slice(0, _TRIED_ROWS)
+            predicted = _predicted(model, tried)
+            if isinstance(model, PartitionedModel):
+                predicted = predicted[~model.unknown(tried)[0]]
+            if len(predicted):
+                check_predictions(metric, predicted, gives_classes=model.gives_classes)
+                return
 
 
 def evaluate(
@@ -56,32 +64,57 @@ def evaluate(
         DataError: The holdout lacks a column that the model needs, or the predictions do not suit the metric
             that decides.
     """
-    predictions = Predictions(_predict(model, holdout.connector), model.gives_classes)
-    evaluation = replace(_measure(predictions, holdout, names), predictions=predictions)
+    predictions = _predict(model, holdout.connector)
+    if predictions.unknown is None:
+        evaluation = replace(_measure(predictions, holdout, names), predictions=predictions)
+    else:
+        evaluation = on_rows(predictions, holdout, names, ~predictions.unknown)
     if overlap is None:
         return evaluation
     period = None if overlap.training is None else str(overlap.training)
     return replace(evaluation, overlap=overlap.rows, period=period)
 
 
+def on_rows(predictions: Predictions, holdout: Holdout, names: Sequence[str], rows: NDArray[np.bool_]) -> Evaluation:
+    """Compute the metrics of predictions on some rows of the holdout. They are NaN if they are not defined there."""
+    try:
+        if not rows.any():
+            raise DataError("there are no rows")
+        return replace(_measure(predictions, holdout.part(rows), names, rows), predictions=predictions)
+    except DataError:
+        return Evaluation(float("nan"), dict.fromkeys(names, float("nan")), predictions=predictions)
+
+
 def on_unseen_rows(
-    challenger: Evaluation, champion: Evaluation, holdout: Holdout, names: Sequence[str], seen: NDArray[np.bool_]
+    challenger: Predictions,
+    champion: Predictions,
+    holdout: Holdout,
+    names: Sequence[str],
+    seen: NDArray[np.bool_],
+    known: NDArray[np.bool_] | None,
 ) -> UnseenRows:
-    """Compute the metrics of challenger and champion on the rows of the holdout that neither was trained on."""
+    """Compute the metrics of challenger and champion on the rows of the holdout that neither was trained on, and whose
+    keys both know (None: all)."""
     import numpy as np
 
     if holdout.groups is not None:
         seen = np.bincount(holdout.groups, weights=seen)[holdout.groups] > 0
-    part = holdout.part(~seen)
+    rows = ~seen if known is None else ~seen & known
+    both = (on_rows(each, holdout, names, rows) for each in (challenger, champion))
+    return UnseenRows(int(rows.sum()), len(seen) if known is None else int(known.sum()), *both)
 
-    def measured(evaluation: Evaluation) -> Evaluation:
-        assert evaluation.predictions is not None
-        try:
-            return _measure(evaluation.predictions, part, names, ~seen)
-        except DataError:  # the metric is not defined on these rows
-            return Evaluation(float("nan"))
 
-    return UnseenRows(len(part.labels), len(seen), measured(challenger), measured(champion))
+def on_common_keys(
+    challenger: Predictions, champion: Predictions, holdout: Holdout, names: Sequence[str]
+) -> tuple[NDArray[np.bool_], CommonKeys] | None:
+    """Return the rows of the holdout whose keys both models know, with the challenger's metrics on them; None if both
+    know the keys of all rows."""
+    unknown = [each.unknown for each in (challenger, champion) if each.unknown is not None]
+    if not unknown:
+        return None
+    rows = ~functools.reduce(operator.or_, unknown)
+    others = {**challenger.unknown_keys, **champion.unknown_keys}
+    return rows, CommonKeys(int(rows.sum()), len(rows), on_rows(challenger, holdout, names, rows), others)
 
 
 def _measure(
@@ -89,10 +122,11 @@ def _measure(
 ) -> Evaluation:
     """Compute the metrics of predictions; see :func:`evaluate`."""
     predicted = predictions.values if rows is None else predictions.values[rows]
+    every = predictions.values if predictions.unknown is None else predictions.values[~predictions.unknown]
 
     def value(name: str, part: Any = slice(None)) -> float:
         # All predictions show whether they are classes or probabilities; a few of them may not.
-        is_class = takes_classes(name, predictions.values, predictions.gives_classes)
+        is_class = takes_classes(name, every, predictions.gives_classes)
         groups = None if holdout.groups is None else holdout.groups[part]
         return metric_value(name, holdout.labels[part], predicted[part], groups, gives_classes=is_class)
 
@@ -115,13 +149,21 @@ def _measure(
     return Evaluation(values[names[0]], values, slices)
 
 
-def _predict(model: Predictor, holdout: DataConnector) -> np.ndarray:
+def _predict(model: Predictor, holdout: DataConnector) -> Predictions:
     """Return a model's predictions for all rows of the holdout, in the order of the rows."""
     import numpy as np
 
     _check(model, holdout)
-    parts = [_predicted(model, table) for table in holdout.iter_batches(list(model.columns)) if table.num_rows]
-    return np.concatenate(parts) if parts else np.empty(0)
+    parts, unknown, keys = [], [], Counter[str]()
+    for table in holdout.iter_batches(list(model.columns)):
+        if table.num_rows:
+            parts.append(_predicted(model, table))
+            if isinstance(model, PartitionedModel):
+                lacks, named = model.unknown(table)
+                unknown.append(lacks)
+                keys.update(named)
+    values = np.concatenate(parts) if parts else np.empty(0)
+    return Predictions(values, model.gives_classes, np.concatenate(unknown) if keys else None, keys)
 
 
 def _check(model: Predictor, holdout: DataConnector) -> None:

@@ -171,7 +171,11 @@ class Challenge:
         rows = trained_on or TrainingRows()
         overlap = _overlap(rows if rows.files else None, holdout)
         evaluation = holdout_evaluation.evaluate(model, holdout, register.all_metrics, overlap=overlap)
-        return cls(run, register, holdout, holdout.baseline(register), input_cols, rows, overlap, evaluation)
+        known = evaluation.predictions and evaluation.predictions.unknown
+        baseline = None
+        if known is None or not known.all():
+            baseline = (holdout if known is None else holdout.part(~known)).baseline(register)
+        return cls(run, register, holdout, baseline, input_cols, rows, overlap, evaluation)
 
     def contest(self, ledger: Ledger, challenger: Candidate, key: Key) -> Contest:
         """Return the comparison of the model's registered version with the champion."""
@@ -324,13 +328,20 @@ def _rival(
     register: Register,
 ) -> Candidate:
     """Return a registered version with its comparison with the challenger on the rows that neither was trained on."""
+    mine, theirs = challenger.predictions, measured.predictions
+    assert mine is not None and theirs is not None
+    keys, common = None, None
+    if found := holdout_evaluation.on_common_keys(mine, theirs, holdout, register.all_metrics):
+        keys, common = found
+        on_keys = holdout_evaluation.on_rows(theirs, holdout, register.all_metrics, keys)
+        measured = replace(on_keys, overlap=measured.overlap, period=measured.period)
     seen = [training_rows.seen_rows(rows, holdout.connector, found) for rows, found in known if rows and found]
-    rows, mine = (rows or TrainingRows() for rows, _ in known)
+    champion_rows, own_rows = (rows or TrainingRows() for rows, _ in known)
     if not seen and register.late_run != "keep":
-        return Candidate(version, measured)
+        return Candidate(version, measured, common=common)
     unseen = None
     if seen:
         either = functools.reduce(operator.or_, seen)
-        unseen = holdout_evaluation.on_unseen_rows(challenger, measured, holdout, register.all_metrics, either)
-    recency = training_rows.recency(rows, mine, holdout.connector, holdout.time_col)
-    return Candidate(version, measured, unseen, recency)
+        unseen = holdout_evaluation.on_unseen_rows(mine, theirs, holdout, register.all_metrics, either, keys)
+    recency = training_rows.recency(champion_rows, own_rows, holdout.connector, holdout.time_col)
+    return Candidate(version, measured, unseen, common, recency)

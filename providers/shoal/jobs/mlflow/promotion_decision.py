@@ -17,6 +17,7 @@ from shoal.jobs.specs.register import Register
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
 
 MIN_UNSEEN_ROWS = 100
 """Number of rows, which neither model was trained on, that are enough to compare two models. With 100 rows, the
@@ -44,15 +45,21 @@ class Predictions:
     Attributes:
         values: Predictions ``[rows]`` or ``[rows, outputs]``, in the order of the rows.
         gives_classes: Whether they are class numbers; None if that is not known.
+        unknown: Whether the model has no prediction for a row, because it has models of partitions and none for the
+            row's key, ``[rows]``; None if it has one for each row.
+        unknown_keys: Number of rows of each such key, as text.
     """
 
     values: np.ndarray
     gives_classes: bool | None
+    unknown: NDArray[np.bool_] | None = None
+    unknown_keys: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics of one model on the holdout (the rows that are kept for the comparison).
+    """Metrics of one model on the holdout (the rows that are kept for the comparison). A model of partitions is
+    measured on the rows whose keys it knows.
 
     Attributes:
         value: Value of the metric that decides.
@@ -107,6 +114,25 @@ class UnseenRows:
 
 
 @dataclass(frozen=True)
+class CommonKeys:
+    """The rows of the holdout for whose keys champion and challenger have a model, if there are others. Only these rows
+    are compared: a metric on rows that one of them does not predict says nothing about the other.
+
+    Attributes:
+        rows: Number of these rows.
+        holdout_rows: Number of all rows of the holdout.
+        challenger: The challenger's metrics on these rows; NaN if they are not defined. The champion's are those of its
+            `Candidate`.
+        others: Number of rows of each key that is not compared, as text.
+    """
+
+    rows: int
+    holdout_rows: int
+    challenger: Evaluation
+    others: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Recency:
     """Comparison of the latest times in the training rows of champion and challenger.
 
@@ -137,7 +163,8 @@ class Candidate:
 
     Attributes:
         version: Version number.
-        evaluation: Metrics on all rows of the holdout.
+        evaluation: Metrics on all rows of the holdout; for a champion with `common`, only on these rows.
+        common: For a champion: the rows of the keys that both know; None if both know the keys of all rows.
         unseen: For a champion: comparison with the challenger on the rows that neither was trained on; None if neither
             is known to be trained on rows of the holdout.
         recency: For a champion: whether its training rows are newer than the challenger's; None if that is not known.
@@ -146,6 +173,7 @@ class Candidate:
     version: str
     evaluation: Evaluation
     unseen: UnseenRows | None = None
+    common: CommonKeys | None = None
     recency: Recency | None = None
 
     @property
@@ -200,7 +228,11 @@ def rule(register: Register, challenger: Candidate, champion: Candidate) -> Rule
 
     A challenger that may be trained on rows of the holdout (``overlap="flag"``) is compared on all rows if the unseen
     rows are too few.
+
+    A champion stays if the two know no key in common, or if the metric is not defined on the rows of these keys.
     """
+    if not _has_common_rows(champion):
+        return "keep"
     if not math.isfinite(champion.value):
         return "baseline"
     order = -1 if champion.recency is None else champion.recency.order
@@ -211,12 +243,17 @@ def rule(register: Register, challenger: Candidate, champion: Candidate) -> Rule
     return "keep" if order >= 0 and register.late_run != "replace" else "baseline"
 
 
+def _has_common_rows(champion: Candidate) -> bool:
+    values = [] if champion.common is None else [champion.value, champion.common.challenger.value]
+    return all(map(math.isfinite, values))
+
+
 def compared(challenger: Candidate, champion: Candidate) -> tuple[Evaluation, Evaluation]:
     """Return the metrics of challenger and champion on the rows that decide a comparison: on the rows that neither was
-    trained on if these are enough, otherwise on all rows."""
+    trained on if these are enough, otherwise on all rows; in both cases only on those whose keys both know."""
     if champion.unseen is not None and champion.unseen.enough:
         return champion.unseen.challenger, champion.unseen.champion
-    return challenger.evaluation, champion.evaluation
+    return challenger.evaluation if champion.common is None else champion.common.challenger, champion.evaluation
 
 
 def strongest(rivals: Iterable[Candidate], challenger: Candidate, register: Register) -> Candidate | None:
@@ -254,8 +291,10 @@ def decide(
     if challenger.evaluation.overlaps:
         note = f", although it was trained on {_overlap_text(challenger.evaluation)}"
 
+    unknown = _unknown_text(challenger.evaluation, champion)
+
     def decided(reason: Reason, why: str) -> DecisionResult:
-        sentence = f"{name} ({metric}={figure(challenger.value)}) {why}{note}"
+        sentence = f"{name} ({metric}={figure(challenger.value)}) {why}{note}{unknown}"
         return DecisionResult(reason=reason, sentence=sentence)
 
     if not math.isfinite(challenger.value):
@@ -264,6 +303,8 @@ def decide(
         bound = f"at {'most' if mode == 'min' else 'least'} must_reach={register.must_reach:.6g}"
         return decided("bound_missed", f"is not promoted: its {metric} has to be {bound}")
     applied = "baseline" if champion is None else rule(register, challenger, champion)
+    if champion is not None and not _has_common_rows(champion):
+        return decided("no_common_keys", f"is not promoted: {_why_no_common_rows(register, champion)}")
     if champion is not None and applied == "keep":
         return decided("champion_newer", f"is not promoted: {_why_kept(register, champion)}")
     if champion is None or applied == "baseline":
@@ -279,9 +320,9 @@ def decide(
             why = f"which was trained on {_overlap_text(champion.evaluation)} and is not compared"
         return decided("champion_not_comparable", f"replaces {register.alias} {against}, {why}{beats}")
     if champion.unseen is not None and champion.unseen.enough:
-        mine, theirs = compared(challenger, champion)
         note = f", on {_rows(champion.unseen)}"
-        challenger, champion = replace(challenger, evaluation=mine), replace(champion, evaluation=theirs)
+    mine, theirs = compared(challenger, champion)
+    challenger, champion = replace(challenger, evaluation=mine), replace(champion, evaluation=theirs)
     against = f"{register.alias} version {champion.version} ({metric}={figure(champion.value)})"
     gain = improvement(challenger.value, champion.value, mode)
     if gain <= 0:
@@ -390,6 +431,33 @@ def _why_kept(register: Register, champion: Candidate) -> str:
         return f"{stays}, because {register.metric} is not defined on {_rows(unseen)}"
     new = f"{unseen.needed} rows that neither was trained on"
     return f"{stays}, because a comparison needs {new}, and the holdout has {unseen.rows}"
+
+
+def _why_no_common_rows(register: Register, champion: Candidate) -> str:
+    assert champion.common is not None
+    stays = f"{register.alias} version {champion.version} stays, because"
+    if not champion.common.rows:
+        return f"{stays} no key of the holdout has a model in both"
+    return f"{stays} {register.metric} is not defined on the {champion.common.rows} rows whose keys both know"
+
+
+def _unknown_text(challenger: Evaluation, champion: Candidate | None) -> str:
+    """Name the keys of the holdout that were left out, because the challenger or the champion has no model for them."""
+    if champion is not None and champion.common is not None:
+        common = champion.common
+        left, on = common.others, f"on the {common.rows} of {common.holdout_rows} rows whose keys both know"
+    else:
+        known = challenger.predictions
+        left, on = (known.unknown_keys if known else {}), "without the rows whose keys have no model"
+    if not left:
+        return ""
+    named = ", ".join(f"{key} ({rows} row{'' if rows == 1 else 's'})" for key, rows in [*left.items()][:_NAMED_KEYS])
+    more = f" and {len(left) - _NAMED_KEYS} more" if len(left) > _NAMED_KEYS else ""
+    return f"; measured {on}. Left out: key{'' if len(left) == 1 else 's'} {named}{more}"
+
+
+_NAMED_KEYS = 5
+"""Number of keys that a sentence names."""
 
 
 def _overlap_text(evaluation: Evaluation) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.errors import DataError, InvalidArgumentError
@@ -11,6 +11,7 @@ from shoal.jobs.partitions.messages import ModelBytes
 from shoal.jobs.partitions.models import rows_bytes
 from shoal.jobs.partitions.results import PartitionResults
 from shoal.jobs.prediction.output_files import with_predictions
+from shoal.training.context import say
 from shoal.training.host.imports import NOT_NEEDED, import_lean
 
 if TYPE_CHECKING:
@@ -71,6 +72,31 @@ def _features(model: Any, kind: str) -> list[str]:
         return list(model.feature_name())
     return [str(name) for name in getattr(model, "feature_names_in_", ())]
 
+
+def report_unknown(rows_of: Mapping[str, int], rows: int) -> None:
+    """Print how many rows have a null prediction because their key has no model, and some of these keys.
+
+    Args:
+        rows_of: Number of rows of each key without a model, as text.
+        rows: Number of all rows.
+
+    Raises:
+        DataError: No row has a model.
+    """
+    if not rows_of:
+        return
+    some, number = ", ".join([*rows_of][:_NAMED_KEYS]), sum(rows_of.values())
+    named = f"the {len(rows_of):,} keys {some}{' and others' if len(rows_of) > _NAMED_KEYS else ''}"
+    if number == rows:
+        raise DataError(
+            f"no key of the dataset has a model: {named} of all {rows:,} rows are not among the keys of the models. "
+            "Check the column of the keys"
+        )
+    say(f"{number:,} of {rows:,} rows have null predictions, because {named} have no model")
+
+
+_NAMED_KEYS = 5
+"""Number of keys that a message names."""
 
 NO_MODEL = "this key has no model"
 """Beginning of the error of a partition without a model."""

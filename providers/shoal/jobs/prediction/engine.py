@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs.mlflow import model_loading
+from shoal.jobs.partitions.predictions import report_unknown
 from shoal.jobs.prediction import worker
 from shoal.jobs.prediction.output_files import Output, kept_columns, predictions_key
 from shoal.jobs.prediction.worker import plan_files
@@ -68,7 +71,9 @@ def run(
             uri, connector.source, spec.input_cols, keep, spec.prediction_col, output.staging, spec.category_codes
         )
         restarts = Restarts(spec.run_config, began)
-        peaks, names = _predict_all(spec, work, rows, restarts, env or {}, on_progress)
+        unknown: Counter[str] = Counter()
+        peaks, names = _predict_all(spec, work, rows, restarts, env or {}, on_progress, unknown)
+        report_unknown(unknown, rows)
         output.publish(names, key=key, model=uri, rows=rows, overwrite=spec.overwrite)
     finally:
         output.discard()
@@ -84,8 +89,10 @@ def _predict_all(
     restarts: Restarts,
     env: Mapping[str, str],
     on_progress: OnProgress | None,
+    unknown: Counter[str],
 ) -> tuple[list[int], list[str]]:
-    """Predict all rows; return each rank's peak memory, and the output files' names."""
+    """Predict all rows, and count those of keys without a model in `unknown`; return each rank's peak memory, and the
+    output files' names."""
     nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
     size = resolve_size(spec.scaling_config, nodes, device="cpu", clamp=spec.run_config.clamp)
     # The rows are divided into files only once, and not again at a restart. Otherwise a restart could divide them
@@ -96,9 +103,10 @@ def _predict_all(
     def attempt() -> list[int]:
         done = 0
 
-        def report(_rank: int, note: dict[str, int]) -> None:
+        def report(_rank: int, note: dict[str, Any]) -> None:
             nonlocal done
             done += note["rows"]
+            unknown.update(note.get("unknown", {}))
             progress = Progress(done, rows, "rows")
             display.show(progress)
             if on_progress is not None:

@@ -6,7 +6,7 @@ import itertools
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.paths import is_local, resolve
 from shoal.data.parquet.source import ParquetSource
@@ -14,6 +14,7 @@ from shoal.data.planning import RowGroup, RowRange
 from shoal.errors import DataError
 from shoal.jobs.mlflow import model_loading
 from shoal.jobs.mlflow.model_loading import Predictor
+from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
 from shoal.jobs.prediction import output_files
 from shoal.jobs.prediction.output_files import is_complete, with_predictions, write_tables
 from shoal.training.context import gang_context
@@ -83,7 +84,10 @@ def _predicted(assignment: Assignment, predictor: Predictor, file: OutputFile) -
                 "row: correct the model"
             )
         yield with_predictions(table.select(list(assignment.keep_cols)), predicted, assignment.prediction_col)
-        gang_context().note({"rows": table.num_rows})
+        note: dict[str, Any] = {"rows": table.num_rows}
+        if isinstance(predictor, PartitionedModel):
+            note["unknown"] = predictor.unknown(table)[1]
+        gang_context().note(note)
 
 
 @dataclass(frozen=True, slots=True)
