@@ -81,13 +81,13 @@ def write_chunk(
 
 def _plain(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     """Return the schema of the files: the columns of names, with plain values in the place of dictionaries, of which a
-    file could have only one per column."""
+    file could have only one per column, and of views, which Arrow cannot reorder."""
     import pyarrow as pa
 
-    fields = (schema.field(name) for name in names)
-    return pa.schema(
-        pa.field(each.name, each.type.value_type if pa.types.is_dictionary(each.type) else each.type) for each in fields
-    )
+    views = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
+    types = {name: schema.field(name).type for name in names}
+    plain = {name: each.value_type if pa.types.is_dictionary(each) else each for name, each in types.items()}
+    return pa.schema([(name, views.get(str(each), each)) for name, each in plain.items()])
 
 
 def _gathered(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -187,8 +187,10 @@ class BucketReader:
 
     def typed(self, table: pa.Table) -> pa.Table:
         """Restore the columns of dictionaries in a table."""
+        import pyarrow as pa
+
         for place, column in enumerate(table.schema):
-            if (type_ := self.types[column.name]) != column.type:
+            if pa.types.is_dictionary(type_ := self.types[column.name]):
                 encoded_column = table.column(place).combine_chunks().dictionary_encode().cast(type_)
                 table = table.set_column(place, column.name, encoded_column)
         return table

@@ -102,6 +102,7 @@ def _predict_all(
 
     def attempt() -> list[int]:
         done = 0
+        unknown.clear()  # what an earlier attempt has begun is predicted again
 
         def report(_rank: int, note: dict[str, Any]) -> None:
             nonlocal done
