@@ -14,7 +14,7 @@ import xgboost
 
 from shoal import ComputePool, RunConfig, many
 from shoal.data import DataConnector
-from shoal.errors import DataError, InvalidArgumentError
+from shoal.errors import InvalidArgumentError
 from shoal.jobs import Tracking, list_jobs
 from shoal.jobs.mlflow import partitioned_model
 from tests.support.homes import new_home
@@ -130,11 +130,3 @@ def test_what_cannot_be_registered_is_refused_before_the_training(tracking: Trac
     ):
         with pytest.raises(InvalidArgumentError, match=said):
             many.train(Trained(1), data, "store", register={**register, **extra})
-
-
-def test_a_column_that_mlflow_cannot_take_is_refused() -> None:
-    import pyarrow as pa
-
-    schema = pa.schema([("day", pa.date32()), ("a", pa.int32())])
-    with pytest.raises(DataError, match='the column "day" is of type date32'):
-        partitioned_model.signature_of(schema, ["day"], ["a"])

@@ -41,6 +41,17 @@ def described(table: pa.Table, source: ParquetSource) -> pa.Table:
     return with_nullable_integers(_with_types(table, columns, only_known=True), always=False)
 
 
+def without_row_numbers(schema: pa.Schema) -> pa.Schema:
+    """Remove the description of an index that only counts the rows from a schema, because the rows are in another order
+    now."""
+    metadata = schema.metadata or {}
+    if b"pandas" not in metadata:
+        return schema
+    found: dict[str, Any] = json.loads(metadata[b"pandas"])
+    found["index_columns"] = [each for each in found["index_columns"] if isinstance(each, str)]
+    return schema.with_metadata({**metadata, b"pandas": json.dumps(found).encode()})
+
+
 def with_nullable_integers(table: pa.Table, *, always: bool) -> pa.Table:
     """Describe integer columns with nulls as ``Int64`` or ``UInt64``: all of them (`always`), or those that have values
     that float64 would round."""

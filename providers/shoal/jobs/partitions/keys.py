@@ -18,6 +18,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import check_same_schema
+from shoal.data.parquet.schema import EXACT_INTEGER
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.syntax import check_present
 from shoal.errors import DataError, InvalidArgumentError
@@ -128,6 +129,22 @@ def check_same_kinds(found: pa.DataType, wanted: pa.DataType, by: Sequence[str])
                 f'the keys in column "{column}" are of type {type_} ({_kind(type_)}), but those of the models are of '
                 f"type {other} ({_kind(other)}), so no key could have a model: convert the column"
             )
+
+
+def check_not_rounded(values: pa.Array, name: str) -> None:
+    """Check that pandas has not rounded integers: beside a null, it makes floats of them.
+
+    Raises:
+        DataError: A float is so large that it may have been another integer.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_floating(values.type) and pc.any(pc.greater_equal(pc.abs(values), float(EXACT_INTEGER))).as_py():
+        raise DataError(
+            f'the keys in column "{name}" have floats of {EXACT_INTEGER} or more, which may be rounded integers: give '
+            "the column the type Int64"
+        )
 
 
 def _columns(type_: pa.DataType) -> list[tuple[str, pa.DataType]]:

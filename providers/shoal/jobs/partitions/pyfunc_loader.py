@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError
-from shoal.jobs.partitions.keys import check_same_kinds, encoded, key_type, shown_key, type_of_columns
+from shoal.jobs.partitions.keys import (
+    check_not_rounded,
+    check_same_kinds,
+    encoded,
+    key_type,
+    shown_key,
+    type_of_columns,
+)
 from shoal.jobs.partitions.predictions import predicted_by
 from shoal.jobs.partitions.result_files import MANIFEST
 from shoal.jobs.partitions.results import PartitionResult, PartitionResults
@@ -89,6 +96,7 @@ class PartitionedModel:
                 keys[name] = pa.array(rows[name], from_pandas=True)
             except (pa.ArrowException, TypeError, ValueError) as error:
                 raise DataError(f'the column "{name}" has values that cannot be keys: {error}') from error
+            check_not_rounded(keys[name], name)
         # MLflow makes objects of nullable numbers, which the boosting libraries refuse.
         for name in [name for name in self.input_cols if rows[name].dtype == object]:
             with contextlib.suppress(pa.ArrowException, TypeError, ValueError):

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.parquet.pandas_frames import with_nullable_integers
+from shoal.data.parquet.pandas_frames import with_nullable_integers, without_row_numbers
 from shoal.data.parquet.schema import fitted, united
 from shoal.errors import InvalidArgumentError, JobError, TrainingError
 from shoal.jobs.files import artifacts, storage
@@ -287,7 +287,7 @@ class PartitionResults:
         found = {self._table(row).schema: None for row in itertools.chain.from_iterable(self._by_file())}
         schema, first = united(found), next(iter(found), pa.schema([]))
         if all(schema.field(field.name).type == field.type for field in first):
-            schema = schema.with_metadata(first.metadata)  # the types of pandas
+            schema = without_row_numbers(schema.with_metadata(first.metadata))  # with the types of pandas
         for rows in self._by_file():
             yield pa.concat_tables(fitted(self._table(row), schema) for row in rows)
 
