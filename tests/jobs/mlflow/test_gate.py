@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +16,18 @@ from typing import Any
 import mlflow
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from mlflow.models import infer_signature
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, JobError, RegistryError
 from shoal.jobs import Register, describe_model, model_history
-from shoal.jobs.mlflow import contest, model_loading, promotion, training_rows
+from shoal.jobs.mlflow import contest, model_loading, partitioned_model, promotion, training_rows
 from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.holdout import Holdout, check_holdout
 from tests.support.gate import INPUTS, MODELS, Gate, frame
+from tests.support.partition_models import model_of
 
 
 def test_a_champion_that_cannot_be_read_is_never_replaced(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -562,3 +565,68 @@ class TestBeforeTraining:
             check_holdout(
                 gate.register(holdout=DataConnector.from_parquet(tmp_path / "x.parquet"), by="id"), "y", INPUTS
             )
+
+
+class TestVersionsOfPartitions:
+    """The holdout has 100 rows of each of the keys "north" and "south". The label is three times `a`."""
+
+    def enter(self, gate: Gate, folder: Path, factors: dict[str, float | None], **options: Any) -> Outcome:
+        model = model_of(folder / str(len(os.listdir(folder))), factors, pa.string())
+        schema = pa.schema([("key", pa.string()), ("a", pa.float64())])
+        uri, _ = partitioned_model.log(model.results, by=["key"], input_cols=["a"], schema=schema)
+        holdout = frame(1).assign(key=["north", "south"] * 100)
+        holdout.to_parquet(folder / "holdout.parquet")
+        rows = DataConnector.from_parquet(folder / "holdout.parquet")
+        return dataclasses.replace(gate, uris={"model": uri}).enter("model", holdout=rows, **options)
+
+    def rmse(self, *parts: tuple[str, float]) -> float:
+        """The rmse on the rows of keys, from the factor of each."""
+        a = frame(1)["a"]
+        errors = [(3 - factor) * a[{"north": 0, "south": 1}[key] :: 2] for key, factor in parts]
+        return float(np.sqrt(np.mean(np.concatenate(errors) ** 2)))
+
+    def test_both_are_compared_on_the_keys_that_both_know(self, gate: Gate, tmp_path: Path) -> None:
+        first = self.enter(gate, tmp_path, {"north": 2.9, "west": 1.0})
+        assert first.decision.reason == "first"
+        assert first.challenger.value == pytest.approx(self.rmse(("north", 2.9)))
+        assert first.decision.sentence.endswith(
+            "; measured without the rows whose keys have no model. Left out: key 'south' (100 rows)"
+        )
+
+        worse = self.enter(gate, tmp_path, {"north": 2.8, "south": 3.0}, by="key", metrics=["mae"])
+        assert (worse.decision.reason, gate.champion()) == ("champion_not_beaten", "1")
+        mine, theirs = self.rmse(("north", 2.8)), self.rmse(("north", 2.9))
+        assert f"(rmse={mine:.6g}) does not beat champion version 1 (rmse={theirs:.6g})" in worse.decision.sentence
+        assert worse.decision.sentence.endswith(
+            "; measured on the 100 of 200 rows whose keys both know. Left out: key 'south' (100 rows)"
+        )
+        assert worse.result()["champion"].unseen_rows == 100
+        report = json.loads(mlflow.artifacts.load_text(f"runs:/{gate.run.run_id}/shoal/promotion.json"))
+        assert (report["common"]["rows"], report["common"]["other_keys"]) == (100, {"'south'": 100})
+        assert report["common"]["challenger"]["rmse"] == pytest.approx(mine)
+        assert [(each["slice"], each["rows"]) for each in report["slices"]] == [("north", 100)]
+
+        better = self.enter(gate, tmp_path, {"north": 2.95, "south": None})
+        assert (better.decision.reason, gate.champion()) == ("better", "3")
+
+    def test_without_a_common_key_the_champion_stays(self, gate: Gate, tmp_path: Path) -> None:
+        self.enter(gate, tmp_path, {"north": 2.0})
+        other = self.enter(gate, tmp_path, {"south": 3.0})
+        assert (other.decision.reason, gate.champion()) == ("no_common_keys", "1")
+        assert "champion version 1 stays, because no key of the holdout has a model in both" in other.decision.sentence
+        assert other.decision.sentence.endswith("Left out: keys 'north' (100 rows), 'south' (100 rows)")
+
+        unknown = self.enter(gate, tmp_path, {"east": 3.0})
+        assert (unknown.decision.reason, gate.champion()) == ("metric_not_finite", "1")
+
+    def test_rows_that_one_was_trained_on_are_left_out_of_the_common_ones(self, gate: Gate, tmp_path: Path) -> None:
+        self.enter(gate, tmp_path, {"north": 2.0})
+        champion = self.enter(gate, tmp_path, {"north": 3.0}, trained_on=self.seen(tmp_path), overlap="flag")
+        assert champion.decision.reason == "better"
+        found = self.enter(gate, tmp_path, {"north": 2.9, "south": 3.0})
+        assert (found.champion.unseen.rows, found.champion.unseen.holdout_rows) == (60, 100)
+        right = 2.9 * frame(1)["a"][80::2] - frame(1)["y"][80::2]
+        assert found.champion.unseen.challenger.value == pytest.approx(float(np.sqrt((right**2).mean())))
+
+    def seen(self, folder: Path) -> DataConnector:
+        return DataConnector.from_parquet(folder / "holdout.parquet", filters=[("query", "<", 10)])

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.parquet.pandas_frames import with_nullable_integers, without_row_numbers
+from shoal.data.parquet.pandas_frames import to_exact_frame, without_row_numbers
 from shoal.data.parquet.schema import fitted, united
 from shoal.errors import InvalidArgumentError, JobError, TrainingError
 from shoal.jobs.files import artifacts, storage
@@ -236,7 +236,8 @@ class PartitionResults:
         """Yield the values of the partitions that have succeeded, which must be DataFrames, such as the predictions of
         `predict`. The partitions of one result file are in one DataFrame.
 
-        All DataFrames of `predict` have the same columns. An integer column with nulls is of type ``Int64``.
+        All DataFrames of `predict` have the same columns. An integer column with nulls has a nullable type, such as
+        ``Int64``.
 
         Raises:
             InvalidArgumentError: A value is no DataFrame.
@@ -246,7 +247,7 @@ class PartitionResults:
 
         if any(row.kind == "rows" for row in self._rows.values()):
             for table in self._tables():
-                yield with_nullable_integers(table, always=True).to_pandas()
+                yield to_exact_frame(table)
             return
         for rows in self._by_file():
             yield pd.concat([self._frame(row) for row in rows], ignore_index=True)
