@@ -71,6 +71,7 @@ from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.gang.node_processes import use_nodes
 from shoal.training.host import interpreter_end
+from shoal.training.host.forks import ending_forks
 from shoal.training.host.hidden_output import SECRETS, hidden_output
 from shoal.training.host.imports import before_forks, forget_lean, import_lean
 from shoal.training.mlflow.user_calls import ARTIFACTS
@@ -194,7 +195,8 @@ class Driver:
         end."""
         end: _End | None = None
         try:
-            end = self._attempt()
+            with ending_forks():
+                end = self._attempt()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except _StopRequested:
             reason = self._heartbeats.reason or _STOPPED

@@ -14,6 +14,7 @@ from shoal.jobs.mlflow.pyfunc import PyfuncPredictor
 from shoal.jobs.mlflow.registry import is_ours, is_unreachable
 from shoal.redaction import redact_value
 from shoal.training.boosting.request import Framework
+from shoal.training.host.forks import ending_forks
 from shoal.training.host.imports import add_estimators
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
         info = mlflow.models.get_model_info(folder)
         framework = next((name for name in get_args(Framework) if name in info.flavors), None)
         if framework is None:
-            model = mlflow.pyfunc.load_model(folder)
+            with ending_forks():
+                model = mlflow.pyfunc.load_model(folder)
         else:
             add_estimators(framework)
             model = importlib.import_module(f"mlflow.{framework}").load_model(folder)

@@ -13,7 +13,6 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from shoal.training.gang.child import add_to_path, serve
@@ -95,7 +94,7 @@ def serve_worker(calls: int, output: int) -> NoReturn:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    serve(Connection(calls), Worker())
+    serve(socket.socket(fileno=calls), Worker())
 
 
 def fork_template() -> socket.socket | None:
@@ -115,7 +114,7 @@ def fork_template() -> socket.socket | None:
     if is_template:
         try:
             ours.close()
-            serve(Connection(os.dup(theirs.fileno())), Template(theirs))
+            serve(theirs, Template(theirs))
         finally:
             os._exit(1)
     theirs.close()

@@ -20,6 +20,7 @@ from shoal.training.context import GangContext, set_gang_context
 from shoal.training.gang.driver_connection import DriverConnection
 from shoal.training.gang.local_node import LocalNode, NodeWatch
 from shoal.training.host import change_directory, interpreter_end, memory
+from shoal.training.host.forks import ending_forks
 from shoal.training.host.hidden_output import SECRETS, hide_output
 from shoal.training.host.imports import NOT_NEEDED, forget_lean, import_lean
 from shoal.training.host.process_title import WORKER, set_title
@@ -172,9 +173,7 @@ class Worker:
             place.host, place.port, place.token, place.rank, KnownSecrets(_secrets(env)).hide, node
         )
         position = GangPosition(place.rank, place.world_size)
-        set_gang_context(
-            GangContext(position, place.local_world_size, driver.log, driver.note, driver.end_fork, driver.ask)
-        )
+        set_gang_context(GangContext(position, place.local_world_size, driver.log, driver.note, driver.ask))
         return Joined(os.getpid(), own_folder)
 
     def preload(self, modules: Sequence[str], complete: bool) -> None:
@@ -187,7 +186,8 @@ class Worker:
         """Call a function and return its result as a `Success`, or its error as a `Failure`."""
         assert self._driver is not None
         try:
-            return Success(function(*args))
+            with ending_forks():
+                return Success(function(*args))
         except BaseException as exc:  # also KeyboardInterrupt and SystemExit, which would end this process
             summary = "".join(traceback.format_exception_only(exc)).strip()
             error = _sendable(exc, summary) if isinstance(exc, _Sent) else None
