@@ -24,7 +24,7 @@ Start = Callable[[Callable[[ProcessChannel], object]], ProcessChannel]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a process that calls a function with its end of a channel. It and its children are killed after the test."""
+    """Start a process that calls a function with its end of a channel. The test kills it and its children."""
     with contextlib.ExitStack() as open_channels:
 
         def end(pid: int) -> None:

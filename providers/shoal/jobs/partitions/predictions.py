@@ -10,7 +10,7 @@ from shoal.jobs.partitions.keys import Key, shown_key
 from shoal.jobs.partitions.messages import ModelBytes
 from shoal.jobs.partitions.models import rows_bytes
 from shoal.jobs.partitions.results import PartitionResults
-from shoal.training.host.imports import NOT_NEEDED, import_lean
+from shoal.training.host.imports import import_lean
 
 if TYPE_CHECKING:
     import numpy as np
@@ -98,7 +98,7 @@ class PartitionPrediction:
         """Read the manifest, and import the libraries of the models, so that forked processes share both."""
         self._models = PartitionResults(self._manifest, self._digest)
         libraries = {each.kind for each in self._models} & {"xgboost", "lightgbm"}
-        import_lean(sorted(libraries), absent=() if self._predict_fn else NOT_NEEDED)
+        import_lean(sorted(libraries), complete=self._predict_fn is not None)
 
     def __call__(self, rows: pd.DataFrame, key: Key) -> ModelBytes:
         """Predict the rows of a partition.

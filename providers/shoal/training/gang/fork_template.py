@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from shoal.training.gang.child import add_to_path, serve
 from shoal.training.gang.worker import Worker
-from shoal.training.host.imports import NOT_NEEDED, before_forks, forget_lean, import_lean, thread_count
+from shoal.training.host.imports import before_forks, import_lean, thread_count
 from shoal.training.host.memory import trim_memory
 
 
@@ -37,10 +37,8 @@ class Template:
         add_to_path(folders)
         if trim:
             trim_memory()
-        if complete:
-            forget_lean()
         with before_forks():
-            import_lean(modules, absent=() if complete else NOT_NEEDED)
+            import_lean(modules, complete=complete)
         # Without `gc.freeze`, the garbage collection of a worker would copy the memory that the worker shares with this
         # process.
         gc.freeze()

@@ -22,7 +22,7 @@ from shoal.training.gang.local_node import LocalNode, NodeWatch
 from shoal.training.host import change_directory, interpreter_end, memory
 from shoal.training.host.forks import ending_forks
 from shoal.training.host.hidden_output import SECRETS, hide_output
-from shoal.training.host.imports import NOT_NEEDED, forget_lean, import_lean
+from shoal.training.host.imports import import_lean
 from shoal.training.host.process_title import WORKER, set_title
 
 _Sent = DataError | TrainingError | InvalidArgumentError
@@ -178,9 +178,7 @@ class Worker:
 
     def preload(self, modules: Sequence[str], complete: bool) -> None:
         """Import modules in advance."""
-        if complete:
-            forget_lean()
-        import_lean(modules, absent=() if complete else NOT_NEEDED)
+        import_lean(modules, complete=complete)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any]) -> Success | Failure:
         """Call a function and return its result as a `Success`, or its error as a `Failure`."""

@@ -179,11 +179,14 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         )
     )
     try:
-        with tagged_output(gang.rank, gang.log), measured(machine.gpus, lambda values: gang.note({USAGE_NOTE: values})):
-            with ending_forks():
-                program = cloudpickle.loads(assignment.program)
-                sys.argv = [name_of(program.target)]  # not the arguments of Ray's worker, which argparse would refuse
-                value = _pickled(program())
+        with (
+            tagged_output(gang.rank, gang.log),
+            measured(machine.gpus, lambda values: gang.note({USAGE_NOTE: values})),
+            ending_forks(),
+        ):
+            program = cloudpickle.loads(assignment.program)
+            sys.argv = [name_of(program.target)]  # not the arguments of Ray's worker, which argparse would refuse
+            value = _pickled(program())
     except Exception as error:
         # `str(error)` may raise in a class of the user.
         text = "".join(traceback.format_exception_only(error)).strip()
