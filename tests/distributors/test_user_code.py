@@ -51,9 +51,9 @@ PLACES = [
 ]
 
 POOLS = {
-    "without Ray": "?max_nodes=1&cpus_per_node=2&ray=false",
-    "with Ray": "?max_nodes=1&cpus_per_node=2",
-    "embedded": "",
+    "without Ray": "local://code?max_nodes=1&cpus_per_node=2&ray=false",
+    "with Ray": "local://code?max_nodes=1&cpus_per_node=2",
+    "embedded": None,
 }
 
 ESSENTIAL = [
@@ -275,14 +275,18 @@ def frame() -> pd.DataFrame:
 def pool(request: pytest.FixtureRequest) -> Iterator[str | None]:
     """Name of a pool with room for two workers; None for the embedded pool, which a call without a pool uses."""
     with new_home():
-        if not POOLS[request.param]:
+        if (uri := POOLS[request.param]) is None:
             yield None
             end_embedded_pools()
         else:
-            started = ComputePool(f"local://code{POOLS[request.param]}").up()
+            started = ComputePool(uri).up()
             yield started.name
             started.down()
         nothing_left()
+
+
+def named(pool: str, place: str, library: str, workers: int) -> str:
+    return f"{library} {place}, {workers} workers, {pool}".strip()
 
 
 CELLS = [(pool, *place, workers) for pool in POOLS for place in PLACES for workers in (1, 2)]
@@ -291,8 +295,8 @@ CELLS = [(pool, *place, workers) for pool in POOLS for place in PLACES for worke
 @pytest.mark.parametrize(
     ("pool", "place", "library", "workers", "ends"),
     [
-        *(pytest.param(*cell, SOME_ENDS) for cell in ESSENTIAL),
-        *(pytest.param(*cell, ENDS, marks=pytest.mark.long) for cell in CELLS),
+        *(pytest.param(*cell, SOME_ENDS, id=named(*cell)) for cell in ESSENTIAL),
+        *(pytest.param(*cell, ENDS, id=f"{named(*cell)}, all ends", marks=pytest.mark.long) for cell in CELLS),
     ],
     indirect=["pool"],
 )
