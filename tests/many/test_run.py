@@ -135,7 +135,7 @@ def test_a_partition_that_fails_costs_no_other_partition(tmp_path: Path) -> None
     assert calls == Counter([str(key) for key in range(30)] + ["2", "5", "7"])
     with pytest.raises(many.PartitionFailedError, match="partition 3 has no value: ValueError: no model for 3"):
         _ = results[3].value
-    with pytest.raises(many.PartitionFailedError, match="4 of 30 partitions have failed: 2: .* SIGKILL"):
+    with pytest.raises(many.PartitionFailedError, match=r"4 of 30 partitions have failed: 2: .* SIGKILL"):
         results.require_all()
     with pytest.raises(KeyError, match="there is no partition 30"):
         results[30]
