@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from shoal.airflow.testing import DagReport, Finding, Rule, check_dags
 from shoal.airflow.testing.plugin import fail_on_findings
 from shoal.errors import InvalidArgumentError, ShoalError
 from tests.cli.conftest import shoal  # noqa: F401
+from tests.support.waiting import wait_until
 
 FOLDER = Path(__file__).with_name("wrong_dags")
 FILES = sorted(FOLDER.glob("*.py"))
@@ -31,10 +34,14 @@ def written() -> set[tuple[str, int | None, str]]:
 
 
 @pytest.mark.processes
-def test_the_command_finds_each_wrong_dag_at_its_line(shoal, monkeypatch):  # noqa: F811
+def test_the_command_finds_each_wrong_dag_at_its_line(shoal, monkeypatch, tmp_path):  # noqa: F811
     monkeypatch.chdir(FOLDER)
+    child = tmp_path / "child"
+    monkeypatch.setenv("CHILD_FILE", str(child))
     monkeypatch.setenv("AIRFLOW_CONN_WRONG_POOL", "compute-pool://retrain/local?max_node=2")
     result = shoal("check-dags", ".", "--format", "json", *ARGUMENTS, "0")
+    wait_until(lambda: child.exists() and child.read_text(), "the process that a DAG file has forked")
+    os.kill(int(child.read_text()), signal.SIGKILL)
     assert result.exit_code == 1, result.stderr
     report = json.loads(result.stdout)
     assert report["files"] == [file.name for file in FILES]
@@ -94,9 +101,11 @@ def test_a_wrong_call_is_refused_before_anything_is_loaded(paths, options, said,
 
 
 def test_a_check_that_fails_is_not_a_check_without_findings(monkeypatch):
-    monkeypatch.setattr(
-        "subprocess.run", lambda *args, **options: subprocess.CompletedProcess(args, 1, "", "RuntimeError: no store")
-    )
+    def run(*args, stderr, **options):
+        stderr.write("RuntimeError: no store")
+        return subprocess.CompletedProcess(args, 1)
+
+    monkeypatch.setattr("subprocess.run", run)
     with pytest.raises(ShoalError, match="could not be checked:\nRuntimeError: no store"):
         check_dags(FOLDER)
 

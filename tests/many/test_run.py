@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import datetime
 import os
+import select
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -88,8 +89,18 @@ def test_a_partition_that_fails_costs_no_other_partition(tmp_path: Path) -> None
         with (folder / "calls").open("a") as file:
             file.write(f"{key}\n")
         print(f"partition {key} of {len(rows)} rows, password hunter2-hunter2")
+        if key == 2:  # killed, while a child lives on that has all that its process had
+            worker = os.pidfd_open(os.getppid())
+            if os.fork():
+                os.kill(os.getpid(), signal.SIGKILL)
+            select.select([worker], [], [])
+            os._exit(0)
         if key == 3:
             raise ValueError("no model for 3")
+        if key == 4:
+            if not os.fork():
+                return -1.0
+            os.wait()
         if key == 5:
             os._exit(9)
         if key == 7 and not (folder / "crashed").exists():
@@ -105,12 +116,13 @@ def test_a_partition_that_fails_costs_no_other_partition(tmp_path: Path) -> None
         patch.setenv("A_PASSWORD", "hunter2-hunter2")
         results = many.run(train, frame, "store", kwargs={"folder": tmp_path}, partition_timeout=2.0, run_config=config)
 
-    assert results.counts == {"succeeded": 27, "failed": 3}
+    assert results.counts == {"succeeded": 26, "failed": 4}
     sums = frame.groupby("store")["x"].sum()
-    assert dict(results.values()) == {key: sums[key] for key in range(30) if key not in (3, 5, 9)}
+    assert dict(results.values()) == {key: sums[key] for key in range(30) if key not in (2, 3, 5, 9)}
     assert results[7].attempts == 2
     assert results[8].metrics == {"mean": 25.0}
     assert {each.key: (each.attempts, each.error) for each in results.failed} == {
+        2: (2, "the process of the function was killed by SIGKILL in 2 attempts"),
         3: (1, "ValueError: no model for 3"),
         5: (2, "the process of the function ended with exit code 9 in 2 attempts"),
         9: (1, "the function took longer than 2 s"),
@@ -120,14 +132,14 @@ def test_a_partition_that_fails_costs_no_other_partition(tmp_path: Path) -> None
     assert "shoal" not in results[3].log
     assert results[5].log.startswith("partition 5 of 3 rows")
     calls = Counter((tmp_path / "calls").read_text().split())
-    assert calls == Counter([str(key) for key in range(30)] + ["5", "7"])
+    assert calls == Counter([str(key) for key in range(30)] + ["2", "5", "7"])
     with pytest.raises(many.PartitionFailedError, match="partition 3 has no value: ValueError: no model for 3"):
         _ = results[3].value
-    with pytest.raises(many.PartitionFailedError, match="3 of 30 partitions have failed: 3: ValueError"):
+    with pytest.raises(many.PartitionFailedError, match=r"4 of 30 partitions have failed: 2: .* SIGKILL"):
         results.require_all()
     with pytest.raises(KeyError, match="there is no partition 30"):
         results[30]
-    assert results.to_pandas()["status"].value_counts().to_dict() == {"succeeded": 27, "failed": 3}
+    assert results.to_pandas()["status"].value_counts().to_dict() == {"succeeded": 26, "failed": 4}
 
 
 def test_after_a_worker_was_killed_no_finished_bucket_is_repeated(tmp_path: Path) -> None:

@@ -28,15 +28,12 @@ class GangContext:
         note: Function that sends JSON data to the driver.
         ask: Function that sends JSON data to the driver, and waits for the driver's answer; None if this process
             belongs to no gang.
-        end_fork: Function that ends this process if user code has forked it from the worker; called when user code
-            returns.
     """
 
     position: GangPosition = ALONE
     local_world_size: int = 1
     log: Callable[[str], None] = say
     note: Callable[[Mapping[str, Any]], None] = lambda note: None
-    end_fork: Callable[[], None] = lambda: None
     ask: Callable[[Mapping[str, Any]], Any] | None = None
 
     @property

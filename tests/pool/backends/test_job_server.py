@@ -489,7 +489,7 @@ def test_a_driver_can_import_a_library_with_the_packages_that_the_fork_server_ha
     fork_server("import xgboost")
     loaded(fork_server, "numpy", "xgboost")
     assert fork_server(has_sklearn) == {"sklearn": False}
-    complete = f"from shoal.training.host.imports import forget_lean\nforget_lean()\n{has_sklearn}"
+    complete = f"from shoal.training.host.imports import complete_libraries\ncomplete_libraries()\n{has_sklearn}"
     assert fork_server(complete) == {"sklearn": True}
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from shoal.airflow.testing.report import IMPORT_BUDGET_S, DagReport, Finding, Rule
 from shoal.errors import InvalidArgumentError, MissingExtraError, ShoalError, shown
@@ -64,16 +65,21 @@ def check_dags(
         "connections": list(connections),
     }
     # -P removes the working folder from the import path, as in Airflow's own processes.
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "shoal.airflow.testing.process"],
-        input=json.dumps(request),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise ShoalError(f"the DAGs could not be checked:\n{done.stderr[-_MOST_LOGGED:].strip()}")
-    answer = json.loads(done.stdout)
+    # A process that a DAG file has started may live on and keep its output open, so the output is no pipe.
+    with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "shoal.airflow.testing.process"],
+            input=json.dumps(request),
+            stdout=output,
+            stderr=errors,
+            text=True,
+            check=False,
+        )
+        output.seek(0)
+        errors.seek(0)
+        if done.returncode:
+            raise ShoalError(f"the DAGs could not be checked:\n{errors.read()[-_MOST_LOGGED:].strip()}")
+        answer = json.load(output)
     if missing := answer["without_files"]:
         raise InvalidArgumentError(
             f"{_shortened(missing[0])} contains no DAG file: Airflow loads only files that contain the words airflow "

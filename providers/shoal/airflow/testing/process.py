@@ -11,6 +11,7 @@ import ast
 import json
 import os
 import re
+import socket
 import sys
 import time
 import traceback
@@ -22,6 +23,8 @@ from typing import Any
 
 from shoal.airflow.testing.report import HEAVY_MODULES, Rule
 from shoal.exit_status import how_ended
+from shoal.training.host.forks import ending_forks
+from shoal.training.host.process_channel import ProcessChannel
 
 _IMPORTED_BEFORE = (
     "airflow.dag_processing.dagbag",
@@ -107,23 +110,24 @@ def _files(path: str) -> Iterator[str]:
 
 
 def _in_fork(file: str, request: Mapping[str, Any]) -> _Facts:
-    receiver, sender = os.pipe()
+    ours, theirs = socket.socketpair()
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        os.close(receiver)
+        ours.close()
         try:
             try:
-                facts = _facts(file, request["import_budget_s"], request["always_up"])
+                with ending_forks():
+                    facts = _facts(file, request["import_budget_s"], request["always_up"])
             except Exception:
                 facts = {"error": traceback.format_exc()}
-            with os.fdopen(sender, "w") as stream:
-                json.dump(facts, stream)
+            ProcessChannel(theirs).send(json.dumps(facts).encode())
         finally:
             os._exit(0)
-    os.close(sender)
-    with os.fdopen(receiver) as stream:
-        text = stream.read()
+    theirs.close()
+    text = b""
+    with ProcessChannel(ours, child) as channel, suppress(EOFError):
+        text = channel.receive()
     _, status = os.waitpid(child, 0)
     if not text:
         message = f"the process that loaded the file {how_ended(os.waitstatus_to_exitcode(status))}"

@@ -30,7 +30,7 @@ from shoal.training.boosting.inputs import check_features
 from shoal.training.boosting.prediction import Output
 from shoal.training.boosting.progress import by_round
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.host.imports import forget_lean, import_lean
+from shoal.training.host.imports import complete_libraries, import_lean
 from shoal.training.progress import Progress, bounded
 
 if TYPE_CHECKING:
@@ -43,14 +43,14 @@ def begin(spec: JobSpec) -> None:
     """Prepare the imports of the library in this process and the workers, so that the training starts sooner."""
     from shoal.training.boosting.engine import import_ahead_for_workers
 
-    import_ahead_for_workers(spec)
+    import_ahead_for_workers(spec, complete=spec.user_code is not None)
     if spec.register_as is None and spec.user_code is None:
         # `import_lean` imports the library without scikit-learn, which saves seconds.
         import_lean([spec.framework])
     else:
         # The comparison with the champion and the user's code may need scikit-learn. The process from which this driver
         # was forked may have imported the library without scikit-learn.
-        forget_lean()
+        complete_libraries()
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
 import os
 import select
@@ -35,7 +36,7 @@ from shoal.jobs.mlflow import job_run
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
 from shoal.pool.endpoint import MLFLOW_STORE
 from shoal.training.host.hidden_output import DRIVER_TAG
-from shoal.training.host.imports import NOT_NEEDED, before_forks, import_lean, thread_count
+from shoal.training.host.imports import before_forks, import_lean, thread_count
 from shoal.training.host.memory import OomKills
 from shoal.training.host.process_title import WORKER
 
@@ -336,7 +337,10 @@ def _library_of(module: str) -> str:
 
 def _import(module: str) -> None:
     with contextlib.suppress(Exception):
-        import_lean([module], absent=NOT_NEEDED if module in _LEAN else ())
+        if module in _LEAN:
+            import_lean([module])
+        else:
+            importlib.import_module(module)
 
 
 class _LateStream:

@@ -71,8 +71,9 @@ from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.gang.node_processes import use_nodes
 from shoal.training.host import interpreter_end
+from shoal.training.host.forks import ending_forks
 from shoal.training.host.hidden_output import SECRETS, hidden_output
-from shoal.training.host.imports import before_forks, forget_lean, import_lean
+from shoal.training.host.imports import before_forks, complete_libraries, import_lean
 from shoal.training.mlflow.user_calls import ARTIFACTS
 
 _STOPPED = Reason(
@@ -194,7 +195,8 @@ class Driver:
         end."""
         end: _End | None = None
         try:
-            end = self._attempt()
+            with ending_forks():
+                end = self._attempt()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except _StopRequested:
             reason = self._heartbeats.reason or _STOPPED
@@ -209,8 +211,8 @@ class Driver:
                 boosting.begin(self._spec)
             else:
                 # This process may have imported XGBoost or LightGBM without scikit-learn. The job's model or function
-                # may need the complete library, so Python has to import the library again.
-                forget_lean()
+                # may need the complete library.
+                complete_libraries()
             if isinstance(self._spec, FunctionJobSpec):
                 function.begin(self._spec)
             if isinstance(self._spec, PartitionsJobSpec):

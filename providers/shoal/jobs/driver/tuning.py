@@ -32,7 +32,8 @@ def begin(spec: TuneJobSpec) -> None:
     if spec.train is not None:
         from shoal.training.boosting.engine import import_ahead_for_workers
 
-        import_ahead_for_workers(spec.train.model_copy(update={"scaling_config": spec.scaling_config}))
+        trained = spec.train.model_copy(update={"scaling_config": spec.scaling_config})
+        import_ahead_for_workers(trained, complete=spec.user_code is not None)
 
 
 def work(spec: TuneJobSpec, place: AttemptContext) -> tuple[JobResult, str | None]:

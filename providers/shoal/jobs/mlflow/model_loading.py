@@ -16,6 +16,7 @@ from shoal.jobs.partitions import pyfunc_loader
 from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
 from shoal.redaction import redact_value
 from shoal.training.boosting.request import Framework
+from shoal.training.host.forks import ending_forks
 from shoal.training.host.imports import add_estimators
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
         info = mlflow.models.get_model_info(folder)
         framework = next((name for name in get_args(Framework) if name in info.flavors), None)
         if framework is None:
-            model = mlflow.pyfunc.load_model(folder)
+            with ending_forks():
+                model = mlflow.pyfunc.load_model(folder)
             if info.flavors["python_function"].get("loader_module") == pyfunc_loader.__name__:
                 model = model.get_raw_model()
         else:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import DataError
 from shoal.training.boosting.prediction import class_probabilities
+from shoal.training.host.forks import ending_forks
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,9 +60,10 @@ class PyfuncPredictor:
         suited = _as_tensor if schema is not None and schema.is_tensor_spec() else _as_frame
         try:
             rows = suited(table.select(self.columns), schema)
-            if self._classifier is not None:
-                return class_probabilities(self._classifier.predict_proba(rows))
-            predicted = np.asarray(self._model.predict(rows))
+            with ending_forks():
+                if self._classifier is not None:
+                    return class_probabilities(self._classifier.predict_proba(rows))
+                predicted = np.asarray(self._model.predict(rows))
         except Exception as error:
             raise DataError(
                 f"the model cannot predict these rows: {str(error).rstrip('.')}. "

@@ -6,12 +6,13 @@ import contextlib
 import ctypes
 import gc
 import os
+import pickle
 import selectors
 import signal
+import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,11 +24,16 @@ from shoal.jobs.partitions import partition_process
 from shoal.jobs.partitions.messages import Begun, Bucket, BucketEnded, Ended, Message, Work
 from shoal.training.context import GangContext, gang_context, set_gang_context
 from shoal.training.host import memory
+from shoal.training.host.process_channel import ProcessChannel
 
 _PR_SET_PDEATHSIG = 1
 
 LOG_BYTES = 8192
 """Bytes of the end of a partition's output that are kept."""
+
+_MOST_CHUNKS = 16
+"""Chunks of output that are read at once: more than the pipe holds, which has all marks, and not without an end if a
+program that the function has started prints without an end."""
 
 _LOOK_EVERY_S = 0.25
 _SHORT_MEMORY = 0.08
@@ -68,20 +74,20 @@ def in_fork(function: Callable[..., Any], *args: Any) -> Any:
         TrainingError: The process has ended before the function returned.
         Exception: The exception that the function raised.
     """
-    values, value = Pipe(duplex=False)
+    ours, theirs = socket.socketpair()
 
     def run() -> None:
         try:
             answer = True, function(*args)
         except Exception as error:
             answer = False, error
-        value.send_bytes(cloudpickle.dumps(answer))
+        ProcessChannel(theirs).send(cloudpickle.dumps(answer))
 
     pid = forked(run)
-    value.close()
-    with values:
+    theirs.close()
+    with ProcessChannel(ours, pid) as channel:
         try:
-            is_value, found = cloudpickle.loads(values.recv_bytes())
+            is_value, found = cloudpickle.loads(channel.receive())
         except EOFError:
             is_value, found = False, None
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -111,20 +117,18 @@ class ForkedProcess:
     """
 
     def __init__(self, work: Work) -> None:
-        orders, self._orders = Pipe(duplex=False)
-        self._answers, answers = Pipe(duplex=False)
+        ours, theirs = socket.socketpair()
         self._output, output = os.pipe()
         self._oom_kills = memory.OomKills()
 
         def run() -> None:
-            self._orders.close()
-            self._answers.close()
+            ours.close()
             os.close(self._output)
-            partition_process.serve(work, orders, answers, output)
+            partition_process.serve(work, ProcessChannel(theirs), output)
 
         self._pid = forked(run)
-        orders.close()
-        answers.close()
+        self._channel = ProcessChannel(ours, self._pid)
+        theirs.close()
         os.close(output)
         os.set_blocking(self._output, False)
         self._parts = [b""]
@@ -139,7 +143,7 @@ class ForkedProcess:
             ProcessLostError: The process has ended, or a call of the function took longer than `timeout`.
         """
         with contextlib.suppress(OSError):  # the process has ended, which `_receive` finds
-            self._orders.send(bucket)
+            self._channel.send(pickle.dumps(bucket))
         deadline: float | None = None
         while True:
             message = self._receive(deadline, timeout)
@@ -175,11 +179,10 @@ class ForkedProcess:
 
     def end(self) -> None:
         """Kill the process, and wait until it has ended."""
-        self._orders.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         self._wait()
-        self._answers.close()
+        self._channel.close()
         os.close(self._output)
 
     _code: int | None = None
@@ -191,19 +194,21 @@ class ForkedProcess:
 
     def _receive(self, deadline: float | None, timeout: float | None) -> Message:
         with selectors.DefaultSelector() as selector:
-            answers = selector.register(self._answers, selectors.EVENT_READ)
-            selector.register(self._output, selectors.EVENT_READ)
+            for descriptor in (*self._channel.descriptors(), self._output):
+                selector.register(descriptor, selectors.EVENT_READ)
             look_at = time.monotonic() + _LOOK_EVERY_S
             while True:
-                ready = [key for key, _ in selector.select(_LOOK_EVERY_S)]
-                if any(key is not answers for key in ready) and not self._read_output():
+                ready = {key.fd for key, _ in selector.select(_LOOK_EVERY_S)}
+                if self._output in ready and not self._read_output():
                     selector.unregister(self._output)
-                if answers in ready:
+                if not ready.isdisjoint(self._channel.descriptors()):
                     try:
-                        message: Message = self._answers.recv()
+                        content = self._channel.receive_at_once()
                     except (EOFError, OSError):
                         raise ProcessLostError(self._how_ended()) from None
-                    return message
+                    if content is not None:
+                        message: Message = pickle.loads(content)
+                        return message
                 if time.monotonic() >= look_at:
                     look_at = time.monotonic() + _LOOK_EVERY_S
                     self._look(deadline, timeout)
@@ -222,7 +227,7 @@ class ForkedProcess:
 
     def _read_output(self) -> bool:
         """Read what the process has printed, divided at the marks; return whether it may print more."""
-        while True:
+        for _ in range(_MOST_CHUNKS):
             try:
                 chunk = os.read(self._output, 65536)
             except BlockingIOError:
@@ -232,6 +237,7 @@ class ForkedProcess:
             divided = (self._parts.pop() + chunk).split(partition_process.MARK)
             # A mark may be divided between two chunks.
             self._parts += [part[-LOG_BYTES - len(partition_process.MARK) :] for part in divided]
+        return True
 
     def _how_ended(self) -> str:
         code = self._wait()

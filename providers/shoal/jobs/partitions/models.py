@@ -11,7 +11,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs.partitions.keys import Key
 from shoal.jobs.partitions.messages import Kind, ModelBytes
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.host.imports import NOT_NEEDED, import_lean
+from shoal.training.host.imports import import_lean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,7 +110,7 @@ class EstimatorTraining:
 
     def import_library(self) -> None:
         """Import the library, so that the processes that are forked from this worker share it."""
-        import_lean([self.framework], absent=() if self.user_code else NOT_NEEDED)
+        import_lean([self.framework], complete=bool(self.user_code))
 
     def __call__(self, rows: pd.DataFrame, key: Key) -> ModelBytes:
         """Train a booster on the rows."""

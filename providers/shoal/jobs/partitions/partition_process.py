@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import pickle
 import random
 import secrets
 import sys
 import time
 import traceback
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import cloudpickle
@@ -38,6 +38,8 @@ from shoal.jobs.partitions.messages import (
     Work,
 )
 from shoal.training.host import memory
+from shoal.training.host.forks import ending_forks
+from shoal.training.host.process_channel import ProcessChannel
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,31 +55,34 @@ not show where it begins."""
 _libc = ctypes.CDLL(None)
 
 
-def serve(work: Work, orders: Connection, answers: Connection, output: int) -> NoReturn:
-    """Process buckets until the worker closes the connection, and end this process.
+def serve(work: Work, worker: ProcessChannel, output: int) -> NoReturn:
+    """Process buckets until the worker closes the channel, and end this process.
 
     Args:
         work: What is the same for all partitions.
-        orders: Connection from which the buckets are received.
-        answers: Connection to which the messages are sent.
+        worker: Channel from which the buckets are received, and to which the messages are sent.
         output: Descriptor to which the function prints.
     """
+
+    def send(message: Message) -> None:
+        worker.send(pickle.dumps(message))
+
     try:
         _print_to(output)
         reader = _reader(work)
         with contextlib.suppress(EOFError, OSError):
             while True:
-                bucket: Bucket = orders.recv()
+                bucket: Bucket = pickle.loads(worker.receive())
                 try:
                     for message in _processed(work, reader, bucket):
                         if isinstance(message, Begun | Ended):
                             os.write(output, MARK)
-                        answers.send(message)
-                    answers.send(BucketEnded())
+                        send(message)
+                    send(BucketEnded())
                 except OSError:
                     raise
                 except Exception as error:
-                    answers.send(BucketFailed("".join(traceback.format_exception_only(error)).strip()))
+                    send(BucketFailed("".join(traceback.format_exception_only(error)).strip()))
                 memory.trim()
     finally:
         _flush()
@@ -193,9 +198,11 @@ def _called(work: Work, partitions: _Partitions, context: PartitionContext, text
         set_context(context)
         began = time.perf_counter()
         arguments = (table, frame) if getattr(work.function, "takes_table", False) else (frame,)
-        value = work.function(*arguments, context.key)
-        seconds = time.perf_counter() - began
-        return Ended("succeeded", seconds, context.metrics, value=_content(value))
+        with ending_forks():
+            value = work.function(*arguments, context.key)
+            seconds = time.perf_counter() - began
+            content = _content(value)
+        return Ended("succeeded", seconds, context.metrics, value=content)
     except CapacityError as error:
         return Ended("failed", 0.0, error=str(error))
     except BaseException as error:  # also SystemExit and KeyboardInterrupt, which would end this process

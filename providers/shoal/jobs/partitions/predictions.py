@@ -12,7 +12,7 @@ from shoal.jobs.partitions.models import rows_bytes
 from shoal.jobs.partitions.results import PartitionResults
 from shoal.jobs.prediction.output_files import with_predictions
 from shoal.training.context import say
-from shoal.training.host.imports import NOT_NEEDED, import_lean
+from shoal.training.host.imports import import_lean
 
 if TYPE_CHECKING:
     import numpy as np
@@ -144,7 +144,7 @@ class PartitionPrediction:
     def import_library(self) -> None:
         """Read the manifest, and import the libraries of the models, so that forked processes share both."""
         libraries = {each.kind for each in self._read()} & {"xgboost", "lightgbm"}
-        import_lean(sorted(libraries), absent=() if self._predict_fn else NOT_NEEDED)
+        import_lean(sorted(libraries), complete=self._predict_fn is not None)
 
     def _read(self) -> PartitionResults:
         if self._models is None:

@@ -136,18 +136,22 @@ def train(
     return training.run()
 
 
-def import_ahead_for_workers(request: TrainRequest) -> None:
+def import_ahead_for_workers(request: TrainRequest, *, complete: bool) -> None:
     """If the workers are forked from a template, begin to import the library there while this process prepares the
     training.
 
     If Ray starts the workers, this function does nothing.
+
+    Args:
+        request: The training.
+        complete: Whether the workers run user code.
     """
     if not has_template():
         return
     with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
         nodes = cluster.nodes_to_size(request.scaling_config.num_workers)
         size = resolve_size(request.scaling_config, nodes, clamp=request.run_config.clamp)
-        import_ahead(_shape(size), [_worker_module(request)])
+        import_ahead(_shape(size), [_worker_module(request)], complete=complete)
 
 
 def _worker_module(request: TrainRequest) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.training.host.forks import ending_forks
 
 Objective = Callable[..., Any]
 """Type of the user's objective function, which returns the gradient and Hessian of each row's loss. The boosting
@@ -66,14 +67,13 @@ class UserCode:
         """Return the user's callbacks, metrics and objective (if any) in one tuple."""
         return (*self.callbacks, *self.metrics, *(() if self.objective is None else (self.objective,)))
 
-    def ending_forks(self, end_fork: Callable[[], None]) -> UserCode:
-        """Return a copy for a worker, whose objective and metrics call `end_fork` when they return."""
+    def ending_forks(self) -> UserCode:
+        """Return a copy for a worker, whose objective and metrics end the processes that they fork."""
 
         def ends(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any) -> Any:
-                value = function(*args)
-                end_fork()
-                return value
+                with ending_forks():
+                    return function(*args)
 
             return call
 

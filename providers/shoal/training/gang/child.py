@@ -10,30 +10,29 @@ PATH is a folder from which the driver can import modules; this process then can
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Iterable
-from multiprocessing.connection import Connection
 from typing import NoReturn
 
 import cloudpickle
 
 from shoal.training.gang.worker import Failure, Worker
+from shoal.training.host.forks import ending_forks
+from shoal.training.host.process_channel import ProcessChannel
 
 
-def serve(driver: Connection, served: object) -> NoReturn:
+def serve(driver: socket.socket, served: object) -> NoReturn:
     """Call the methods of an object for the driver, and end this process when the driver closes the socket."""
-    # Otherwise the driver would not see that this process has ended, until all processes forked from it have ended.
-    os.register_at_fork(after_in_child=driver.close)
+    channel = ProcessChannel(driver)
     while True:
         try:
-            call = driver.recv_bytes()
+            call = channel.receive()
+            with ending_forks():
+                answer = _answer(served, call)
+            channel.send(answer)
         except (EOFError, OSError):
-            os._exit(0)
-        answer = _answer(served, call)
-        try:
-            driver.send_bytes(answer)
-        except OSError:
             os._exit(0)
 
 
@@ -58,4 +57,4 @@ def _answer(served: object, call: bytes) -> bytes:
 
 if __name__ == "__main__":
     add_to_path(sys.argv[2:])
-    serve(Connection(int(sys.argv[1])), Worker())
+    serve(socket.socket(fileno=int(sys.argv[1])), Worker())

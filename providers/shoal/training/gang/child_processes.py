@@ -18,7 +18,6 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from io import BufferedReader
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ from shoal.training.gang.fork_template import serve_worker
 from shoal.training.gang.local_node import LocalNode
 from shoal.training.gang.placement import GangShape, Seat
 from shoal.training.gang.worker import Failure, Joined, Lost, Place, Success
+from shoal.training.host.process_channel import ProcessChannel
 
 _LOOPBACK = "127.0.0.1"
 
@@ -181,13 +181,12 @@ class _Proxy:
     """Proxy of an object in another process. The other process executes the method calls one after the other.
 
     Args:
-        ours: This process's end of a socket to the other process.
-        why_lost: Function that returns why the other process has ended. It is called after the socket was closed.
+        channel: Channel to the other process.
+        why_lost: Function that returns why the other process has ended. It is called after the socket was shut down.
     """
 
-    def __init__(self, ours: socket.socket, why_lost: Callable[[], str]) -> None:
-        self._socket = ours
-        self._connection = Connection(os.dup(ours.fileno()))
+    def __init__(self, channel: ProcessChannel, why_lost: Callable[[], str]) -> None:
+        self._channel = channel
         self._why_lost = why_lost
         self._lock = threading.Lock()
         self._calls: deque[Future[Any]] = deque()
@@ -205,9 +204,9 @@ class _Proxy:
                 self._calls.append(answer)
                 # If sending fails, the other process has ended, and `_receive` sets the result of the call to `Lost`.
                 with contextlib.suppress(OSError):
-                    self._connection.send_bytes(content)
+                    self._channel.send(content)
                     if descriptors:
-                        socket.send_fds(self._socket, [b"+"], descriptors)
+                        socket.send_fds(self._channel.socket, [b"+"], descriptors)
                 return answer
         answer.set_result(self._lost)
         return answer
@@ -215,24 +214,26 @@ class _Proxy:
     def close(self) -> None:
         """Close the socket to the other process, which then ends itself."""
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._channel.socket.shutdown(socket.SHUT_RDWR)
 
     def _receive(self) -> None:
         """Store each answer as the result of its call. When the other process has ended, set the results of all
         unanswered calls to `Lost`."""
         import cloudpickle
 
-        with self._socket, self._connection, contextlib.suppress(EOFError, OSError):
+        with contextlib.suppress(EOFError, OSError):
             while True:
-                content = self._connection.recv_bytes()
+                content = self._channel.receive()
                 try:
                     answer = cloudpickle.loads(content)
                 except BaseException as error:  # a user's class may raise anything when it is unpickled
                     what = f"the answer of the worker cannot be unpickled here: {type(error).__name__}: {error}"
                     answer = Failure(what, traceback.format_exc(), None)
                 self._calls.popleft().set_result(answer)
+        self.close()
         with self._lock:
             self._lost = Lost(self._why_lost(), is_exit_status=True)
+            self._channel.close()
         for answer in self._calls:
             answer.set_result(self._lost)
 
@@ -245,7 +246,7 @@ class _Template:
     """
 
     def __init__(self, control: socket.socket) -> None:
-        self._proxy = _Proxy(control, lambda: "the template of the workers has ended")
+        self._proxy = _Proxy(ProcessChannel(control), lambda: "the template of the workers has ended")
         self._settings: _StartSettings | None = None
         self._threads: Future[Any] | None = None
 
@@ -327,7 +328,8 @@ class _Child:
         finally:
             theirs.close()
             os.close(print_to)
-        self._proxy = _Proxy(ours, lambda: f"its process {how_ended(self._process.wait())}")
+        channel = ProcessChannel(ours, self._process.pid)
+        self._proxy = _Proxy(channel, lambda: f"its process {how_ended(self._process.wait())}")
         self.call = self._proxy.call
         threading.Thread(target=self._print, args=(output,), name="shoal-worker-output", daemon=True).start()
 

@@ -47,8 +47,10 @@ class DriverConnection:
         self._asking = threading.Lock()
         self._answers: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._unread = b""
-        self._is_fork = False
-        os.register_at_fork(after_in_child=self._hang_up_in_fork)
+        self._process = os.getpid()
+        # Otherwise the driver would not see that the worker has ended until the processes that user code has forked
+        # end, too.
+        os.register_at_fork(after_in_child=self._sock.close)
         # A Ray worker is a child process of the raylet (Ray's process on the node), but continues to run when the
         # raylet dies. Ray itself notices a dead raylet only after 14 s, so this class checks every second whether the
         # raylet is still the parent process. The parent of other workers is the driver or the template of workers.
@@ -66,7 +68,7 @@ class DriverConnection:
         """
         # The driver cannot find a secret that is divided between two frames.
         shown = self._hide(text).encode(errors="backslashreplace").decode()
-        if self._is_fork:  # such as a worker of a DataLoader; the driver prints the worker's standard output, too
+        if self._is_fork():  # such as a worker of a DataLoader; the driver prints the worker's standard output, too
             os.write(1, f"{shown}\n".encode())
             return
         for start in range(0, len(shown) or 1, _MAX_LOG_CHARACTERS):
@@ -94,31 +96,18 @@ class DriverConnection:
 
     def done(self) -> None:
         """Tell the driver that the current call has ended and that all its log lines have been sent."""
-        self.end_fork()
         self._send(b"d")
 
-    def end_fork(self) -> None:
-        """End this process if user code has forked it from the worker. Called when user code returns: the process would
-        continue the training in the name of the worker."""
-        if self._is_fork:
-            self.log(
-                f"the process {os.getpid()}, which was forked in the worker, was ended, because it returned from the "
-                "user's function: end such a process with os._exit()"
-            )
-            _leave()
+    def _is_fork(self) -> bool:
+        """Return whether user code has forked this process from the worker."""
+        return os.getpid() != self._process
 
     def _refuse_fork(self) -> None:
-        if self._is_fork:
+        if self._is_fork():
             raise TrainingError(
                 "a process that was forked in a worker cannot report metrics or other data of the worker: return them "
                 "to the worker's own process, and report them there"
             )
-
-    def _hang_up_in_fork(self) -> None:
-        """Close the socket in a process that user code has forked. Otherwise the driver would not see that the worker
-        has ended until this process ends, too."""
-        self._is_fork = True
-        self._sock.close()
 
     def _live(self) -> None:
         selector = selectors.DefaultSelector()

@@ -13,12 +13,11 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import NoReturn
 
 from shoal.training.gang.child import add_to_path, serve
 from shoal.training.gang.worker import Worker
-from shoal.training.host.imports import NOT_NEEDED, before_forks, forget_lean, import_lean, thread_count
+from shoal.training.host.imports import before_forks, import_lean, thread_count
 from shoal.training.host.memory import trim_memory
 
 
@@ -38,10 +37,8 @@ class Template:
         add_to_path(folders)
         if trim:
             trim_memory()
-        if complete:
-            forget_lean()
         with before_forks():
-            import_lean(modules, absent=() if complete else NOT_NEEDED)
+            import_lean(modules, complete=complete)
         # Without `gc.freeze`, the garbage collection of a worker would copy the memory that the worker shares with this
         # process.
         gc.freeze()
@@ -95,7 +92,7 @@ def serve_worker(calls: int, output: int) -> NoReturn:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)
-    serve(Connection(calls), Worker())
+    serve(socket.socket(fileno=calls), Worker())
 
 
 def fork_template() -> socket.socket | None:
@@ -115,7 +112,7 @@ def fork_template() -> socket.socket | None:
     if is_template:
         try:
             ours.close()
-            serve(Connection(os.dup(theirs.fileno())), Template(theirs))
+            serve(theirs, Template(theirs))
         finally:
             os._exit(1)
     theirs.close()

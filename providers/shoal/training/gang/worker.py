@@ -20,8 +20,9 @@ from shoal.training.context import GangContext, set_gang_context
 from shoal.training.gang.driver_connection import DriverConnection
 from shoal.training.gang.local_node import LocalNode, NodeWatch
 from shoal.training.host import change_directory, interpreter_end, memory
+from shoal.training.host.forks import ending_forks
 from shoal.training.host.hidden_output import SECRETS, hide_output
-from shoal.training.host.imports import NOT_NEEDED, forget_lean, import_lean
+from shoal.training.host.imports import import_lean
 from shoal.training.host.process_title import WORKER, set_title
 
 _Sent = DataError | TrainingError | InvalidArgumentError
@@ -172,22 +173,19 @@ class Worker:
             place.host, place.port, place.token, place.rank, KnownSecrets(_secrets(env)).hide, node
         )
         position = GangPosition(place.rank, place.world_size)
-        set_gang_context(
-            GangContext(position, place.local_world_size, driver.log, driver.note, driver.end_fork, driver.ask)
-        )
+        set_gang_context(GangContext(position, place.local_world_size, driver.log, driver.note, driver.ask))
         return Joined(os.getpid(), own_folder)
 
     def preload(self, modules: Sequence[str], complete: bool) -> None:
         """Import modules in advance."""
-        if complete:
-            forget_lean()
-        import_lean(modules, absent=() if complete else NOT_NEEDED)
+        import_lean(modules, complete=complete)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any]) -> Success | Failure:
         """Call a function and return its result as a `Success`, or its error as a `Failure`."""
         assert self._driver is not None
         try:
-            return Success(function(*args))
+            with ending_forks():
+                return Success(function(*args))
         except BaseException as exc:  # also KeyboardInterrupt and SystemExit, which would end this process
             summary = "".join(traceback.format_exception_only(exc)).strip()
             error = _sendable(exc, summary) if isinstance(exc, _Sent) else None

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,9 @@ machine with two cores). A training uses only boosters and does not need scikit-
 """
 
 _LIBRARIES = ("xgboost", "lightgbm")
+
+_OF_ESTIMATORS = ("compat", "sklearn", "dask")
+"""Modules of the libraries that depend on scikit-learn, in the order of their imports."""
 
 _VARIABLES_BEFORE_FORKS = {
     # Without this setting, NumPy's OpenBLAS would start a thread for each CPU.
@@ -32,59 +36,82 @@ _VARIABLES_BEFORE_FORKS = {
 }
 """Environment variables for imports in a process that forks other processes later."""
 
-_lean: set[str] = set()
-"""Modules of this process that are incomplete, because they were imported while packages were hidden."""
 
-
-def import_lean(modules: Iterable[str], absent: Iterable[str] = NOT_NEEDED) -> None:
+def import_lean(modules: Iterable[str], *, complete: bool = False) -> None:
     """Import modules, but not their slow optional packages that shoal does not need.
 
     During the import, the optional packages are hidden: the modules behave as if these packages were not installed.
     This function is therefore only for shoal's own processes. Packages that are already imported are not hidden. After
     this call, the hidden packages can be imported normally.
+
+    Args:
+        modules: Names of the modules.
+        complete: Whether to import the optional packages, too, because user code runs in this process.
     """
-    hidden = [name for name in absent if name not in sys.modules]
+    if complete:
+        complete_libraries()
+    hidden = [] if complete else [name for name in NOT_NEEDED if name not in sys.modules]
     # An entry None in sys.modules hides a package: an import of the package then fails as if the package were not
     # installed.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
         for module in modules:
-            is_new = module not in sys.modules
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
-                if is_new and hidden:
-                    _lean.add(module)
     finally:
         for name in hidden:
             del sys.modules[name]
 
 
-def forget_lean() -> None:
-    """Remove from this process the libraries that `import_lean` has imported, so that the next import of such a library
-    also imports its optional packages. Modules of shoal that contain parts of the libraries are removed, too."""
-    if not _lean:
-        return
-    libraries = {*_LIBRARIES, *(name.split(".")[0] for name in _lean)} - {"shoal"}
-    shoal = tuple(f"shoal.training.{library}." for library in _LIBRARIES)
-    for module in [name for name in sys.modules if name.split(".")[0] in libraries or name.startswith(shoal)]:
-        del sys.modules[module]
-    _lean.clear()
+def complete_libraries() -> None:
+    """Let user code in this process find the libraries as if `import_lean` had not imported them.
+
+    A library that nothing has used yet is removed, so that only its next import, if there is one, takes the time for
+    its optional packages. Otherwise objects of its classes may live, and its estimators are added.
+    """
+    for library in _LIBRARIES:
+        if library in sys.modules and _lacks_estimators(library):
+            if _is_used(library):
+                add_estimators(library)
+            else:
+                for module in _modules_of(library):
+                    del sys.modules[module]
 
 
 def add_estimators(library: str) -> None:
     """Import the scikit-learn estimators of a library that `import_lean` has imported without them.
 
-    Only the modules of the estimators are imported again, so that existing boosters keep their classes.
+    Only the modules of the estimators are executed again, so that existing boosters keep their classes.
     """
-    compat = importlib.import_module(f"{library}.compat")
-    if compat.SKLEARN_INSTALLED or importlib.util.find_spec("sklearn") is None:
+    importlib.import_module(library)
+    if not _lacks_estimators(library):
         return
-    importlib.reload(compat)
-    estimators = importlib.reload(importlib.import_module(f"{library}.sklearn"))
-    package = importlib.import_module(library)
-    for name in set(package.__all__) & set(vars(estimators)):
-        if getattr(estimators, name).__module__ == estimators.__name__:
-            setattr(package, name, getattr(estimators, name))
+    for name in _OF_ESTIMATORS:
+        if module := sys.modules.get(f"{library}.{name}"):
+            before = dict(vars(module))
+            importlib.reload(module)
+            changed = {each: old for each, old in before.items() if vars(module)[each] is not old}
+            for other in (vars(sys.modules[each]) for each in _modules_of(library)):
+                same = {each for each, old in changed.items() if each in other and other[each] is old}
+                other.update({each: vars(module)[each] for each in same})
+
+
+def _lacks_estimators(library: str) -> bool:
+    compat = importlib.import_module(f"{library}.compat")
+    return not compat.SKLEARN_INSTALLED and importlib.util.find_spec("sklearn") is not None
+
+
+def _modules_of(library: str) -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == library]
+
+
+def _is_used(library: str) -> bool:
+    """Return whether a module outside of a library contains a module, class or function of the library."""
+    others = [module for name, module in sys.modules.items() if name.partition(".")[0] != library]
+    values = (value for module in others for value in getattr(module, "__dict__", {}).values())
+    kinds = {types.ModuleType: "__name__", type: "__module__", types.FunctionType: "__module__"}
+    origins = (getattr(value, kinds[type(value)]) for value in values if type(value) in kinds)
+    return any(str(origin).partition(".")[0] == library for origin in origins)
 
 
 @contextlib.contextmanager

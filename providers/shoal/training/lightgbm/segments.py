@@ -20,6 +20,7 @@ from shoal.training.boosting.progress import RoundReporter
 from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import GangContext
 from shoal.training.host import memory
+from shoal.training.host.forks import ending_forks
 from shoal.training.lightgbm.dataset import Binned
 from shoal.training.lightgbm.params import begins_anew, is_forest, segment_params
 
@@ -195,8 +196,8 @@ class Trainer:
         ]
         try:
             for call in sorted(callbacks, key=lambda call: getattr(call, "order", 0)):
-                call(place)
-                self._context.end_fork()
+                with ending_forks():
+                    call(place)
         except EarlyStopException as asked:
             return asked
         return None

@@ -60,7 +60,7 @@ class Trials:
                 self._key = key
             assert self._session is not None
             assert self._session.binned is not None
-            ending_forks = replace(task, user_code=task.user_code.ending_forks(self._context.end_fork))
+            ending_forks = replace(task, user_code=task.user_code.ending_forks())
             trainer = Trainer(ending_forks, self._context, *self._session.binned)
 
         def boost(segment: Segment) -> Boosted:

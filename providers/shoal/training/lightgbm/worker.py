@@ -71,8 +71,7 @@ class Session:
     def __init__(self, task: Task, share: Share, context: GangContext) -> None:
         began = time.perf_counter()
         self._idle = memory.reset_peak()
-        end_fork = context.end_fork
-        self.task = task = replace(task, user_code=task.user_code.ending_forks(end_fork))
+        self.task = task = replace(task, user_code=task.user_code.ending_forks())
         if int(task.params.get("verbosity", -1)) < 1:
             lightgbm.register_logger(_Log())
         self._context = context

@@ -28,6 +28,7 @@ from shoal.training.cluster import LeavingNodes, own_address, ray_if_connected
 from shoal.training.context import gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import interpreter_end, memory
+from shoal.training.host.forks import ending_forks
 from shoal.training.host.usage import USAGE_NOTE, measured
 from shoal.training.mlflow.user_calls import adopt_model, let_user_choose_experiment
 from shoal.training.pytorch import model_dir
@@ -178,7 +179,11 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         )
     )
     try:
-        with tagged_output(gang.rank, gang.log), measured(machine.gpus, lambda values: gang.note({USAGE_NOTE: values})):
+        with (
+            tagged_output(gang.rank, gang.log),
+            measured(machine.gpus, lambda values: gang.note({USAGE_NOTE: values})),
+            ending_forks(),
+        ):
             program = cloudpickle.loads(assignment.program)
             sys.argv = [name_of(program.target)]  # not the arguments of Ray's worker, which argparse would refuse
             value = _pickled(program())
@@ -191,7 +196,6 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
             error.add_note(_SPAWN_ADVICE)
         raise
     finally:
-        gang.end_fork()
         # Files that the function has left open may lie in the model folder; and a worker that failed is killed.
         interpreter_end.write_open_files()
     adopt_model(gang.log)

@@ -23,6 +23,7 @@ from shoal.training.boosting.messages import History
 from shoal.training.boosting.trials import BoostingTrials, PrunedError, TrialParams
 from shoal.training.context import GangContext, gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
+from shoal.training.host.forks import ending_forks
 from shoal.training.trials.context import TrialContext, TrialPruned, metrics_of, set_current_trial, value_of
 
 if TYPE_CHECKING:
@@ -135,17 +136,16 @@ class FunctionWork:
 
     def runner(self, context: GangContext) -> TrialRunner:
         """Return the object that runs the trials of this worker."""
-        return _FunctionRunner(self, context)
+        return _FunctionRunner(self)
 
 
 class _FunctionRunner:
-    def __init__(self, work: FunctionWork, context: GangContext) -> None:
+    def __init__(self, work: FunctionWork) -> None:
         import cloudpickle
 
         from shoal.data.connector import DataConnector
 
         self._work = work
-        self._end_fork = context.end_fork
         self._function = cloudpickle.loads(work.function)
         self._datasets: dict[str, DataConnector] = {
             name: DataConnector.from_spec(spec) for name, spec in work.dataset_map.items()
@@ -156,8 +156,8 @@ class _FunctionRunner:
         context = TrialContext(trial.number, trial.params, dict(self._datasets), metric, _ask=report)
         set_current_trial(context)
         try:
-            returned = self._function(dict(trial.params), context)
-            self._end_fork()
+            with ending_forks():
+                returned = self._function(dict(trial.params), context)
         finally:
             set_current_trial(None)
             if (mlflow := sys.modules.get("mlflow")) is not None:

@@ -35,6 +35,7 @@ from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
+from shoal.training.host.forks import ending_forks
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
 from shoal.training.xgboost.model import note, note_missing, stored_types
 from shoal.training.xgboost.params import feature_types, is_stochastic, joined, own_message
@@ -55,7 +56,7 @@ class Session:
         idle = memory.reset_peak()
         # Closing this stack removes the matrices on disk and disconnects this worker from the other workers.
         self.open = contextlib.ExitStack()
-        self.task = replace(task, user_code=task.user_code.ending_forks(context.end_fork))
+        self.task = replace(task, user_code=task.user_code.ending_forks())
         self.context = context
         self.rows: list[ShardRows] = []
         began = time.perf_counter()
@@ -76,7 +77,7 @@ class Session:
 
     def begin_again(self, task: Task) -> None:
         """Begin another training on the same matrices, whose parameters have the same ``max_bin``."""
-        self.task = replace(task, user_code=task.user_code.ending_forks(self.context.end_fork))
+        self.task = replace(task, user_code=task.user_code.ending_forks())
         self.booster = self._callbacks = None
 
     def boost(self, segment: Segment) -> Boosted:
@@ -93,13 +94,13 @@ class Session:
         # per training.
         with reporter.reporting_on_error(callbacks.history):
             for iteration in range(start, segment.stop):
-                stopped = callbacks.before_iteration(booster, iteration, self.matrix, self.evals)
-                self.context.end_fork()
+                with ending_forks():
+                    stopped = callbacks.before_iteration(booster, iteration, self.matrix, self.evals)
                 if stopped:
                     break
                 booster.update(self.matrix, iteration=iteration, fobj=self.task.user_code.objective)
-                stopped = callbacks.after_iteration(booster, iteration, self.matrix, self.evals)
-                self.context.end_fork()
+                with ending_forks():
+                    stopped = callbacks.after_iteration(booster, iteration, self.matrix, self.evals)
                 if self.task.user_code.metrics:
                     refuse_namesakes(callbacks.history, iteration + 1)
                 self._check_stopping(callbacks, stopped=stopped)
@@ -107,7 +108,8 @@ class Session:
                 if stopped:
                     break
         if stopped or segment.last:
-            self.booster = booster = callbacks.after_training(booster)
+            with ending_forks():
+                self.booster = booster = callbacks.after_training(booster)
         best, score = booster.attr("best_iteration"), booster.attr("best_score")
         return Boosted(
             stopped=stopped,
@@ -162,7 +164,8 @@ class Session:
         self._init_rounds = checkpoint.init_rounds
         booster = self._booster(segment.index, checkpoint.model)
         callbacks, stopping = self._new_callbacks(checkpoint)
-        self.booster = callbacks.before_training(booster)
+        with ending_forks():
+            self.booster = callbacks.before_training(booster)
         if stopping:
             # XGBoost has set `starting_round` to the first round of this segment. Early stopping must count all rounds
             # from the beginning of the training, so `starting_round` is set to the rounds before the training.
