@@ -12,6 +12,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.option_validation import Settings
+from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.pytorch.program import is_name
 from shoal.training.scaling import ScalingConfig
@@ -21,8 +22,6 @@ TUNE: Final = "tune"
 
 Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "grid"]
 Pruner = Literal["median", "halving", "hyperband", "none"]
-Direction = Literal["minimize", "maximize"]
-
 _KINDS = {"FloatDistribution": "float", "IntDistribution": "int", "CategoricalDistribution": "categorical"}
 _MOST_GRID_VALUES = 10_000
 
@@ -177,8 +176,8 @@ class TuneJobSpec(AnySpec):
     )
     direction: Direction | None = Field(
         default=None,
-        description="Whether the metric is minimized or maximized. None: as the library's metric demands, and minimize "
-        "for a function.",
+        description="Whether the metric is minimized or maximized. None: as the metric demands; a function's value is "
+        "minimized. A custom_metric of XGBoost, and a metric that a function names, do not tell it and need this.",
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of the suggestions.")
     batches: bool = Field(
@@ -263,6 +262,11 @@ class TuneJobSpec(AnySpec):
             raise ValueError("register needs train: a search over a function registers no model")
         if self.holdout is not None:
             raise ValueError('holdout needs train: give the rows to a function as dataset_map["holdout"]')
+        if self.metric is not None and self.direction is None:
+            raise InvalidArgumentError(
+                f'it is not known whether a lower or a higher value of the metric "{self.metric}" of a function is '
+                'better: set direction="minimize" or direction="maximize"'
+            )
         if self.user_code is not None or self.early_stopping_rounds is not None:
             raise ValueError("user_code and early_stopping_rounds need train")
         return self

@@ -13,12 +13,14 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.gang_position import ALONE
 from shoal.data.spec import DatasetSpec
+from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.messages import History
 from shoal.training.boosting.trials import BoostingTrials, PrunedError, TrialParams
 from shoal.training.context import GangContext, gang_context, set_gang_context
@@ -170,23 +172,38 @@ class _FunctionRunner:
         return outcome
 
 
+def direction(work: BoostingWork, trial: TrialParams) -> Direction | None:
+    """Return the direction of the deciding metric, which only the user's function knows. Rank 0 calls it."""
+    gang = gang_context()
+    if gang.rank:
+        return None
+    with _alone(gang) as context:
+        return work.trials.direction(context, trial)
+
+
+@contextmanager
+def _alone(gang: GangContext) -> Iterator[GangContext]:
+    """Make this worker rank 0 of 1: each worker trains alone, and reads all rows of a dataset."""
+    context = replace(gang, position=ALONE, note=lambda note: None)
+    set_gang_context(context)
+    try:
+        yield context
+    finally:
+        set_gang_context(gang)
+
+
 def serve(work: Work) -> int:
     """Run trials until none is left, and return their number."""
     gang = gang_context()
-    # Each worker trains alone, so it is rank 0 of 1, and reads all rows of a dataset.
-    context = replace(gang, position=ALONE, note=lambda note: None)
-    set_gang_context(context)
     runner: TrialRunner | None = None
     outcome: dict[str, Any] | None = None
     done = 0
-    try:
+    with _alone(gang) as context:
         while (answer := _ask(gang, {"outcome": outcome})) is not None:
             trial: Trial = pickle.loads(base64.b64decode(answer))
             runner = runner or work.runner(context)
             outcome = _outcome(runner, trial, gang)
             done += 1
-    finally:
-        set_gang_context(gang)
     return done
 
 
