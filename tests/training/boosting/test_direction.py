@@ -50,7 +50,7 @@ def metrics_of(asked: TrainRequest) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_model_that_learns_its_training_rows_moves_each_metric_in_its_direction(case):
-    rows = table(200, 1)
+    rows = table(600, 1)
     values = case.values(rows, rows, 8, learning_rate=0.5)
 
     *_, last = metrics_of(request(case)).items()

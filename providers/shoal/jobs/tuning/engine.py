@@ -323,7 +323,7 @@ def _samples(spec: TuneJobSpec, code: SearchCode) -> list[Mapping[str, Any]]:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(spec.seed))
-        with contextlib.suppress(Exception):  # code of the user; the trials show the error
+        with contextlib.suppress(Exception, SystemExit):  # code of the user; the trials show the error
             return [dict(_suggest(spec, code)(study.ask())) for _ in range(_DRAWN_SAMPLES)]
         return []
     first, last = ({name: each.ends()[place] for name, each in spec.space.items()} for place in (0, -1))

@@ -25,7 +25,9 @@ from shoal.training.boosting.messages import History
 from shoal.training.boosting.trials import BoostingTrials, PrunedError, TrialParams
 from shoal.training.context import GangContext, gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
+from shoal.training.mlflow.user_calls import after_import
 from shoal.training.trials.context import TrialContext, TrialPruned, metrics_of, set_current_trial, value_of
+from shoal.training.trials.opened_runs import note_opened_runs
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
@@ -68,7 +70,13 @@ Report = Callable[[float, int], bool]
 
 
 class TrialRunner(Protocol):
-    """Interface of what runs the trials of a worker."""
+    """Interface of what runs the trials of a worker.
+
+    Attributes:
+        mlflow_run: Id of the MLflow run that user code has opened in the last trial; None if there is none.
+    """
+
+    mlflow_run: str | None
 
     def run(self, trial: Trial, report: Report) -> dict[str, Any]:
         """Run a trial, and return its outcome: `value`, `metrics`, and what else the driver needs.
@@ -103,6 +111,8 @@ class BoostingWork:
 
 
 class _BoostingRunner:
+    mlflow_run = None
+
     def __init__(self, work: BoostingWork, context: GangContext) -> None:
         self._work = work
         self._trainer = work.trials.trainer(context)
@@ -146,6 +156,8 @@ class _FunctionRunner:
 
         from shoal.data.connector import DataConnector
 
+        after_import("mlflow", note_opened_runs)
+        self.mlflow_run: str | None = None
         self._work = work
         self._end_fork = context.end_fork
         self._function = cloudpickle.loads(work.function)
@@ -159,8 +171,9 @@ class _FunctionRunner:
         set_current_trial(context)
         try:
             returned = self._function(dict(trial.params), context)
-            self._end_fork()
         finally:
+            self._end_fork()
+            self.mlflow_run = context.mlflow_run
             set_current_trial(None)
             if (mlflow := sys.modules.get("mlflow")) is not None:
                 mlflow.end_run()  # the next trial's MLflow calls go to a run of their own
@@ -216,19 +229,29 @@ def _outcome(runner: TrialRunner, trial: Trial, gang: GangContext) -> dict[str, 
 
     found: dict[str, Any]
     try:
-        found = {"state": "complete", **runner.run(trial, report)}
+        try:
+            found = {"state": "complete", **runner.run(trial, report)}
+        finally:
+            gang.end_fork()
     except (PrunedError, TrialPruned):
         found = {"state": "pruned"}
     except PeerError:
         raise
-    except Exception as error:
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt, which would end all trials of this worker
         # Optuna may not be installed on the nodes, so its class is known by its name.
         if type(error).__name__ == TrialPruned.__name__:
             found = {"state": "pruned"}
         else:
             gang.log(f"trial {trial.number} has failed:\n{traceback.format_exc()}")
-            found = {"state": "failed", "error": f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]}
-    return {"trial": trial.number, "seconds": time.perf_counter() - began, **found}
+            found = {"state": "failed", "error": _error_text(error)[:_LONGEST_ERROR]}
+    seconds = time.perf_counter() - began
+    return {"trial": trial.number, "seconds": seconds, "mlflow_run": runner.mlflow_run, **found}
+
+
+def _error_text(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"SystemExit: the trial called sys.exit({error.code!r}), so it has no value: return the value instead"
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def _ask(gang: GangContext, question: Mapping[str, Any]) -> Any:
