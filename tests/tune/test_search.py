@@ -216,7 +216,13 @@ def with_model(params: dict[str, Any], context: Any) -> None:
 def test_the_model_of_a_function_is_what_its_best_trial_has_reported(pool, tuned_rows):
     config = RunConfig(pool_name=pool.name, tracking=None)
     found = search(
-        with_model, {"x": [3, 1, 2]}, data(tuned_rows)["dataset"], metric="loss", sampler="grid", run_config=config
+        with_model,
+        {"x": [3, 1, 2]},
+        data(tuned_rows)["dataset"],
+        metric="loss",
+        direction="minimize",
+        sampler="grid",
+        run_config=config,
     )
     assert (found.best_params, found.best_value, found.model) == ({"x": 1}, 1.0, ("model of", 1))
     left = sorted(path.name for path in Path(found.job_result.model_path).parent.glob("*.pkl"))

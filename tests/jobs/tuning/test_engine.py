@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import signal
@@ -423,3 +424,68 @@ def test_a_search_over_spaces_of_objectives_is_refused_if_their_metrics_differ(m
     assert found_by(mixed.model_copy(update={"metric": "error"})).metric == "error"
     drawn = SearchCode(space=lambda trial: {"objective": "binary:logistic", "max_depth": trial.suggest_int("d", 2, 3)})
     assert found_by(spec.model_copy(update={"space": {}, "sampler": None, "trials": 2}), drawn).metric == "logloss"
+
+
+class Stop(BaseException):
+    """No Exception, and without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+ENDS = (SystemExit("bad arguments"), SystemExit(0), SystemExit(), KeyboardInterrupt(), GeneratorExit(), Stop())
+
+
+def ends(params: dict[str, float], context: Any) -> float:
+    """Raise what ends a process, in a trial, and in a child that the last trial forks."""
+    if context.number < len(ENDS):
+        raise ENDS[context.number]
+    child = os.fork()
+    if child == 0:
+        raise SystemExit(3)
+    os.waitpid(child, 0)
+    return params["x"]
+
+
+def test_what_ends_a_process_fails_its_trial_only():
+    found = found_by(
+        function_spec(trials=len(ENDS) + 1, scaling_config={"num_workers": 1}),
+        SearchCode(pickled(ends, "function")),
+    )
+
+    *failed, last = found.ended
+    assert (found.restarts, last.state, last.value) == (0, "complete", last.params["x"])
+    assert {(each.state, each.value) for each in failed} == {("failed", None)}
+    assert str(failed[0].error).startswith("SystemExit: the trial called sys.exit('bad arguments'), so it has no value")
+    assert "sys.exit(0)" in str(failed[1].error)
+    assert [str(each.error).split(":")[0] for each in failed[3:5]] == ["KeyboardInterrupt", "GeneratorExit"]
+    assert "Stop" in str(failed[5].error)
+
+
+class LeavesDeepTrees(xgboost.callback.TrainingCallback):
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        if json.loads(model.save_config())["learner"]["gradient_booster"]["tree_train_param"]["max_depth"] == "6":
+            raise SystemExit(1)
+        return False
+
+
+def leaves_deep_lightgbm(env: Any) -> None:
+    if env.params["max_depth"] == 6:
+        raise SystemExit(1)
+
+
+@pytest.mark.parametrize(
+    ("framework", "params", "code"),
+    [
+        ("xgboost", {"objective": "binary:logistic"}, UserCode(callbacks=(LeavesDeepTrees(),))),
+        ("lightgbm", {"objective": "binary"}, UserCode(callbacks=(leaves_deep_lightgbm,))),
+    ],
+)
+def test_a_function_of_an_estimator_that_exits_fails_its_trial_only(metric_rows, framework, params, code):
+    spec = metric_spec(metric_rows, MetricCase(framework, "", params, "binary"))
+
+    found = engine.run(spec, SearchCode(), code)
+
+    states = [(each.params["max_depth"], each.state) for each in found.ended]
+    assert set(states) == {(1, "complete"), (6, "failed")}
+    assert all("sys.exit(1)" in str(each.error) for each in found.ended if each.state == "failed")
