@@ -10,6 +10,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from shoal.data.spec import DatasetSpec, SplitSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnySpec
+from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.option_validation import Settings
 from shoal.training.boosting.direction import Direction
@@ -22,6 +23,7 @@ TUNE: Final = "tune"
 
 Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "grid"]
 Pruner = Literal["median", "halving", "hyperband", "none"]
+
 _KINDS = {"FloatDistribution": "float", "IntDistribution": "int", "CategoricalDistribution": "categorical"}
 _MOST_GRID_VALUES = 10_000
 
@@ -254,8 +256,23 @@ class TuneJobSpec(AnySpec):
         if self.register_as is not None:
             if self.register_as.skip_if_unchanged:
                 raise ValueError("skip_if_unchanged is not possible for a search: omit it, or set it to false")
+            self._check_gate(self.register_as)
             self.winner({}, 1)
         return self
+
+    def _check_gate(self, register: Register) -> None:
+        """Check that the search does not select on the gate's rows, as far as the specs show it; the job compares the
+        rows themselves."""
+        names = ("paths", "splits", "filters", "sql", "connection", "params")
+        chosen, held_out = self.holdout, register.holdout
+        if chosen is None or register.overlap == "flag":
+            return
+        if all(getattr(chosen, name) == getattr(held_out, name) for name in names):
+            raise ValueError(
+                "register.holdout is the holdout on which the search chooses the parameters, so the model's metric "
+                'would be better than on new rows: name other rows in one of them, or set register.overlap="flag" to '
+                "compare the models nevertheless"
+            )
 
     def _of_function(self) -> Self:
         if self.register_as is not None:
