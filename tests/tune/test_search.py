@@ -354,7 +354,7 @@ def test_a_connected_process_searches_in_its_cluster(tuned_rows):
             XGBEstimator(4, scaling_config=XGBScalingConfig(num_workers=1)), {"max_depth": [2, 5]}, **data(tuned_rows),
             sampler="grid",
         )  # fmt: skip
-        register = {"model": "m", "metric": "rmse", "holdout": data(tuned_rows)["holdout"]}
+        register = {"model": "m", "metric": "rmse", "holdout": data(tuned_rows)["dataset"]}
         with pytest.raises(InvalidArgumentError, match="register needs a job"):
             search(XGBEstimator(4), {"max_depth": [2, 5]}, **data(tuned_rows), register=register)
         end_gangs()
