@@ -31,7 +31,7 @@ from shoal.state.process import ProcessId
 from shoal.training.gang.reused_workers import end_gangs
 from shoal.training.mlflow.options import Tracking
 from shoal.tune import TrialPruned, search, submit_search
-from tests.jobs.tuning.conftest import COLUMNS, tuned_rows
+from tests.jobs.tuning.conftest import COLUMNS, table, tuned_rows
 from tests.support.homes import new_home
 from tests.support.pool_processes import nothing_left
 from tests.support.waiting import wait_until
@@ -173,6 +173,8 @@ def test_trials_are_runs_below_that_of_the_job(pool, tuned_rows, tmp_path):
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     config = RunConfig(pool_name=pool.name, tracking=Tracking(uri=uri, experiment="searches"))
     given = data(tuned_rows)
+    gate = tmp_path / "gate.parquet"
+    table(500, 3).to_parquet(gate)
 
     found = search(
         XGBEstimator(4, scaling_config=XGBScalingConfig(num_workers=1)),
@@ -184,7 +186,7 @@ def test_trials_are_runs_below_that_of_the_job(pool, tuned_rows, tmp_path):
         register={
             "model": "tuned",
             "metric": "rmse",
-            "holdout": given["holdout"],
+            "holdout": DataConnector.from_parquet(str(gate)),
         },
     )
 
@@ -203,6 +205,50 @@ def test_trials_are_runs_below_that_of_the_job(pool, tuned_rows, tmp_path):
     assert children[0].data.metrics["rmse"] == found.best_value
     assert mlflow.get_tracking_uri() != uri
 
+    # The rows on which the search has chosen count as rows that the version knows, also if a frame has them.
+    frame = given["holdout"].to_pandas()
+    register = {"model": "tuned", "metric": "rmse", "holdout": DataConnector.from_dataframe(frame)}
+    with pytest.raises(JobFailedError, match=r"rows that the search chooses the parameters on.*: 800 rows"):
+        search(XGBEstimator(4), {"eta": [0.3]}, **{**given, "holdout": frame}, run_config=config, register=register)
+    run_id, record = (
+        client.get_model_version("tuned", "1").tags["shoal.training_rows"].removeprefix("runs:/").split("/", 1)
+    )
+    known = json.loads(Path(client.download_artifacts(run_id, record, str(tmp_path))).read_text())
+    assert [Path(each["path"]).name for each in known["files"]] == ["train.parquet", "holdout.parquet"]
+
+
+def opens_runs(params: dict[str, Any], context: Any) -> float:
+    if context.number == 0:
+        mlflow.log_metric("loss", 5)
+    elif context.number == 1:
+        with mlflow.start_run(run_name="mine"):
+            mlflow.log_params({"x": "as I write it"})
+            with mlflow.start_run(run_name="inner", nested=True):
+                pass
+    elif context.number == 2:
+        with mlflow.start_run():
+            raise ValueError("no")
+    return params["x"]
+
+
+def test_a_trial_whose_function_opens_a_run_has_one_run(pool, tmp_path):
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    config = RunConfig(pool_name=pool.name, tracking=Tracking(uri=uri, experiment="functions"))
+
+    found = search(opens_runs, {"x": [1, 2, 3, 4]}, sampler="grid", parallel=1, run_config=config)
+
+    client = job_run.connect(uri)
+    job = client.get_run(found.job_result.mlflow_run_id)
+    runs = {each.info.run_name: each for each in client.search_runs([job.info.experiment_id])}
+    assert len(runs) == len(client.search_runs([job.info.experiment_id])) == 6
+    trials = [runs[name] for name in ("trial 0", "mine", "trial 2", "trial 3")]
+    assert [each.data.tags["shoal.trial"] for each in trials] == ["0", "1", "2", "3"]
+    assert [each.info.status for each in trials] == ["FINISHED", "FINISHED", "FAILED", "FINISHED"]
+    assert {each.data.tags["mlflow.parentRunId"] for each in trials} == {job.info.run_id}
+    assert trials[0].data.metrics == {"loss": 5.0, "value": 1.0}
+    assert (trials[0].data.params, trials[1].data.params) == ({"x": "1"}, {"x": "as I write it"})
+    assert runs["inner"].data.tags["mlflow.parentRunId"] == runs["mine"].info.run_id
+
 
 def always_wrong(params: dict[str, Any], context: Any) -> None:
     raise ValueError(f"no value for {params['x']:.0f}")
@@ -216,7 +262,13 @@ def with_model(params: dict[str, Any], context: Any) -> None:
 def test_the_model_of_a_function_is_what_its_best_trial_has_reported(pool, tuned_rows):
     config = RunConfig(pool_name=pool.name, tracking=None)
     found = search(
-        with_model, {"x": [3, 1, 2]}, data(tuned_rows)["dataset"], metric="loss", sampler="grid", run_config=config
+        with_model,
+        {"x": [3, 1, 2]},
+        data(tuned_rows)["dataset"],
+        metric="loss",
+        direction="minimize",
+        sampler="grid",
+        run_config=config,
     )
     assert (found.best_params, found.best_value, found.model) == ({"x": 1}, 1.0, ("model of", 1))
     left = sorted(path.name for path in Path(found.job_result.model_path).parent.glob("*.pkl"))
@@ -302,7 +354,7 @@ def test_a_connected_process_searches_in_its_cluster(tuned_rows):
             XGBEstimator(4, scaling_config=XGBScalingConfig(num_workers=1)), {"max_depth": [2, 5]}, **data(tuned_rows),
             sampler="grid",
         )  # fmt: skip
-        register = {"model": "m", "metric": "rmse", "holdout": data(tuned_rows)["holdout"]}
+        register = {"model": "m", "metric": "rmse", "holdout": data(tuned_rows)["dataset"]}
         with pytest.raises(InvalidArgumentError, match="register needs a job"):
             search(XGBEstimator(4), {"max_depth": [2, 5]}, **data(tuned_rows), register=register)
         end_gangs()

@@ -16,6 +16,7 @@ from shoal.data.connector import DataConnector
 from shoal.distributors import dispatch
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
 from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.mlflow.model_uris import absolute, check_version
@@ -88,6 +89,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         base_margin_col: str | None = None,
         base_margin_cols: Sequence[str] = (),
         early_stopping_rounds: int | None = None,
+        direction: Direction | None = None,
         missing: float | None = None,
         feature_weights: Mapping[str, float] | Sequence[float] = (),
         external_memory: bool | None = None,
@@ -123,6 +125,8 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
             early_stopping_rounds: Number of rounds without an improvement after which the training stops. Only the last
                 metric of the last eval set counts; a `custom_metric` comes after the library's own metrics. LightGBM
                 skips the training set if it is one of the eval sets.
+            direction: Whether early stopping minimizes (``"minimize"``) or maximizes (``"maximize"``) this metric.
+                Default: as the metric demands. Only a `custom_metric` of XGBoost, which does not tell it, needs this.
             missing: Value of the numeric features that counts as missing, as nulls and NaN do, such as -999. The model
                 stores the value for predictions. LightGBM does not support it.
             feature_weights: Weights with which XGBoost samples features, if a parameter ``colsample_*`` is below 1: one

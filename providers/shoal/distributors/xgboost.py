@@ -31,8 +31,8 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster", XGBScalingConfig]):
             worker calls the function with its own part of an eval set, and XGBoost takes the mean of the workers'
             values. The parts have nearly equal sizes. If the metric is a mean over rows, the mean of the workers'
             values is therefore the metric on all rows; for other metrics, the mean is close to the metric on all rows.
-            For ``early_stopping_rounds`` of `fit`, a lower value is better, unless the metric's name begins with
-            ``auc``, ``map``, ``ndcg`` or ``pre``, because XGBoost has the same rule.
+            The function does not tell whether a higher value is better, so ``early_stopping_rounds`` of `fit` and a
+            search need `direction`.
 
     Raises:
         InvalidArgumentError: Arguments contradict one another.

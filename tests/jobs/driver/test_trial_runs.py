@@ -26,7 +26,8 @@ class Client:
         if self.is_away:
             raise ConnectionError("no server")
         self.runs.append(given)
-        return SimpleNamespace(info=SimpleNamespace(run_id=str(len(self.runs))))
+        data = SimpleNamespace(params={}, metrics={})
+        return SimpleNamespace(info=SimpleNamespace(run_id=str(len(self.runs))), data=data)
 
     def log_batch(self, run_id: str, *, metrics: Any, params: Any) -> None:
         self.runs[int(run_id) - 1]["params"] = {each.key: each.value for each in params}

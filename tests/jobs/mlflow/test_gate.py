@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -480,11 +481,31 @@ class TestBeforeTraining:
         linked = DataConnector.from_parquet([link, data / "train.parquet"])
 
         said = re.escape(f"200 rows of {data}/holdout.parquet (in training: {link})")
-        with pytest.raises(
-            DataError, match=f'{said}. Name a holdout without rows of the training data, or set .*"flag"'
-        ):
+        with pytest.raises(DataError, match=f'{said}. Name a holdout without these rows, or set .*"flag"'):
             self.check(gate, linked)
         self.check(gate, linked, overlap="flag")
+
+    def test_a_holdout_on_which_a_search_chooses_is_refused_as_training_rows_are(self, gate, data, tmp_path):
+        """By rows, also of a copy of the file, and by time."""
+        shutil.copy(data / "holdout.parquet", tmp_path / "copy.parquet")
+        whole = DataConnector.from_parquet(tmp_path / "copy.parquet")
+        part, other = whole.random_split([0.5, 0.5])
+        days = DataConnector.from_parquet(data / "the holdout's days.parquet")
+        timed = DataConnector.from_parquet(data / "holdout.parquet").to_spec().model_copy(update={"time_col": "day"})
+        rows = f"{part.num_rows()} rows of .*the search: .*copy.parquet"
+        for chosen, times, holdout, said in (
+            (part, None, None, rf"rows that the search chooses the parameters on.*{rows}"),
+            (days, days.time_range("day"), timed, "from the same period as the holdout of the search"),
+        ):
+            options = {} if holdout is None else {"holdout": holdout}
+            selected = training_rows.of_datasets([(chosen, times)])
+            with pytest.raises(DataError, match=said):
+                check_holdout(gate.register(**options), "y", INPUTS, group_col="query", selected_on=selected)
+            flagged = gate.register(**options, overlap="flag")
+            check_holdout(flagged, "y", INPUTS, group_col="query", selected_on=selected)
+        apart = gate.register(holdout=other)
+        selected = training_rows.of_datasets([(part, None)])
+        check_holdout(apart, "y", INPUTS, group_col="query", selected_on=selected)
 
     def test_parts_of_one_split_are_not_refused(self, gate, data):
         train, held_out = DataConnector.from_parquet(data / "train.parquet").random_split([0.8, 0.2])

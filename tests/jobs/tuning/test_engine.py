@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import signal
@@ -18,7 +19,7 @@ import xgboost
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.jobs.specs.tuning import TuneJobSpec
+from shoal.jobs.specs.tuning import Range, TuneJobSpec
 from shoal.jobs.tuning import engine
 from shoal.jobs.tuning.code import SearchCode
 from shoal.jobs.tuning.samplers import sampler_named, seeded
@@ -31,6 +32,8 @@ from shoal.training.gang.reused_workers import end_gangs
 from shoal.training.pickling import pickled
 from shoal.training.trials.context import TrialPruned
 from tests.jobs.tuning.conftest import COLUMNS
+from tests.support import boosting_metrics
+from tests.support.boosting_metrics import CASES, MetricCase
 from tests.support.without_ray import nodes_without_ray
 
 pytestmark = pytest.mark.processes
@@ -323,3 +326,166 @@ def test_a_lost_worker_repeats_its_trial_with_the_same_parameters(tmp_path):
     ]
     states = [each.state.name for each in optuna.load_study(study_name=STUDY, storage=storage).trials]
     assert states == ["COMPLETE"] * 3 + ["FAIL"] + ["COMPLETE"] * 3
+
+
+def hits(predictions: Any, data: Any) -> tuple[str, float, bool]:
+    return "hits", float(((predictions > 0.5) == data.get_label()).mean()), True
+
+
+def misses(predictions: Any, data: Any) -> list[tuple[str, float, bool]]:
+    return [("misses", float(((predictions > 0.5) != data.get_label()).mean()), False)]
+
+
+def accuracy(predictions: Any, matrix: Any) -> tuple[str, float]:
+    return "accuracy", float(((predictions > 0.5) == matrix.get_label()).mean())
+
+
+GRID: dict[str, Any] = {"space": {"max_depth": [1, 6], "learning_rate": [0.01, 0.5]}, "sampler": "grid"}
+
+
+@pytest.fixture(scope="session")
+def metric_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("metrics")
+    for name, seed in (("train", 1), ("holdout", 2)):
+        boosting_metrics.table(600, seed).to_parquet(folder / f"{name}.parquet")
+    return folder
+
+
+def metric_spec(rows: Path, case: MetricCase, **changes: Any) -> TuneJobSpec:
+    label = boosting_metrics.BOUNDS if case.label == "low" else {"label_col": case.label}
+    ranks = {"group_col": "query"} if case.group else {}
+    train = {"params": case.all_params, "input_cols": boosting_metrics.COLUMNS, "label_col": None, **label, **ranks}
+    return spec_of(rows, case.framework, train=train, **GRID, **changes)
+
+
+QUICK = {"interval-regression-accuracy", "r2"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(each, marks=() if each.metric in QUICK else pytest.mark.long, id=str(each)) for each in CASES],
+)
+def test_a_search_keeps_the_trial_whose_metric_is_best(metric_rows, case):
+    """The values are those of the plain library, and the best is the one that a longer training approaches."""
+    train, holdout = (pd.read_parquet(metric_rows / f"{name}.parquet") for name in ("train", "holdout"))
+    learned = case.values(train, train, 15, learning_rate=0.3)
+    best_of = max if learned[-1] > learned[0] else min
+
+    found = found_by(metric_spec(metric_rows, case))
+
+    values = [case.values(train, holdout, 12, **each.params)[-1] for each in found.ended]
+    assert [each.value for each in found.ended] == pytest.approx(values, rel=1e-5)
+    assert found.best.value == pytest.approx(best_of(values), rel=1e-5)
+    assert found.metric == case.evaluated
+
+
+@pytest.mark.parametrize(
+    ("case", "metric", "direction", "best_of", "stopping"),
+    [
+        (MetricCase("lightgbm", "binary_logloss", {"objective": "binary"}, "binary"), hits, None, max, None),
+        (MetricCase("lightgbm", "auc", {"objective": "binary"}, "binary"), misses, None, min, 2),
+        (MetricCase("xgboost", "logloss", {"objective": "binary:logistic"}, "binary"), accuracy, "maximize", max, 2),
+    ],
+)
+def test_a_metric_of_the_user_decides_in_its_direction(metric_rows, case, metric, direction, best_of, stopping):
+    spec = metric_spec(metric_rows, case, direction=direction, early_stopping_rounds=stopping)
+
+    found = engine.run(spec, SearchCode(), UserCode(metrics=(metric,)))
+
+    name = found.best.metrics and [*found.best.metrics][-1]
+    assert found.direction == ("maximize" if best_of is max else "minimize")
+    assert found.best.value == best_of(each.metrics[name] for each in found.ended)
+    assert len({each.value for each in found.ended}) > 2
+    if stopping:  # the value of a trial is its best, and not that of the first round
+        for trial in found.ended:
+            request = with_params(spec.trial_request(), trial.params).model_copy(update={"early_stopping_rounds": None})
+            values = train(request, user_code=UserCode(metrics=(metric,))).eval_results["holdout"][name]
+            assert trial.value == best_of(values[: trial.rounds + 2])
+
+
+def test_a_search_that_continues_keeps_the_direction_that_a_function_has_told(metric_rows):
+    case = MetricCase("lightgbm", "binary_logloss", {"objective": "binary"}, "binary")
+    storage = optuna.storages.InMemoryStorage()
+    code = UserCode(metrics=(hits,))
+
+    few = engine.run(metric_spec(metric_rows, case, trials=2), SearchCode(), code, storage=storage)
+    all_ = engine.run(metric_spec(metric_rows, case), SearchCode(), code, storage=storage)
+
+    assert (few.direction, all_.direction) == ("maximize", "maximize")
+    assert [each.number for each in all_.ended] == [0, 1, 2, 3]
+
+
+def test_a_search_over_spaces_of_objectives_is_refused_if_their_metrics_differ(metric_rows):
+    spec = metric_spec(metric_rows, MetricCase("xgboost", "", {}, "binary"))
+    mixed = spec.model_copy(update={"space": {"objective": Range(choices=["binary:logistic", "binary:hinge"])}})
+
+    with pytest.raises(InvalidArgumentError, match=r'"logloss" with .* and "error" with'):
+        found_by(mixed)
+    assert found_by(mixed.model_copy(update={"metric": "error"})).metric == "error"
+    drawn = SearchCode(space=lambda trial: {"objective": "binary:logistic", "max_depth": trial.suggest_int("d", 2, 3)})
+    assert found_by(spec.model_copy(update={"space": {}, "sampler": None, "trials": 2}), drawn).metric == "logloss"
+
+
+class Stop(BaseException):
+    """No Exception, and without a text."""
+
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+ENDS = (SystemExit("bad arguments"), SystemExit(0), SystemExit(), KeyboardInterrupt(), GeneratorExit(), Stop())
+
+
+def ends(params: dict[str, float], context: Any) -> float:
+    """Raise what ends a process, in a trial, and in a child that the last trial forks."""
+    if context.number < len(ENDS):
+        raise ENDS[context.number]
+    child = os.fork()
+    if child == 0:
+        raise SystemExit(3)
+    os.waitpid(child, 0)
+    return params["x"]
+
+
+def test_what_ends_a_process_fails_its_trial_only():
+    found = found_by(
+        function_spec(trials=len(ENDS) + 1, scaling_config={"num_workers": 1}),
+        SearchCode(pickled(ends, "function")),
+    )
+
+    *failed, last = found.ended
+    assert (found.restarts, last.state, last.value) == (0, "complete", last.params["x"])
+    assert {(each.state, each.value) for each in failed} == {("failed", None)}
+    assert str(failed[0].error).startswith("SystemExit: the trial called sys.exit('bad arguments'), so it has no value")
+    assert "sys.exit(0)" in str(failed[1].error)
+    assert [str(each.error).split(":")[0] for each in failed[3:5]] == ["KeyboardInterrupt", "GeneratorExit"]
+    assert "Stop" in str(failed[5].error)
+
+
+class LeavesDeepTrees(xgboost.callback.TrainingCallback):
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        if json.loads(model.save_config())["learner"]["gradient_booster"]["tree_train_param"]["max_depth"] == "6":
+            raise SystemExit(1)
+        return False
+
+
+def leaves_deep_lightgbm(env: Any) -> None:
+    if env.params["max_depth"] == 6:
+        raise SystemExit(1)
+
+
+@pytest.mark.parametrize(
+    ("framework", "params", "code"),
+    [
+        ("xgboost", {"objective": "binary:logistic"}, UserCode(callbacks=(LeavesDeepTrees(),))),
+        ("lightgbm", {"objective": "binary"}, UserCode(callbacks=(leaves_deep_lightgbm,))),
+    ],
+)
+def test_a_function_of_an_estimator_that_exits_fails_its_trial_only(metric_rows, framework, params, code):
+    spec = metric_spec(metric_rows, MetricCase(framework, "", params, "binary"))
+
+    found = engine.run(spec, SearchCode(), code)
+
+    states = [(each.params["max_depth"], each.state) for each in found.ended]
+    assert set(states) == {(1, "complete"), (6, "failed")}
+    assert all("sys.exit(1)" in str(each.error) for each in found.ended if each.state == "failed")

@@ -52,10 +52,10 @@ def test_one_worker_grows_the_trees_of_plain_lightgbm(driver: TwoNodes, rows: Pa
 
 
 @pytest.mark.parametrize(
-    ("framework", "name", "metrics", "best_of", "params"),
+    ("framework", "name", "metrics", "best_of", "params", "direction"),
     [
-        ("xgboost", "mean-error", (mean_error,), np.argmin, {"max_depth": 8, "eta": 0.8}),
-        ("lightgbm", "hits", (worst_error,), np.argmax, {"learning_rate": 0.9}),
+        ("xgboost", "mean-error", (mean_error,), np.argmin, {"max_depth": 8, "eta": 0.8}, "minimize"),
+        ("lightgbm", "hits", (worst_error,), np.argmax, {"learning_rate": 0.9}, None),
     ],
 )
 def test_all_stop_at_the_same_round_interrupted_or_not(
@@ -68,6 +68,7 @@ def test_all_stop_at_the_same_round_interrupted_or_not(
     metrics: tuple[Any, ...],
     best_of: Any,
     params: dict[str, Any],
+    direction: str | None,
 ) -> None:
     noise = write_rows(tmp_path / "noise", rows=300, seed=2)
     asked = request(
@@ -76,6 +77,7 @@ def test_all_stop_at_the_same_round_interrupted_or_not(
         eval_set={"train": spec(rows), "eval": spec(noise)},
         n_estimators=200,
         early_stopping_rounds=4,
+        direction=direction,
         params=params,
         run_config={"checkpoint_every": 4, "max_restarts": 1},
     )

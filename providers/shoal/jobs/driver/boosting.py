@@ -35,6 +35,7 @@ from shoal.training.progress import Progress, bounded
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
+    from shoal.data.spec import DatasetSpec
     from shoal.data.time_range import TimeRange
     from shoal.training.boosting.request import TrainResult
 
@@ -63,7 +64,8 @@ class _Checked:
         base: URI or path of the model from which the training continues, with a version in place of an alias; None if
             there is none.
         init_model: Content of this model.
-        trained_on: Rows that the new model will have seen; None if those of `base` are not known.
+        trained_on: Rows on which the new model is trained, or its parameters are chosen; None if those of `base` are
+            not known.
         user_code: The user's functions.
         fingerprints: What decides whether the next job is skipped; None for jobs that are never skipped.
     """
@@ -77,28 +79,38 @@ class _Checked:
     fingerprints: Fingerprints | None
 
 
-def check(spec: JobSpec, place: AttemptContext) -> None:
+def check(spec: JobSpec, place: AttemptContext, *, selected_on: DatasetSpec | None) -> None:
     """Check a training as :func:`work` does before its workers start, for a training at the end of a search.
+
+    Args:
+        spec: The training.
+        place: The attempt.
+        selected_on: Rows on which the search chooses the parameters; None: a part of the training rows.
 
     Raises:
         ShoalError: The training cannot succeed; the message states the cause.
     """
-    _checked(spec, place)
+    _checked(spec, place, selected_on)
     if place.run and spec.register_as:
         promotion.try_champion(place.run, spec.register_as)
 
 
-def work(spec: JobSpec, place: AttemptContext) -> JobResult:
+def work(spec: JobSpec, place: AttemptContext, *, selected_on: DatasetSpec | None = None) -> JobResult:
     """Train, save and log the model of a job, and return the job's result.
 
     No model is trained if the job may be skipped and its rows, holdout and settings are those of the newest registered
     version.
 
+    Args:
+        spec: The training.
+        place: The attempt.
+        selected_on: Rows on which a search has chosen the parameters.
+
     Raises:
         ShoalError: The job failed; the message states the cause.
     """
     claim, folder = place.claim(), artifacts.folder(place.key, spec.run_config.artifact_location)
-    checked = _checked(spec, place)
+    checked = _checked(spec, place, selected_on)
     artifacts.check(folder, claim, spec.run_config.artifact_location)
     if checked.fingerprints and (skipped := _skipped(spec, place, checked.data, checked.fingerprints)):
         return skipped
@@ -135,7 +147,7 @@ def work(spec: JobSpec, place: AttemptContext) -> JobResult:
     )
 
 
-def _checked(spec: JobSpec, place: AttemptContext) -> _Checked:
+def _checked(spec: JobSpec, place: AttemptContext, selected_on: DatasetSpec | None) -> _Checked:
     """Check dataset, holdout, the model to continue from, and the form of the new model's predictions."""
     from shoal.data.connector import DataConnector
 
@@ -151,14 +163,17 @@ def _checked(spec: JobSpec, place: AttemptContext) -> _Checked:
             earlier = init_model.rows_of(place.run, base)
             all_known = earlier is not None
             trained_on = trained_on.union(earlier or TrainingRows())
+        selected = _selected(spec, selected_on)
         held_out = check_holdout(
             spec.register_as,
             spec.label_col,
             [*spec.input_cols, *spec.margin_cols],
             group_col=spec.group_col,
             trained_on=trained_on,
+            selected_on=selected,
             check=lambda source: check_features(spec, dataset.schema(), source),
         )
+        trained_on = trained_on.union(selected)
     user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
     data = _described(dataset, times)
     if spec.register_as:
@@ -173,6 +188,19 @@ def _checked(spec: JobSpec, place: AttemptContext) -> _Checked:
             settings = spec.model_copy(update={"init_model": hashlib.sha256(content).hexdigest()})
         fingerprints = Fingerprints.of(settings, data.digest, held_out)
     return _Checked(dataset, data, base, content, trained_on if all_known else None, user_code, fingerprints)
+
+
+def _selected(spec: JobSpec, selected_on: DatasetSpec | None) -> TrainingRows:
+    """Return a record of the rows on which a search chooses the parameters."""
+    from shoal.data.connector import DataConnector
+
+    if selected_on is None:
+        return TrainingRows()
+    rows = DataConnector.from_spec(selected_on)
+    has_times = spec.dataset.time_col in rows.schema().names
+    return training_rows.of_datasets(
+        [(rows, rows.time_range(selected_on.time_col or (spec.dataset.time_col if has_times else None)))]
+    )
 
 
 def _logged_inputs(spec: JobSpec, run: Run, place: AttemptContext, checked: _Checked) -> dict[str, str] | None:

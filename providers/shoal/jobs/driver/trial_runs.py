@@ -15,6 +15,8 @@ from shoal.jobs.tuning.trials import Ended
 from shoal.redaction import redact_all
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run as MlflowRun
+
     from shoal.jobs.mlflow.job_run import Run
 
 _PARENT = "mlflow.parentRunId"
@@ -72,6 +74,23 @@ class TrialRuns:
                 is_told = True
                 self._give_up.wait(METRICS_PERIOD_S)
 
+    def _opened(self, trial: Ended, tags: Mapping[str, str]) -> MlflowRun | None:
+        """Return the run that a trial's function has opened, now a child of the job's run; None if there is none."""
+        from mlflow.exceptions import MlflowException
+
+        if trial.mlflow_run is None:
+            return None
+        client = self._run.client
+        try:
+            run = client.get_run(trial.mlflow_run)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None  # the function has deleted it
+        for name, value in tags.items():
+            client.set_tag(run.info.run_id, name, value)
+        return run
+
     def _record(self, trial: Ended) -> None:
         from mlflow.entities import Metric, Param
 
@@ -79,16 +98,19 @@ class TrialRuns:
         tags = {**self._tags, _PARENT: self._run.run_id, "shoal.trial": str(trial.number), "shoal.state": trial.state}
         if trial.error:
             tags["shoal.error"] = trial.error[:_LONGEST_VALUE]
-        run = client.create_run(
+        run = self._opened(trial, redact_all(tags)) or client.create_run(
             self._run.experiment_id,
             start_time=int((now - (trial.seconds or 0.0)) * 1000),
             tags=redact_all(tags),
             run_name=f"trial {trial.number}",
         )
+        known = {*run.data.params, *run.data.metrics}
         chosen = {legal_name(name): str(value)[:_LONGEST_VALUE] for name, value in redact_all(trial.params).items()}
         values: dict[str, Any] = {**trial.metrics}
         if trial.value is not None:
             values["value"] = trial.value
-        metrics = [Metric(legal_name(name), float(value), int(now * 1000), 0) for name, value in values.items()]
-        client.log_batch(run.info.run_id, metrics=metrics, params=[Param(*each) for each in chosen.items()])
+        named = {legal_name(name): float(value) for name, value in values.items()}
+        metrics = [Metric(name, value, int(now * 1000), 0) for name, value in named.items() if name not in known]
+        params = [Param(name, value) for name, value in chosen.items() if name not in known]
+        client.log_batch(run.info.run_id, metrics=metrics, params=params)
         client.set_terminated(run.info.run_id, _STATUS[trial.state])

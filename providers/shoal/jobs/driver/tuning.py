@@ -51,7 +51,7 @@ def work(spec: TuneJobSpec, place: AttemptContext) -> tuple[JobResult, str | Non
     claim, folder = place.claim(), artifacts.folder(place.key, location)
     artifacts.check(folder, claim, location)
     if spec.train is not None:
-        boosting.check(spec.winner({}, None), place)
+        boosting.check(spec.winner({}, None), place, selected_on=spec.holdout)
         _check_room(spec, spec.train)
     else:
         artifacts.mark(folder, claim)
@@ -69,7 +69,8 @@ def work(spec: TuneJobSpec, place: AttemptContext) -> tuple[JobResult, str | Non
     winner = spec.winner(found.best.params, found.best.rounds if spec.early_stopping_rounds else None)
     # The saved training of an earlier attempt is used only if its parameters were the same.
     same = hashlib.sha256(json.dumps([spec.fingerprint, found.best.params, winner.n_estimators]).encode()).hexdigest()
-    result = boosting.work(winner.model_copy(update={"fingerprint": same}), place)
+    winner = winner.model_copy(update={"fingerprint": same})
+    result = boosting.work(winner, place, selected_on=spec.holdout)
     metrics = {f"holdout-{name}": value for name, value in found.best.metrics.items()}
     return result.model_copy(update={"search": summary, "metrics": {**metrics, **result.metrics}}), None
 

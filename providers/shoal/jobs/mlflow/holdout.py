@@ -179,13 +179,15 @@ def check_holdout(
     *,
     group_col: str | None = None,
     trained_on: TrainingRows | None = None,
+    selected_on: TrainingRows | None = None,
     check: Callable[[ParquetSource], None] | None = None,
 ) -> str:
     """Check, before the training, that the holdout's rows, columns, labels and groups allow a comparison of models.
 
     Raises:
         DataError: The holdout does not exist, has no rows, lacks a column, or has labels that do not suit a metric. Or
-            `overlap` is "refuse", and the model will be trained on rows of the holdout or on rows from the same period.
+            `overlap` is "refuse", and the model will be trained on rows of the holdout or on rows from the same period,
+            or a search will choose its parameters on such rows (`selected_on`).
     """
     holdout = Holdout.read(register, label_col, group_col)
     check_columns(holdout.connector, input_cols)
@@ -201,33 +203,46 @@ def check_holdout(
     # A promotion needs the digest of the holdout. If the holdout has filters, the digest is computed from all its rows,
     # so unreadable rows are found here, before the training.
     digest = holdout.connector.digest()
-    overlap = training_rows.compare(trained_on or TrainingRows(), holdout.connector, holdout.time_col)
-    if overlap and register.overlap == "refuse":
-        raise DataError(_refusal(overlap))
+    for rows, use in ((trained_on, _TRAINED), (selected_on, _SELECTED)):
+        overlap = training_rows.compare(rows or TrainingRows(), holdout.connector, holdout.time_col)
+        if overlap and register.overlap == "refuse":
+            raise DataError(_refusal(overlap, use))
     return digest
 
 
-def _refusal(overlap: Overlap) -> str:
-    """Return the error message for a holdout that contains training rows, or rows from the same period as training
-    rows."""
+@dataclass(frozen=True)
+class _Use:
+    """Words for rows on which a model should not be compared: what they are used for, their name, and where."""
+
+    clause: str
+    name: str
+    place: str
+
+
+_TRAINED = _Use("the model is trained on", "training rows", "training")
+_SELECTED = _Use("the search chooses the parameters on", "holdout of the search", "the search")
+
+
+def _refusal(overlap: Overlap, use: _Use) -> str:
+    """Return the error message for a holdout that contains rows that were used before, or rows from the same period."""
     if overlap.files:
         named = ", ".join(
             f"{each.rows} rows of {each.path}"
-            + ("" if each.recorded == each.path else f" (in training: {each.recorded})")
+            + ("" if each.recorded == each.path else f" (in {use.place}: {each.recorded})")
             for each in overlap.files[:_NAMED_FILES]
         )
         others = len(overlap.files) - _NAMED_FILES
         more = f" and {others} other files" if others > 0 else ""
         return (
-            "the holdout has rows that the model is trained on, so the model's metric would be better than on new "
-            f"rows: {named}{more}. Name a holdout without rows of the training data, or set "
+            f"the holdout has rows that {use.clause}, so the model's metric would be better than on new rows: "
+            f"{named}{more}. Name a holdout without these rows, or set "
             'register.overlap="flag" to compare the models nevertheless'
         )
     training, held_out = overlap.training, overlap.holdout
     assert training is not None and held_out is not None
     return (
-        "the holdout has rows from the same period as the training rows, so the model may be trained on them: "
-        f"{training.column} is {training.first} to {training.last} in the training rows, and {held_out.first} to "
-        f"{held_out.last} in the holdout. Choose a holdout that begins after the training rows or ends before them, or "
+        f"the holdout has rows from the same period as the {use.name}, so they may be rows that {use.clause}: "
+        f"{training.column} is {training.first} to {training.last} in the {use.name}, and {held_out.first} to "
+        f"{held_out.last} in the holdout. Choose a holdout that begins after the {use.name} or ends before them, or "
         'set register.overlap="flag" to compare the models nevertheless'
     )

@@ -88,7 +88,8 @@ class Register(Settings):
     overlap: Literal["refuse", "flag"] = Field(
         default="refuse",
         description="Reaction if rows of the holdout are also in the training data, or if both have the same time "
-        "column and their time ranges overlap. refuse: the job fails. flag: the job goes on and reports the overlap.",
+        "column and their time ranges overlap. Rows on which a search chooses the parameters count as training data. "
+        "refuse: the job fails. flag: the job goes on and reports the overlap.",
     )
     late_run: Literal["compare", "keep", "replace"] = Field(
         default="compare",

@@ -10,8 +10,10 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from shoal.data.spec import DatasetSpec, SplitSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnySpec
+from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.option_validation import Settings
+from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.pytorch.program import is_name
 from shoal.training.scaling import ScalingConfig
@@ -21,7 +23,6 @@ TUNE: Final = "tune"
 
 Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "grid"]
 Pruner = Literal["median", "halving", "hyperband", "none"]
-Direction = Literal["minimize", "maximize"]
 
 _KINDS = {"FloatDistribution": "float", "IntDistribution": "int", "CategoricalDistribution": "categorical"}
 _MOST_GRID_VALUES = 10_000
@@ -177,8 +178,8 @@ class TuneJobSpec(AnySpec):
     )
     direction: Direction | None = Field(
         default=None,
-        description="Whether the metric is minimized or maximized. None: as the library's metric demands, and minimize "
-        "for a function.",
+        description="Whether the metric is minimized or maximized. None: as the metric demands; a function's value is "
+        "minimized. A custom_metric of XGBoost, and a metric that a function names, do not tell it and need this.",
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of the suggestions.")
     batches: bool = Field(
@@ -255,14 +256,34 @@ class TuneJobSpec(AnySpec):
         if self.register_as is not None:
             if self.register_as.skip_if_unchanged:
                 raise ValueError("skip_if_unchanged is not possible for a search: omit it, or set it to false")
+            self._check_gate(self.register_as)
             self.winner({}, 1)
         return self
+
+    def _check_gate(self, register: Register) -> None:
+        """Check that the search does not select on the gate's rows, as far as the specs show it; the job compares the
+        rows themselves."""
+        names = ("paths", "splits", "filters", "sql", "connection", "params")
+        chosen, held_out = self.holdout, register.holdout
+        if chosen is None or register.overlap == "flag":
+            return
+        if all(getattr(chosen, name) == getattr(held_out, name) for name in names):
+            raise ValueError(
+                "register.holdout is the holdout on which the search chooses the parameters, so the model's metric "
+                'would be better than on new rows: name other rows in one of them, or set register.overlap="flag" to '
+                "compare the models nevertheless"
+            )
 
     def _of_function(self) -> Self:
         if self.register_as is not None:
             raise ValueError("register needs train: a search over a function registers no model")
         if self.holdout is not None:
             raise ValueError('holdout needs train: give the rows to a function as dataset_map["holdout"]')
+        if self.metric is not None and self.direction is None:
+            raise InvalidArgumentError(
+                f'it is not known whether a lower or a higher value of the metric "{self.metric}" of a function is '
+                'better: set direction="minimize" or direction="maximize"'
+            )
         if self.user_code is not None or self.early_stopping_rounds is not None:
             raise ValueError("user_code and early_stopping_rounds need train")
         return self

@@ -17,8 +17,9 @@ from shoal.jobs.tuning.search import Check, Search, Suggest
 from shoal.jobs.tuning.study_storage import STUDY, require_optuna
 from shoal.jobs.tuning.trials import Ended
 from shoal.training import cluster
+from shoal.training.boosting.direction import agreed, custom_text
 from shoal.training.boosting.engine import KeepChoice, library_of, with_gpu_choice
-from shoal.training.boosting.trials import TrialPlan, is_maximised
+from shoal.training.boosting.trials import TrialPlan, decides_metric
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import shared_gang
@@ -34,8 +35,13 @@ from shoal.training.trials.worker import BoostingWork, FunctionWork, Reports, Wo
 if TYPE_CHECKING:
     import optuna
 
+    from shoal.training.gang.gang import Gang
+
 _MOST_REPORTS = 100
 """Largest number of values that a boosting trial reports by default, to bound the study."""
+
+_DRAWN_SAMPLES = 3
+"""Number of trials that are drawn from a function of the user. The library may refuse some of them."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Found:
     Args:
         best: The best trial.
         ended: All trials.
-        metric: Name of the deciding metric; None: a function's only value.
+        metric: Name of the deciding metric; None: the last one of a function.
         direction: minimize or maximize.
         num_workers: Number of workers.
         restarts: Number of restarts after a lost worker.
@@ -101,21 +107,36 @@ def run(
     if not cluster.is_connected():
         raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
     pruner = code.pruner or pruner_named(spec.pruner)
-    work, size, check, preloaded = _work(spec, code, user_code, folder, pruner, keep_gpu_choice)
-    progress = _TrialProgress(spec, on_end, on_progress)
-    search = _search(spec, code, storage, pruner, size, check, flush, progress.ended)
+    plan = _boosting_plan(spec, code, user_code, keep_gpu_choice) if spec.train is not None else None
+    work, size, preloaded = _work(spec, code, plan, folder, pruner)
     restarts = Restarts(spec.run_config, began)
     shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
 
-    def attempt() -> None:
+    @contextlib.contextmanager
+    def workers() -> Iterator[Gang]:
         wait_s = min(RESOURCES_WAIT_S, restarts.left(RESOURCES_WAIT_S))
-        with shared_gang(shape, timeout=wait_s, env=env) as gang, progress.display():
+        with shared_gang(shape, timeout=wait_s, env=env) as gang:
             gang.preload(preloaded, complete=spec.train is None or bool(user_code))
-            tasks = [(work,)] * size.num_workers
+            yield gang
+
+    direction: Direction | None = _kept_direction(storage)
+    if direction is None:
+        direction = (spec.direction or "minimize") if plan is None else plan.direction
+    if direction is None:
+        assert plan is not None
+        direction = _told_direction(work, plan, workers, restarts, size)
+    metric = spec.metric if plan is None else plan.compared_by
+    progress = _TrialProgress(spec, metric, on_end, on_progress)
+    search = _search(
+        spec, code, storage, pruner, direction, size, plan.checked if plan else _unchecked, flush, progress.ended
+    )
+
+    def attempt() -> None:
+        with workers() as gang, progress.display():
             try:
                 gang.run(
                     worker.serve,
-                    tasks,
+                    [(work,)] * size.num_workers,
                     timeout=restarts.timeout,
                     report_uneven=False,
                     on_question=search.on_question,
@@ -127,9 +148,8 @@ def run(
 
     if not search.is_over:
         restarts.run(attempt, checkpoint=lambda: f"trial {len(search.ended)} of {search.trials}", shrink=lambda: None)
-    direction = _direction(spec)
     seconds = time.monotonic() - began
-    return Found(search.best(), tuple(search.ended), spec.metric, direction, size.num_workers, restarts.count, seconds)
+    return Found(search.best(), tuple(search.ended), metric, direction, size.num_workers, restarts.count, seconds)
 
 
 class _TrialProgress:
@@ -137,12 +157,20 @@ class _TrialProgress:
 
     Args:
         spec: Spec of the search.
+        metric: Name of the deciding metric; None: the last one of a function.
         on_end: Function that gets each trial.
         on_progress: Function that takes the progress; None if nobody asks for it.
     """
 
-    def __init__(self, spec: TuneJobSpec, on_end: Callable[[Ended], None], on_progress: OnProgress | None) -> None:
+    def __init__(
+        self,
+        spec: TuneJobSpec,
+        metric: str | None,
+        on_end: Callable[[Ended], None],
+        on_progress: OnProgress | None,
+    ) -> None:
         self._spec = spec
+        self._metric = metric
         self._on_end = on_end
         self._on_progress = on_progress
         self._display: ProgressDisplay | None = None
@@ -159,7 +187,7 @@ class _TrialProgress:
         """Pass on a trial that has ended."""
         self._count += 1
         self._on_end(trial)
-        values = {} if trial.value is None else {self._spec.metric or "value": trial.value}
+        values = {} if trial.value is None else {self._metric or "value": trial.value}
         progress = Progress(self._count, self._spec.trials, "trials", values)
         if self._on_progress is not None:
             self._on_progress(progress)
@@ -167,10 +195,38 @@ class _TrialProgress:
             self._display.show(progress)
 
 
-def _direction(spec: TuneJobSpec) -> Direction:
-    if spec.direction is None and spec.train is not None and is_maximised(spec.train, spec.metric):
-        return "maximize"
-    return spec.direction or "minimize"
+def _kept_direction(storage: optuna.storages.BaseStorage | None) -> Direction | None:
+    """Return the direction of the study that this search continues; None if it begins."""
+    import optuna
+
+    if storage is None or STUDY not in {each.study_name for each in storage.get_all_studies()}:
+        return None
+    study = optuna.load_study(study_name=STUDY, storage=storage)
+    return "maximize" if study.direction.name == "MAXIMIZE" else "minimize"
+
+
+def _told_direction(
+    work: Work,
+    plan: TrialPlan,
+    workers: Callable[[], contextlib.AbstractContextManager[Gang]],
+    restarts: Restarts,
+    size: GangSize,
+) -> Direction:
+    """Have a worker call the user's function, which tells the direction of the deciding metric."""
+
+    def ask() -> Direction | None:
+        with workers() as gang:
+            tasks = [(work, plan.sample())] * size.num_workers
+            answers: list[Direction | None]
+            answers = gang.run(worker.direction, tasks, timeout=restarts.timeout, report_uneven=False)
+            return answers[0]
+
+    told = restarts.run(ask, checkpoint=lambda: "the start", shrink=lambda: None)
+    return agreed(custom_text(plan.user_code), told, None)
+
+
+def _unchecked(params: Mapping[str, Any]) -> None:
+    """Accept the parameters of a function."""
 
 
 def _search(
@@ -178,6 +234,7 @@ def _search(
     code: SearchCode,
     storage: optuna.storages.BaseStorage | None,
     pruner: optuna.pruners.BasePruner,
+    direction: Direction,
     size: GangSize,
     check: Check,
     flush: Callable[[], None],
@@ -192,7 +249,7 @@ def _search(
         study_name=STUDY,
         sampler=sampler,
         pruner=pruner,
-        direction=_direction(spec),
+        direction=direction,
         load_if_exists=True,
     )
     return Search(
@@ -228,52 +285,52 @@ def _suggest(spec: TuneJobSpec, code: SearchCode) -> Suggest:
 
 
 def _work(
-    spec: TuneJobSpec,
-    code: SearchCode,
-    user_code: UserCode,
-    folder: str,
-    pruner: optuna.pruners.BasePruner,
-    keep_gpu_choice: KeepChoice,
-) -> tuple[Work, GangSize, Check, list[str]]:
-    """Return what the workers do, their number and size, how parameters are checked, and the modules they need."""
-    nodes, clamp = cluster.nodes_to_size(spec.scaling_config.num_workers), spec.run_config.clamp
-    if spec.train is None:
-        size = resolve_size(spec.scaling_config, nodes, device="cpu" if not spec.scaling_config.use_gpu else None,
-                            clamp=clamp)  # fmt: skip
+    spec: TuneJobSpec, code: SearchCode, plan: TrialPlan | None, folder: str, pruner: optuna.pruners.BasePruner
+) -> tuple[Work, GangSize, list[str]]:
+    """Return what the workers do, their number and size, and the modules they need."""
+    if plan is None:
+        nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
+        device = "cpu" if not spec.scaling_config.use_gpu else None
+        size = resolve_size(spec.scaling_config, nodes, device=device, clamp=spec.run_config.clamp)
         function = code.function
         if function is None:
             assert spec.train_func is not None
             function = pickled(imported(spec.train_func), "the function of a search")
-        return FunctionWork(function, spec.dataset_map, spec.metric, folder), size, lambda params: None, []
+        return FunctionWork(function, spec.dataset_map, spec.metric, folder), size, []
+    assert spec.train is not None
+    every = spec.report_every or -(-spec.train.n_estimators // _MOST_REPORTS)
+    reports = Reports(0 if type(pruner).__name__ == "NopPruner" else every)
+    return BoostingWork(plan.trials, reports), plan.size, [f"shoal.training.{spec.train.framework}.trials"]
+
+
+def _boosting_plan(spec: TuneJobSpec, code: SearchCode, user_code: UserCode, keep_gpu_choice: KeepChoice) -> TrialPlan:
+    assert spec.train is not None
     library = library_of(spec.train.framework)
     request = spec.trial_request()
     scaled = with_gpu_choice(
         request.model_copy(update={"scaling_config": spec.scaling_config}), library, keep_gpu_choice
     )
-    size = resolve_size(scaled.scaling_config, nodes, device=library.device(request), clamp=clamp)
-    plan = TrialPlan(request, size, user_code, spec.metric)
-    _refuse_space(spec, plan)
-    every = spec.report_every or -(-request.n_estimators // _MOST_REPORTS)
-    reports = Reports(0 if type(pruner).__name__ == "NopPruner" else every)
-    modules = [f"shoal.training.{spec.train.framework}.trials"]
-    return BoostingWork(plan.trials, reports), size, plan.checked, modules
+    nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
+    size = resolve_size(scaled.scaling_config, nodes, device=library.device(request), clamp=spec.run_config.clamp)
+    return TrialPlan(request, size, user_code, spec.metric, spec.direction, _samples(spec, code))
 
 
-def _refuse_space(spec: TuneJobSpec, plan: TrialPlan) -> None:
-    """Refuse a space of which the library accepts neither the first nor the last values, such as one with the name of
-    an unknown parameter: all trials would fail.
+def _samples(spec: TuneJobSpec, code: SearchCode) -> list[Mapping[str, Any]]:
+    """Return parameters of some trials: the ends of the space, and what may change their metric."""
+    assert spec.train is not None
+    if code.space is not None:
+        import optuna
 
-    Raises:
-        InvalidArgumentError: The library refuses both; the message is that for the first values.
-    """
-    if not spec.space:
-        return
-    problems: list[InvalidArgumentError] = []
-    for place in (0, -1):
-        values = {name: each.ends()[place] for name, each in spec.space.items()}
-        try:
-            plan.checked(values)
-            return
-        except InvalidArgumentError as error:
-            problems.append(error)
-    raise problems[0]
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(sampler=optuna.samplers.RandomSampler(spec.seed))
+        with contextlib.suppress(Exception, SystemExit):  # code of the user; the trials show the error
+            return [dict(_suggest(spec, code)(study.ask())) for _ in range(_DRAWN_SAMPLES)]
+        return []
+    first, last = ({name: each.ends()[place] for name, each in spec.space.items()} for place in (0, -1))
+    others = [
+        {**first, name: choice}
+        for name, each in spec.space.items()
+        if each.choices and decides_metric(spec.train.framework, name)
+        for choice in each.choices
+    ]
+    return [first, last, *others]

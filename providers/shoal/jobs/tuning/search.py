@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.jobs.tuning import known_trials
 from shoal.jobs.tuning.samplers import seeded
 from shoal.jobs.tuning.trials import (
     ERROR,
     LOST_WORKERS,
     METRICS,
+    MLFLOW_RUN,
     MODEL,
     MODEL_DIGEST,
     NUMBER,
@@ -92,6 +94,8 @@ class Search:
             if kept is None:
                 self.study.set_user_attr(_BATCH, self.batch)
             self.batch = kept or self.batch
+        self.study = known_trials.study_of(self.study, lambda trial: REPEATED not in trial.user_attrs)
+        self._known_to_pruner = known_trials.study_of(self.study, self._is_known_to_pruner)
         self._enqueue_open_trials()
         for ended in ended_in(self.study):
             self._note(ended)
@@ -131,7 +135,7 @@ class Search:
         number = self._running.pop(rank, None)
         if number is None:
             return False
-        frozen = self.study.get_trials(deepcopy=False)[self._open[number].number]
+        frozen = self.study._storage.get_trial(self._open[number]._trial_id)
         lost = frozen.user_attrs.get(LOST_WORKERS, 0) + 1
         if lost >= _MOST_ATTEMPTS:
             error = f"the worker of the trial was lost in {lost} attempts: {reason}"
@@ -211,18 +215,17 @@ class Search:
             number = waiting[0].user_attrs[NUMBER] if waiting else next(n for n in range(stop + 1) if n not in taken)
             if number >= stop:
                 return None
-            if not waiting and self.grid:
-                self.study.enqueue_trial(dict(self.grid[number]), user_attrs={NUMBER: number})
+            if not waiting:
+                # The sampler needs the number.
+                self.study.enqueue_trial(dict(self.grid[number]) if self.grid else {}, user_attrs={NUMBER: number})
             self.study.sampler = seeded(self.sampler, self.seed, number)
             trial = self.study.ask()
-            if NUMBER not in trial.user_attrs:
-                trial.set_user_attr(NUMBER, number)
             try:
                 params = dict(self.suggest(trial))
                 json.dumps(params)
                 trial.set_user_attr(PARAMS, params)
                 checked = self.check(params)
-            except Exception as error:  # user code suggests, and the library checks
+            except (Exception, SystemExit) as error:  # user code suggests, and the library checks
                 message = str(error) if isinstance(error, InvalidArgumentError) else f"{type(error).__name__}: {error}"
                 trial.set_user_attr(ERROR, message)
                 self._tell(number, trial, {"state": "failed"})
@@ -237,12 +240,18 @@ class Search:
     def _reported(self, number: int, value: float, step: int) -> bool:
         trial = self._open[number]
         trial.report(value, step)
-        return bool(trial.should_prune())  # some pruners return NumPy's
+        frozen = self.study._storage.get_trial(trial._trial_id)
+        return bool(self.study.pruner.prune(self._known_to_pruner, frozen))  # some pruners return NumPy's
+
+    def _is_known_to_pruner(self, trial: optuna.trial.FrozenTrial) -> bool:
+        """Return whether the decision to end another trial may depend on this one: in batches, if it belongs to an
+        earlier batch, as the trials of a batch come forward in another order each time."""
+        return self.batch is None or trial.state.is_finished()
 
     def _finish(self, outcome: Mapping[str, Any]) -> None:
         number = outcome["trial"]
         trial = self._open.pop(number)
-        for name in (ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST):
+        for name in (ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST, MLFLOW_RUN):
             if outcome.get(name) is not None:
                 trial.set_user_attr(name, outcome[name])
         given = {"state": outcome["state"], "value": outcome.get("value")}

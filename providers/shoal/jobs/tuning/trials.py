@@ -22,9 +22,9 @@ NUMBER, PARAMS, SENT, OUTCOME, REPEATED, LOST_WORKERS = (
 suggested, whether a worker may have them, its outcome before the batch has ended, whether another trial repeats
 it, and how many workers were lost while they ran it."""
 
-ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST = (
+ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST, MLFLOW_RUN = (
     *("error", "metrics", "rounds", "seconds"),
-    *("model", "model_digest"),
+    *("model", "model_digest", "mlflow_run"),
 )
 """Attributes of trials that users see."""
 
@@ -50,6 +50,7 @@ class Ended:
         error: Reason of a failure.
         model: Path or URI of the model that a function has reported.
         model_digest: SHA-256 of the model's file.
+        mlflow_run: Id of the MLflow run that the function has opened.
     """
 
     number: int
@@ -62,6 +63,7 @@ class Ended:
     error: str | None
     model: str | None
     model_digest: str | None
+    mlflow_run: str | None = None
 
     @classmethod
     def of(cls, trial: optuna.trial.FrozenTrial) -> Ended:
@@ -79,6 +81,7 @@ class Ended:
             found.get(ERROR),
             found.get(MODEL),
             found.get(MODEL_DIGEST),
+            found.get(MLFLOW_RUN),
         )
 
 
@@ -112,7 +115,7 @@ def of_entries(entries: Iterable[Mapping[str, Any]]) -> list[Ended]:
             each.get(PARAMS, {}),
             each.get("value"),
             each.get(METRICS, {}),
-            *(each.get(name) for name in (ROUNDS, SECONDS, ERROR, MODEL, MODEL_DIGEST)),
+            *(each.get(name) for name in (ROUNDS, SECONDS, ERROR, MODEL, MODEL_DIGEST, MLFLOW_RUN)),
         )
         for each in trials
         if each["state"] in _STATES and NUMBER in each and REPEATED not in each

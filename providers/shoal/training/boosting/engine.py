@@ -22,6 +22,7 @@ from shoal.data.categories import find_categories
 from shoal.data.checks import decimals_of
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
+from shoal.training.boosting.direction import Direction, Directions, stopping_direction
 from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.inputs import checked_data, refuse_long_eval_sets, shard_datasets
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Prepared, Segment, Task, segment_length
@@ -82,6 +83,18 @@ class Library(Protocol):
         self, request: TrainRequest, size: GangSize, user_code: UserCode, init_model: InitModel | None = None
     ) -> tuple[dict[str, Any], int]:
         """Check the parameters with the library; return the parameters of every worker and the seed of the training."""
+
+    functions_tell_direction = False
+    """Whether the metric functions of users tell whether a higher value is better."""
+
+    def metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> Directions:
+        """Return the library's own metrics of an eval set, in the order of their evaluation, with their directions.
+
+        Args:
+            request: The training.
+            params: Parameters that :meth:`params` has returned for it.
+            user_code: The user's functions.
+        """
 
     def inexact_leaves(self, params: Mapping[str, Any], num_workers: int) -> str | None:
         """Return a line for the log if workers that divide the rows set the values of leaves only approximately; None
@@ -262,6 +275,7 @@ class Training:
         request, library, user_code, init_model = self.request, self.library, self.user_code, self.init_model
         self._worker = _worker_module(request)
         self._logged = 0
+        self._direction: Direction | None = None
         self._restarts = Restarts(request.run_config, self.began)
         self._train, self._eval_sets = checked_data(request)
         if decimals := decimals_of(self._train.source, request.columns.names):
@@ -297,6 +311,7 @@ class Training:
 
     def run(self) -> TrainResult:
         """Train to the end; each time a worker is lost, continue from the last checkpoint with new workers."""
+        self._direction = stopping_direction(self.library, self.request, self._params, self.user_code)
         return self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
 
     def _resume_point(self) -> str:
@@ -375,6 +390,7 @@ class Training:
             params=self._params,
             seed=self._seed,
             early_stopping_rounds=request.early_stopping_rounds,
+            direction=self._direction,
             # verbose_eval is a bool, None or a number. int() converts True to 1, which prints after every round; False,
             # None and 0 become 0, which prints nothing.
             print_every=int(request.verbose_eval or 0),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.rows import Columns, Part
 from shoal.training.boosting.user_code import UserCode
 
@@ -20,6 +21,7 @@ class Task:
         params: Parameters of the library, without the seed.
         seed: Seed of the first segment; the seed of each further segment is one higher.
         early_stopping_rounds: Number of rounds without improvement after which training stops; None: do not stop early.
+        direction: Direction of the metric that stops the training; None: the worker gets to know it.
         print_every: Number of rounds between two printed lines of metrics; 0: do not print metrics.
         user_code: The user's callbacks, objective and metrics.
         external_memory: Whether to keep the matrices on disk; None: only if they do not fit in memory.
@@ -35,6 +37,7 @@ class Task:
     params: dict[str, Any]
     seed: int = 0
     early_stopping_rounds: int | None = None
+    direction: Direction | None = None
     print_every: int = 0
     user_code: UserCode = field(default_factory=UserCode)
     external_memory: bool | None = None

@@ -13,6 +13,7 @@ from shoal.data.checks import check_roles
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings
+from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.messages import History
 from shoal.training.boosting.params import json_params
 from shoal.training.boosting.rows import Columns
@@ -122,6 +123,13 @@ class TrainRequest(Settings):
         description="Number of rounds. The training stops when the last metric of the last eval set has not improved "
         "for this many rounds. LightGBM skips the training set if it is one of the eval sets. None: the training does "
         "not stop early.",
+    )
+    direction: Direction | None = Field(
+        default=None,
+        # A version of shoal that does not know this field can still read a spec that does not use it.
+        exclude_if=lambda value: value is None,
+        description="Whether early stopping minimizes or maximizes the metric: minimize or maximize. None: as the "
+        "metric demands. Only a custom_metric of XGBoost, which does not tell it, needs this.",
     )
     missing: float | None = Field(
         default=None,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.training.boosting.direction import Direction, Directions, agreed, custom_text, stopping_direction
 from shoal.training.boosting.engine import Library, Training, library_of
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, segment_length
 from shoal.training.boosting.request import TrainRequest
@@ -27,10 +28,6 @@ HOLDOUT = "holdout"
 ROUNDS = "n_estimators"
 """Parameter of a search that is the number of boosting rounds, and no parameter of the library."""
 
-_HIGHER_IS_BETTER = frozenset(
-    {"auc", "aucpr", "auc_mu", "pre", "map", "mean_average_precision", "average_precision", "ndcg"}
-)
-_RANKING = ("rank:", "lambdarank", "rank_xendcg", "xendcg", "xe_ndcg")
 _METRIC = {"xgboost": "eval_metric", "lightgbm": "metric"}
 _METRIC_ALIASES = ("eval_metric", "metric", "metrics", "metric_types")
 
@@ -52,11 +49,13 @@ class TrialParams:
         params: Parameters of the library, without the seed.
         seed: Seed of the first segment.
         rounds: Number of boosting rounds.
+        direction: Direction of the metric that stops the training early; None: only the worker gets to know it.
     """
 
     params: dict[str, Any]
     seed: int
     rounds: int
+    direction: Direction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +78,10 @@ class Trainer(Protocol):
 
     def boost(self, task: Task, on_round: OnRound) -> Callable[[Segment], Boosted]:
         """Begin a training, and return the function that trains a segment of it."""
+
+    def direction(self, task: Task, metric: str | None) -> Direction | None:
+        """Return the direction that the user's function tells of its metric; without a name, of the last metric. Only
+        libraries with `functions_tell_direction` have this method."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +115,7 @@ class BoostingTrials:
         Raises:
             PrunedError: The driver has ended the trial early.
         """
-        import cloudpickle
-
-        user_code = cloudpickle.loads(self.user_code) if self.user_code else UserCode()
-        task = replace(self.task, params=trial.params, seed=trial.seed, user_code=user_code)
-        boost = trainer.boost(task, on_round)
+        boost = trainer.boost(self._task(trial), on_round)
         length = segment_length(trial.rounds, self.checkpoint_every)
         resume: Checkpoint | None = Checkpoint()
         rounds = 0
@@ -128,6 +127,17 @@ class BoostingTrials:
             rounds, resume = boosted.checkpoint.rounds, None
             if stop == trial.rounds or boosted.stopped:
                 return self._result(boosted.checkpoint.history, boosted.best_iteration, rounds)
+
+    def direction(self, context: GangContext, trial: TrialParams) -> Direction | None:
+        """Return the direction that the user's function tells of the deciding metric in a trial."""
+        return self.trainer(context).direction(self._task(trial), self.metric)
+
+    def _task(self, trial: TrialParams) -> Task:
+        import cloudpickle
+
+        user_code = cloudpickle.loads(self.user_code) if self.user_code else UserCode()
+        own = {"params": trial.params, "seed": trial.seed, "direction": trial.direction}
+        return replace(self.task, **own, user_code=user_code)
 
     def value(self, history: History, place: int = -1) -> float:
         """Return the deciding metric of a round.
@@ -158,21 +168,45 @@ class TrialPlan:
         size: Number and size of the workers; each trains a trial alone.
         user_code: The user's functions.
         metric: Deciding metric; None: the last metric of the holdout.
+        direction: Direction of the deciding metric; None: as the metric demands.
+        samples: Parameters of some trials, among them each objective and each metric that the trials can have.
+
+    Attributes:
+        size: Number and size of the workers.
+        user_code: The user's functions.
+        metric: Name of the deciding metric; None: the last one.
+        compared_by: This name, or that of the library's last metric; None: that of the user's last function.
+        direction: Its direction; None: only the user's function tells it, in a worker.
 
     Raises:
-        InvalidArgumentError: The library refuses the parameters that the search does not vary.
+        InvalidArgumentError: The library refuses the parameters that the search does not vary, or all samples; the
+            trials have no metric in common; or the direction is not known, or contradicts the metric.
         DataError: The footers show that the datasets cannot be used.
     """
 
-    def __init__(self, request: TrainRequest, size: GangSize, user_code: UserCode, metric: str | None) -> None:
-        self._request = with_metric(request, user_code, metric)
-        self._size = replace(size, num_workers=1)
-        self._user_code = user_code
+    def __init__(
+        self,
+        request: TrainRequest,
+        size: GangSize,
+        user_code: UserCode,
+        metric: str | None,
+        direction: Direction | None = None,
+        samples: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.size = size
+        self.user_code = user_code
+        self._one = replace(size, num_workers=1)
         self._library: Library = library_of(request.framework)
         scaling = request.scaling_config.model_copy(
             update={"num_workers": 1, "num_cpu_per_worker": size.threads, "use_gpu": bool(size.gpus_per_worker)}
         )
-        self._request = self._request.model_copy(update={"scaling_config": scaling, "verbose_eval": None})
+        self._request = request.model_copy(update={"scaling_config": scaling, "verbose_eval": None})
+        self.metric = self._resolved(metric)
+        self._compared, self.direction, self._sample = self._decide(direction, samples)
+        self.compared_by = self.metric or self._compared
+        if self._compared is None and (self.metric is None or len(user_code.metrics) == 1):
+            # The metric that stops a trial early is the deciding one.
+            self._request = self._request.model_copy(update={"direction": direction})
         training = Training(
             self._request, self._library, user_code, None, {}, on_progress=None, metrics=None, began=time.monotonic()
         )
@@ -180,19 +214,125 @@ class TrialPlan:
             request.framework,
             replace(training.alone(), user_code=UserCode()),
             pickled(user_code, "callbacks, objective or metrics") if user_code else b"",
-            metric,
+            self.metric,
             request.run_config.checkpoint_every,
         )
+
+    def sample(self) -> TrialParams:
+        """Return the parameters of a trial that the library accepts."""
+        return self.checked(self._sample)
 
     def checked(self, params: Mapping[str, Any]) -> TrialParams:
         """Check the parameters of a trial with the library, as a training does.
 
         Raises:
-            InvalidArgumentError: A parameter is unknown, or its value is not legal.
+            InvalidArgumentError: A parameter is unknown, its value is not legal, or the trial would be compared by
+                another metric than the others.
         """
+        request, checked, seed = self._trial(params)
+        if self._compared is not None:
+            name = self._deciding(self._library.metrics(request, checked, self.user_code))
+            if name != self._compared:
+                raise _not_comparable((self._compared, self._sample), (name, params))
+        direction = stopping_direction(self._library, request, checked, self.user_code)
+        return TrialParams(checked, seed, request.n_estimators, direction)
+
+    def _trial(self, params: Mapping[str, Any]) -> tuple[TrainRequest, dict[str, Any], int]:
         request = with_params(self._request, params)
-        checked, seed = self._library.params(request, self._size, self._user_code)
-        return TrialParams(checked, seed, request.n_estimators)
+        return request, *self._library.params(request, self._one, self.user_code)
+
+    def _metrics(self, params: Mapping[str, Any]) -> Directions:
+        request, checked, _ = self._trial(params)
+        return self._library.metrics(request, checked, self.user_code)
+
+    def _resolved(self, metric: str | None) -> str | None:
+        """Return the name under which the library evaluates a metric, and have it evaluated.
+
+        Raises:
+            InvalidArgumentError: The request names other metrics of the library, and the user has none of their own.
+        """
+        evaluated = self._metrics({})
+        if metric is None or metric in evaluated or self.user_code.metrics:
+            return metric
+        others = {name: value for name, value in self._request.params.items() if name not in _METRIC_ALIASES}
+        is_named = any(self._request.params.get(name) for name in _METRIC_ALIASES)
+        unchanged = self._request
+        self._request = unchanged.model_copy(update={"params": {**others, _METRIC[unchanged.framework]: metric}})
+        try:
+            names = list(self._metrics({}))
+        except InvalidArgumentError:
+            if not is_named:
+                raise
+            names = []
+        if len(names) > 1:
+            raise InvalidArgumentError(f'metric="{metric}" has the values {", ".join(names)}: name one of these')
+        if is_named:
+            self._request = unchanged
+            if not names or names[0] not in evaluated:
+                raise InvalidArgumentError(
+                    f'metric="{metric}" is not among the metrics of the estimator ({", ".join(evaluated)}): add it '
+                    "there, or name one of these"
+                )
+        return names[0]
+
+    def _decide(
+        self, given: Direction | None, samples: Sequence[Mapping[str, Any]]
+    ) -> tuple[str | None, Direction | None, Mapping[str, Any]]:
+        """Return the library's metric by which all trials are compared, its direction, and parameters of a trial.
+
+        The metric is None if it is one of the user's functions. Then the direction is None if only the function tells
+        it.
+        """
+        found: dict[str | None, tuple[Direction | None, Mapping[str, Any]]] = {}
+        problems: list[InvalidArgumentError] = []
+        for params in samples or ({},):
+            try:
+                metrics = self._metrics(params)
+            except InvalidArgumentError as error:
+                problems.append(error)
+                continue
+            name = self._deciding(metrics)
+            found.setdefault(name, (None if name is None else metrics[name], params))
+        if not found:
+            raise problems[0]
+        if len(found) > 1:
+            one, other = [(name, params) for name, (_, params) in found.items()][:2]
+            raise _not_comparable(one, other)
+        [(name, (known, sample))] = found.items()
+        if name is None and self._library.functions_tell_direction:
+            return None, given, sample
+        text = custom_text(self.user_code) if name is None else f'the metric "{name}"'
+        return name, agreed(text, known, given), sample
+
+    def _deciding(self, metrics: Directions) -> str | None:
+        """Return which of the library's metrics decides; None if a function of the user does."""
+        if self.metric in metrics:
+            return self.metric
+        if self.user_code.metrics:
+            return None
+        if self.metric is not None or not metrics:
+            what = "no metric" if self.metric is None else f'not the metric "{self.metric}"'
+            raise InvalidArgumentError(
+                f"{what} is evaluated with these parameters, but {', '.join(metrics) or 'none'}: name a metric in "
+                "metric=, or add it to the parameters of the estimator"
+            )
+        return next(reversed(metrics))
+
+
+def _not_comparable(
+    one: tuple[str | None, Mapping[str, Any]], other: tuple[str | None, Mapping[str, Any]]
+) -> InvalidArgumentError:
+    (metric, params), (other_metric, others) = one, other
+    return InvalidArgumentError(
+        f'the trials cannot be compared: their metric is "{metric}" with {dict(params)}, and "{other_metric}" with '
+        f"{dict(others)}. Name one metric for all in metric=, or in the parameters of the estimator"
+    )
+
+
+def decides_metric(framework: str, name: str) -> bool:
+    """Return whether a parameter may change by which metric a training is evaluated."""
+    names = importlib.import_module(f"shoal.training.{framework}.params").NAMES
+    return name in _METRIC_ALIASES or names.canonical(name) == "objective"
 
 
 def with_params(request: TrainRequest, params: Mapping[str, Any]) -> TrainRequest:
@@ -209,33 +349,3 @@ def with_params(request: TrainRequest, params: Mapping[str, Any]) -> TrainReques
     if isinstance(rounds, float) and rounds.is_integer():
         rounds = int(rounds)
     return type(request)(**{**dict(request), "params": {**kept, **others}, ROUNDS: rounds})
-
-
-def with_metric(request: TrainRequest, user_code: UserCode, metric: str | None) -> TrainRequest:
-    """Return a copy of a request that evaluates the deciding metric.
-
-    Raises:
-        InvalidArgumentError: The request names other metrics of the library, and the user has none of their own.
-    """
-    if metric is None or user_code.metrics:
-        return request
-    given = next((request.params[name] for name in _METRIC_ALIASES if request.params.get(name)), None)
-    if given is None:
-        return request.model_copy(update={"params": {**request.params, _METRIC[request.framework]: metric}})
-    named = given.split(",") if isinstance(given, str) else [str(each) for each in given]  # type: ignore[union-attr]
-    if metric not in named:
-        raise InvalidArgumentError(
-            f'metric="{metric}" is not among the metrics of the estimator ({", ".join(named)}): add it there, or name '
-            "one of these"
-        )
-    return request
-
-
-def is_maximised(request: TrainRequest, metric: str | None) -> bool:
-    """Return whether a higher value of the deciding metric is better, as far as the library's own metrics are known."""
-    if metric is None:
-        given = next((request.params[name] for name in _METRIC_ALIASES if request.params.get(name)), None)
-        if given is None:
-            return str(request.params.get("objective", "")).startswith(_RANKING)
-        metric = str(given).split(",")[-1] if isinstance(given, str) else str(list(given)[-1])  # type: ignore[arg-type]
-    return metric.split("@")[0].rstrip("-") in _HIGHER_IS_BETTER

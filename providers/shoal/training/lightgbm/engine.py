@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.training.boosting.direction import Directions
 from shoal.training.boosting.engine import Library, OnAll
 from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.messages import Prepared, Task
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 class LightGBM(Library):
     """Implementation of the interface `boosting.engine.Library` for LightGBM; all methods run in the driver."""
+
+    functions_tell_direction = True
 
     def why_cpu(self) -> str | None:
         """Return the reason why LightGBM trains on CPUs by default."""
@@ -94,7 +97,7 @@ class LightGBM(Library):
             )
         outputs = int(params.get("num_class", 1))
         request.check_margins(outputs)
-        untrained = check_params(params, request.input_cols, grouped=request.group_col is not None)
+        untrained, _ = check_params(params, request.input_cols, grouped=request.group_col is not None)
         if init_model is not None:
             if is_forest(params):
                 raise InvalidArgumentError(
@@ -105,6 +108,10 @@ class LightGBM(Library):
         # LightGBM writes the number of rounds into the model's text, but does not use it here.
         params = {**params, "num_iterations": request.n_estimators}
         return params, seed_in(merged, request.run_config.seed, NAMES)
+
+    def metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> Directions:
+        """Return LightGBM's own metrics of an eval set, in the order of their evaluation, with their directions."""
+        return check_params(params, request.input_cols, grouped=request.group_col is not None)[1]
 
     def inexact_leaves(self, params: Mapping[str, Any], num_workers: int) -> str | None:
         """Return a line for the log if the workers set the values of leaves only approximately."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, InvalidParamsError
+from shoal.training.boosting.direction import Direction, Directions
 from shoal.training.boosting.params import ROUNDS, Names, add_once, merge, unknown_hint
 from shoal.training.boosting.unsupported import refuse_unsupported
 from shoal.training.boosting.user_code import Objective
@@ -168,6 +169,25 @@ def has_metric(params: Mapping[str, Any]) -> bool:
     return any(NAMES.objective(name) != "none" for name in named) if named else objective_of(params) != "none"
 
 
+_HIGHER_IS_BETTER = frozenset({"auc", "auc_mu", "average_precision", "map", "ndcg", "r2"})
+_LOWER_IS_BETTER = frozenset(
+    {
+        *("l1", "l2", "rmse", "quantile", "mape", "huber", "fair", "poisson", "gamma", "gamma_deviance", "tweedie"),
+        *("binary_logloss", "binary_error", "multi_logloss", "multi_error"),
+        *("cross_entropy", "cross_entropy_lambda", "kullback_leibler"),
+    }
+)
+
+
+def direction_of(metric: str) -> Direction | None:
+    """Return the direction of one of LightGBM's metrics by its name in the results; None if it is not known.
+
+    LightGBM 4.7 marks ``r2`` as a metric that is minimised, so that its callback early_stopping keeps the worst round.
+    """
+    name = metric.split("@")[0]
+    return "maximize" if name in _HIGHER_IS_BETTER else "minimize" if name in _LOWER_IS_BETTER else None
+
+
 def is_forest(params: Mapping[str, Any]) -> bool:
     """Return whether these parameters train a random forest, which predicts the mean of independent trees."""
     return params.get("boosting") in ("rf", "random_forest")
@@ -202,10 +222,15 @@ def segment_params(params: Mapping[str, Any], seed: int, index: int) -> dict[str
     return {**rest, **own, "seed": seed + index}
 
 
-def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, grouped: bool = False) -> lightgbm.Booster:
+def check_params(
+    params: Mapping[str, Any], input_cols: Sequence[str], *, grouped: bool = False
+) -> tuple[lightgbm.Booster, Directions]:
     """Make LightGBM check the parameters in this process, before any worker starts.
 
     The check uses two rows and takes 2 ms.
+
+    Returns:
+        A booster without trees, and LightGBM's metrics in the order of their evaluation.
 
     Raises:
         InvalidParamsError: LightGBM refuses a value; the message contains LightGBM's message.
@@ -225,6 +250,7 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
     probed = {**params, "device_type": "cpu", "num_machines": 1, "tree_learner": "serial", "num_threads": 1}
     asked: list[str | None] = [*_metrics(probed.pop("metric", None))] or [None]
     categories = probed.pop("categorical_feature", "auto")
+    metrics: dict[str, Direction | None] = {}
     try:
         rows = lightgbm.Dataset(
             np.zeros((2, len(input_cols))),
@@ -237,16 +263,18 @@ def check_params(params: Mapping[str, Any], input_cols: Sequence[str], *, groupe
         for metric in asked:
             named = {} if metric is None else {"metric": metric}
             booster = lightgbm.Booster({**probed, **named, "verbosity": -1}, rows).add_valid(rows, "eval")
-            if metric and NAMES.objective(metric) != "none" and not booster.eval_valid():
+            results = booster.eval_valid()
+            if metric and NAMES.objective(metric) != "none" and not results:
                 raise InvalidArgumentError(
                     f"LightGBM does not know the metric {metric!r}: use a metric of LightGBM, or pass a function as "
                     "custom_metric"
                 )
+            metrics |= {result[1]: direction_of(result[1]) for result in results}
     except (lightgbm.basic.LightGBMError, ValueError, TypeError) as exc:
         if isinstance(exc, InvalidArgumentError):
             raise
         raise InvalidParamsError(f"LightGBM refuses the parameters: {own_message(exc)}") from exc
-    return booster
+    return booster, metrics
 
 
 def gpu_problem(device: str) -> str | None:

@@ -14,6 +14,8 @@ import lightgbm
 from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
+from shoal.errors import InvalidArgumentError
+from shoal.training.boosting.direction import Direction, agreed, told
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, part_of
 from shoal.training.boosting.params import check_best_score, check_stopping_metric
 from shoal.training.boosting.progress import RoundReporter
@@ -22,7 +24,7 @@ from shoal.training.context import GangContext
 from shoal.training.host import memory
 from shoal.training.host.forks import ending_forks
 from shoal.training.lightgbm.dataset import Binned
-from shoal.training.lightgbm.params import begins_anew, is_forest, segment_params
+from shoal.training.lightgbm.params import begins_anew, direction_of, is_forest, segment_params
 
 
 class Trainer:
@@ -106,6 +108,20 @@ class Trainer:
             peak_rss_bytes=memory.peak_rss_bytes(),
         )
 
+    def direction(self, metric: str | None) -> Direction | None:
+        """Return the direction that a metric function of the user tells, before the first round; without a name, that
+        of the last one.
+
+        Raises:
+            InvalidArgumentError: No function has this metric.
+        """
+        results = self._evaluate(self._booster_for(Segment(0, 1, True, Checkpoint())))
+        found = [each for each in results if metric in (None, each[1])]
+        if not found:
+            names = ", ".join(each[1] for each in results)
+            raise InvalidArgumentError(f'the metric "{metric}" was not evaluated, but only {names}: name one of these')
+        return told(found[-1][1], found[-1][3])
+
     def _booster_for(self, segment: Segment) -> lightgbm.Booster:
         """Return the booster for a segment of rounds: the booster of the previous segment, or a new booster from the
         checkpoint.
@@ -149,8 +165,10 @@ class Trainer:
         patience = self._task.early_stopping_rounds
         if patience is None:
             return None
-        name, metric, _, higher = self._decisive(self._evaluate(booster))[:4]
-        return Stopping(patience, bool(higher), history.get(name, {}).get(metric, ()))
+        name, metric, _, flag = self._decisive(self._evaluate(booster))[:4]
+        known = told(metric, flag) if self._task.user_code.metrics else direction_of(metric)
+        direction = agreed(f'the metric "{metric}"', known, self._task.direction)
+        return Stopping(patience, direction == "maximize", history.get(name, {}).get(metric, ()))
 
     def _check_stopping(self, result: Sequence[Any], *, first: bool) -> None:
         """Raise an error if the metric that stops the training early, of which `result` is the newest result,

@@ -11,6 +11,7 @@ from dataclasses import replace
 from lightgbm.callback import CallbackEnv
 
 from shoal.training import cluster
+from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.messages import Boosted, History, Segment, Task
 from shoal.training.boosting.trials import OnRound
 from shoal.training.context import GangContext
@@ -53,21 +54,29 @@ class Trials:
         """Begin a training, and return the function that trains a segment of it."""
         callbacks = (*task.user_code.callbacks, _Rounds(on_round))
         task = replace(task, user_code=replace(task.user_code, callbacks=callbacks))
-        key = repr(sorted((name, repr(each)) for name, each in task.params.items() if name not in _of_trainings(task)))
         with own_errors():
-            if key != self._key:
-                self._build(task)
-                self._key = key
-            assert self._session is not None
-            assert self._session.binned is not None
-            ending_forks = replace(task, user_code=task.user_code.ending_forks())
-            trainer = Trainer(ending_forks, self._context, *self._session.binned)
+            trainer = self._trainer(task)
 
         def boost(segment: Segment) -> Boosted:
             with own_errors():
                 return trainer.boost(segment)
 
         return boost
+
+    def direction(self, task: Task, metric: str | None) -> Direction | None:
+        """Return the direction that the user's function tells of its metric; without a name, of the last metric."""
+        with own_errors():
+            return self._trainer(task).direction(metric)
+
+    def _trainer(self, task: Task) -> Trainer:
+        key = repr(sorted((name, repr(each)) for name, each in task.params.items() if name not in _of_trainings(task)))
+        if key != self._key:
+            self._build(task)
+            self._key = key
+        assert self._session is not None
+        assert self._session.binned is not None
+        ending_forks = replace(task, user_code=task.user_code.ending_forks())
+        return Trainer(ending_forks, self._context, *self._session.binned)
 
     def _build(self, task: Task) -> None:
         self._session = self._key = None

@@ -34,6 +34,7 @@ class TrialContext:
     Attributes:
         metrics: Metrics that were reported last.
         model: Model that was reported last; None if there is none.
+        mlflow_run: Id of the first MLflow run that the function has opened; None if there is none.
     """
 
     number: int
@@ -42,6 +43,7 @@ class TrialContext:
     metric: str | None = None
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     model: Any = field(default=None, init=False)
+    mlflow_run: str | None = field(default=None, init=False)
     _ask: Ask | None = field(default=None, repr=False)
     _step: int = field(default=0, init=False, repr=False)
     _stop: bool = field(default=False, init=False, repr=False)
@@ -111,6 +113,11 @@ def current_trial() -> TrialContext:
     """
     if _current is None:
         raise InvalidArgumentError("this process runs no trial: call this in the function of a search")
+    return _current
+
+
+def running_trial() -> TrialContext | None:
+    """Return the trial that this process runs; None if it runs none."""
     return _current
 
 

@@ -13,18 +13,22 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.gang_position import ALONE
 from shoal.data.spec import DatasetSpec
+from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.messages import History
 from shoal.training.boosting.trials import BoostingTrials, PrunedError, TrialParams
 from shoal.training.context import GangContext, gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host.forks import ending_forks
+from shoal.training.mlflow.user_calls import after_import
 from shoal.training.trials.context import TrialContext, TrialPruned, metrics_of, set_current_trial, value_of
+from shoal.training.trials.opened_runs import note_opened_runs
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
@@ -67,7 +71,13 @@ Report = Callable[[float, int], bool]
 
 
 class TrialRunner(Protocol):
-    """Interface of what runs the trials of a worker."""
+    """Interface of what runs the trials of a worker.
+
+    Attributes:
+        mlflow_run: Id of the MLflow run that user code has opened in the last trial; None if there is none.
+    """
+
+    mlflow_run: str | None
 
     def run(self, trial: Trial, report: Report) -> dict[str, Any]:
         """Run a trial, and return its outcome: `value`, `metrics`, and what else the driver needs.
@@ -102,6 +112,8 @@ class BoostingWork:
 
 
 class _BoostingRunner:
+    mlflow_run = None
+
     def __init__(self, work: BoostingWork, context: GangContext) -> None:
         self._work = work
         self._trainer = work.trials.trainer(context)
@@ -145,6 +157,8 @@ class _FunctionRunner:
 
         from shoal.data.connector import DataConnector
 
+        after_import("mlflow", note_opened_runs)
+        self.mlflow_run: str | None = None
         self._work = work
         self._function = cloudpickle.loads(work.function)
         self._datasets: dict[str, DataConnector] = {
@@ -159,6 +173,7 @@ class _FunctionRunner:
             with ending_forks():
                 returned = self._function(dict(trial.params), context)
         finally:
+            self.mlflow_run = context.mlflow_run
             set_current_trial(None)
             if (mlflow := sys.modules.get("mlflow")) is not None:
                 mlflow.end_run()  # the next trial's MLflow calls go to a run of their own
@@ -170,23 +185,38 @@ class _FunctionRunner:
         return outcome
 
 
+def direction(work: BoostingWork, trial: TrialParams) -> Direction | None:
+    """Return the direction of the deciding metric, which only the user's function knows. Rank 0 calls it."""
+    gang = gang_context()
+    if gang.rank:
+        return None
+    with _alone(gang) as context:
+        return work.trials.direction(context, trial)
+
+
+@contextmanager
+def _alone(gang: GangContext) -> Iterator[GangContext]:
+    """Make this worker rank 0 of 1: each worker trains alone, and reads all rows of a dataset."""
+    context = replace(gang, position=ALONE, note=lambda note: None)
+    set_gang_context(context)
+    try:
+        yield context
+    finally:
+        set_gang_context(gang)
+
+
 def serve(work: Work) -> int:
     """Run trials until none is left, and return their number."""
     gang = gang_context()
-    # Each worker trains alone, so it is rank 0 of 1, and reads all rows of a dataset.
-    context = replace(gang, position=ALONE, note=lambda note: None)
-    set_gang_context(context)
     runner: TrialRunner | None = None
     outcome: dict[str, Any] | None = None
     done = 0
-    try:
+    with _alone(gang) as context:
         while (answer := _ask(gang, {"outcome": outcome})) is not None:
             trial: Trial = pickle.loads(base64.b64decode(answer))
             runner = runner or work.runner(context)
             outcome = _outcome(runner, trial, gang)
             done += 1
-    finally:
-        set_gang_context(gang)
     return done
 
 
@@ -204,14 +234,21 @@ def _outcome(runner: TrialRunner, trial: Trial, gang: GangContext) -> dict[str, 
         found = {"state": "pruned"}
     except PeerError:
         raise
-    except Exception as error:
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt, which would end all trials of this worker
         # Optuna may not be installed on the nodes, so its class is known by its name.
         if type(error).__name__ == TrialPruned.__name__:
             found = {"state": "pruned"}
         else:
             gang.log(f"trial {trial.number} has failed:\n{traceback.format_exc()}")
-            found = {"state": "failed", "error": f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]}
-    return {"trial": trial.number, "seconds": time.perf_counter() - began, **found}
+            found = {"state": "failed", "error": _error_text(error)[:_LONGEST_ERROR]}
+    seconds = time.perf_counter() - began
+    return {"trial": trial.number, "seconds": seconds, "mlflow_run": runner.mlflow_run, **found}
+
+
+def _error_text(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"SystemExit: the trial called sys.exit({error.code!r}), so it has no value: return the value instead"
+    return "".join(traceback.format_exception_only(error)).strip()
 
 
 def _ask(gang: GangContext, question: Mapping[str, Any]) -> Any:

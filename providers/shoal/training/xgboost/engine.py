@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.training.boosting.direction import Directions
 from shoal.training.boosting.engine import Library, OnAll
 from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.messages import Prepared, Task
@@ -27,6 +28,7 @@ from shoal.training.xgboost.params import (
     gpu_problem,
     has_cuda,
     ignored_weights,
+    metrics_of,
     outputs_per_label,
     worker_params,
 )
@@ -116,6 +118,16 @@ class XGBoost(Library):
         if weights and (advice := ignored_weights(params, weights)):
             say(advice)
         return params, seed
+
+    def metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> Directions:
+        """Return XGBoost's own metrics of an eval set, in the order of their evaluation, with their directions."""
+        return metrics_of(
+            params,
+            request.input_cols,
+            request.categorical_cols,
+            num_labels=max(1, len(request.label_cols)),
+            grouped=request.group_col is not None,
+        )
 
     def inexact_leaves(self, params: Mapping[str, Any], num_workers: int) -> str | None:
         """Return a line for the log if workers that divide the rows set the values of leaves only approximately."""

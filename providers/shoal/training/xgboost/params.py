@@ -9,12 +9,16 @@ import json
 import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, InvalidParamsError
+from shoal.training.boosting.direction import Direction, Directions
 from shoal.training.boosting.params import ROUNDS, Names, merge, unknown_hint
 from shoal.training.boosting.unsupported import refuse_unsupported
 from shoal.training.boosting.user_code import Metric, Objective
+
+if TYPE_CHECKING:
+    import xgboost
 
 NAMES = Names(
     "XGBoost",
@@ -131,21 +135,12 @@ def check_params(
         InvalidArgumentError: XGBoost does not know a parameter, or would not use it. Without this check, XGBoost would
             only print a warning.
     """
-    import numpy as np
     import xgboost
 
-    # The check uses the CPU, because the driver's node may have no GPU. Every objective accepts the labels 0 and 1.
-    # With several label columns, gradients are computed, too: then all labels are 1, because some need positive labels.
+    # The check uses the CPU, because the driver's node may have no GPU.
     probed = {**params, "device": "cpu", "verbosity": 1}
     probed.setdefault("validate_parameters", True)
-    rows = xgboost.DMatrix(
-        np.zeros((2, len(input_cols)), np.float32),
-        label=np.ones((2, num_labels)) if num_labels > 1 else [0, 1],
-        feature_names=list(input_cols),
-        feature_types=feature_types(input_cols, categorical_cols),
-        enable_categorical=bool(categorical_cols),
-        nthread=1,
-    )
+    rows = _probe(params, input_cols, categorical_cols, num_labels=num_labels, grouped=grouped)
     known = set(NAMES.aliases)
 
     def noted(settings: dict[str, Any]) -> dict[str, Any]:
@@ -165,14 +160,41 @@ def check_params(
     if unused:
         raise InvalidArgumentError("; ".join(_describe_unused(name, params, sorted(known)) for name in unused))
     if evaluated:
-        if grouped:
-            rows.set_group([2])
-        if params.get("objective") == "survival:aft":
-            rows.set_float_info("label_lower_bound", [1.0, 1.0])
-            rows.set_float_info("label_upper_bound", [1.0, 2.0])
         _check_metrics(probed, rows)
     learner: dict[str, Any] = config["learner"]
     return learner
+
+
+def _probe(
+    params: Mapping[str, Any],
+    input_cols: Sequence[str],
+    categorical_cols: Sequence[str],
+    *,
+    num_labels: int,
+    grouped: bool,
+) -> xgboost.DMatrix:
+    """Return two rows with which XGBoost can check parameters and compute the metrics.
+
+    Every objective accepts the labels 0 and 1. With several label columns, gradients are computed, too: then all labels
+    are 1, because some objectives need positive labels.
+    """
+    import numpy as np
+    import xgboost
+
+    rows = xgboost.DMatrix(
+        np.zeros((2, len(input_cols)), np.float32),
+        label=np.ones((2, num_labels)) if num_labels > 1 else [0, 1],
+        feature_names=list(input_cols),
+        feature_types=feature_types(input_cols, categorical_cols),
+        enable_categorical=bool(categorical_cols),
+        nthread=1,
+    )
+    if grouped:
+        rows.set_group([2])
+    if params.get("objective") == "survival:aft":
+        rows.set_float_info("label_lower_bound", [1.0, 1.0])
+        rows.set_float_info("label_upper_bound", [1.0, 2.0])
+    return rows
 
 
 def _check_metrics(params: Mapping[str, Any], rows: Any) -> None:
@@ -190,6 +212,45 @@ def _check_metrics(params: Mapping[str, Any], rows: Any) -> None:
                 "the objective, or remove eval_metric to get the metric of the objective. XGBoost's message: "
                 f"{own_message(exc)}"
             ) from exc
+
+
+_HIGHER_IS_BETTER = frozenset({"auc", "aucpr", "pre", "map", "ndcg", "ams", "interval-regression-accuracy"})
+_LOWER_IS_BETTER = frozenset(
+    {
+        *("rmse", "rmsle", "mae", "mape", "mphe", "quantile", "logloss", "error", "merror", "mlogloss"),
+        *("poisson-nloglik", "gamma-nloglik", "gamma-deviance", "tweedie-nloglik", "cox-nloglik", "aft-nloglik"),
+    }
+)
+
+
+def direction_of(metric: str) -> Direction | None:
+    """Return the direction of one of XGBoost's metrics; None if it is not known.
+
+    XGBoost's callback EarlyStopping guesses by the beginning of the name, and therefore minimises ``ams@K`` and
+    ``interval-regression-accuracy``.
+    """
+    name = metric.split("@")[0].removesuffix("-")
+    return "maximize" if name in _HIGHER_IS_BETTER else "minimize" if name in _LOWER_IS_BETTER else None
+
+
+def metrics_of(
+    params: Mapping[str, Any],
+    input_cols: Sequence[str],
+    categorical_cols: Sequence[str] = (),
+    *,
+    num_labels: int = 1,
+    grouped: bool = False,
+) -> Directions:
+    """Return the metrics that XGBoost evaluates with these parameters, which :func:`check_params` has checked."""
+    import xgboost
+
+    rows = _probe(params, input_cols, categorical_cols, num_labels=num_labels, grouped=grouped)
+    try:
+        line = xgboost.Booster({**params, "device": "cpu", "verbosity": 0}, [rows]).eval(rows)
+    except xgboost.core.XGBoostError:  # the metric of the objective does not suit the labels of the probe
+        return {}
+    names = [each.removeprefix("eval-").rpartition(":")[0] for each in line.split("\t")[1:]]
+    return {name: direction_of(name) for name in names}
 
 
 def own_message(exc: BaseException) -> str:

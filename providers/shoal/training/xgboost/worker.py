@@ -193,8 +193,9 @@ class Session:
         callbacks = list(task.user_code.callbacks)
         if task.print_every:
             callbacks.append(EvaluationMonitor(period=task.print_every, logger=self._log))
-        stopping = EarlyStopping(rounds=task.early_stopping_rounds) if task.early_stopping_rounds else None
-        if stopping:
+        stopping = None
+        if task.early_stopping_rounds:
+            stopping = EarlyStopping(rounds=task.early_stopping_rounds, maximize=task.direction == "maximize")
             seen = xgboost.Booster()
             stopping.starting_round = checkpoint.init_rounds
             for done in range(checkpoint.rounds):
