@@ -182,22 +182,25 @@ def test_the_random_numbers_of_a_partition_depend_only_on_the_seed_and_the_key(
     assert first["a"][0] == np.random.RandomState(first["a"][1]).random_sample()
 
 
-def test_a_run_that_is_repeated_with_its_id_uses_what_it_has(tmp_path: Path) -> None:
-    frame = DataConnector.from_dataframe(pd.DataFrame({"store": np.arange(10)}))
+def test_a_run_that_is_repeated_with_its_id_uses_what_it_has_of_the_same_rows(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"store": np.arange(10), "sales": 1.0})
+    config = RunConfig(job_id="nightly", artifact_location=str(tmp_path / "artifacts"))
 
-    def train(rows: pd.DataFrame, key: int, folder: Path) -> int:
+    def train(rows: pd.DataFrame, key: int, folder: Path) -> float:
         with (folder / "calls").open("a") as file:
             file.write(f"{key}\n")
-        return key
+        return float(rows.sales.sum())
 
-    config = RunConfig(job_id="nightly", artifact_location=str(tmp_path / "artifacts"))
-    for _ in range(2):
+    def called(frame: pd.DataFrame) -> int:
         results = many.run(train, frame, "store", kwargs={"folder": tmp_path}, run_config=config)
-    assert len(results) == 10
-    assert len((tmp_path / "calls").read_text().split()) == 10
+        assert dict(results.values()) == frame.groupby("store").sales.sum().to_dict()
+        return len((tmp_path / "calls").read_text().split())
+
+    assert called(frame) == 10
+    assert called(frame.copy()) == 10, "the same rows, staged again"
     folder = tmp_path / "artifacts" / "nightly" / "1" / "partitions"
     assert sorted(os.listdir(folder)) == ["manifest.parquet", "plan.json", "results"]
-    frame.discard_staging()
+    assert called(frame.assign(sales=2.0)) == 20
 
 
 def test_a_changed_result_file_is_not_read(tmp_path: Path) -> None:

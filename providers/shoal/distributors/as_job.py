@@ -34,6 +34,7 @@ from shoal.training.run_config import RunConfig
 if TYPE_CHECKING:
     from shoal.distributors.search_result import Prepared, SearchResult
     from shoal.jobs import AnyJobSpec, JobResult, TuneJobSpec
+    from shoal.jobs.partitions.program import PartitionProgram
     from shoal.jobs.partitions.results import PartitionResults
 
 T = TypeVar("T")
@@ -172,7 +173,7 @@ def prediction(spec: PredictJobSpec) -> JobCall[PredictResult]:
     return JobCall(spec.run_config, spec.framework, spec.on_pool, read, partial(pool_for_job, spec))
 
 
-def partitions(spec: PartitionsJobSpec, program: bytes | None) -> JobCall[PartitionResults]:
+def partitions(spec: PartitionsJobSpec, program: PartitionProgram | None) -> JobCall[PartitionResults]:
     """Return the `JobCall` object that calls a function for each partition of a dataset as a job.
 
     Raises:
@@ -190,13 +191,13 @@ def partitions(spec: PartitionsJobSpec, program: bytes | None) -> JobCall[Partit
         checked_data(spec.estimator.request(spec.dataset, spec.run_config))
 
     def on_pool(pool_name: str) -> PartitionsJobSpec:
-        changed: dict[str, Any] = {} if program is None else {"program": code_store.store(program)}
+        changed: dict[str, Any] = {} if program is None else {"program": code_store.store(program.content)}
         if "tracking" not in spec.model_fields_set and spec.register_as is None:
             changed["tracking"] = job_run.tracking_of_training(os.environ)
         return spec.model_copy(update=changed).on_pool(pool_name)
 
     read = partial(submitted_call.partition_results, location=location)
-    pool = partial(pool_for_job, spec, may_call_ray=program is not None and may_call_ray(program))
+    pool = partial(pool_for_job, spec, may_call_ray=program is not None and may_call_ray(program.content))
     return JobCall(spec.run_config, spec.framework, on_pool, read, pool)
 
 

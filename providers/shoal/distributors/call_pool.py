@@ -163,8 +163,6 @@ def embedded_pool(
             yield name
         return
     spec = PoolSpec(
-        # The job's fingerprint contains the pool's name. The name depends only on the job's id, so that a job that is
-        # submitted again has the same fingerprint as before.
         name=pool_of_job(job_id),
         max_nodes=1,
         cpus_per_node=max(own, cpus),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from shoal.distributors.as_job import PoolOf
     from shoal.distributors.search_result import Prepared, SearchResult
     from shoal.distributors.submitted_call import Returns, SubmittedCall
+    from shoal.jobs.partitions.program import PartitionProgram
     from shoal.jobs.partitions.results import PartitionResults
     from shoal.jobs.specs.partitions import PartitionsJobSpec
     from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
@@ -179,7 +180,7 @@ def prediction(spec: PredictJobSpec) -> Call[PredictResult]:
     return _ClusterCall(predict_here)
 
 
-def partitions(spec: PartitionsJobSpec, program: bytes | None) -> Call[PartitionResults]:
+def partitions(spec: PartitionsJobSpec, program: PartitionProgram | None) -> Call[PartitionResults]:
     """Return the `Call` object that calls a function for each partition of a dataset. The program is None if the spec
     has the function."""
     if not is_connected():
@@ -200,8 +201,7 @@ def partitions(spec: PartitionsJobSpec, program: bytes | None) -> Call[Partition
         artifacts.check(folder, claim, config.artifact_location)
         artifacts.mark(folder, claim)
         with _secrets_hidden(config):
-            content = program_of_spec(spec) if program is None else program
-            answer = run(spec, content, claim=claim, folder=folder, env=env)
+            answer = run(spec, program or program_of_spec(spec), claim=claim, folder=folder, env=env)
         return PartitionResults(answer.manifest, answer.digest)
 
     return _ClusterCall(run_here)

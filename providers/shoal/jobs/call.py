@@ -15,6 +15,7 @@ from shoal.jobs.specs.function import AnyJobSpec
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
+from shoal.state.schema import Job
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,10 @@ class Call:
     clock: Callable[[], float]
     team: str | None = None
 
-    def target(self, key: Key) -> Target:
-        """Return an attempt as a target for rounds of reconciling."""
-        return Target(
-            self.store, key, self.pool.name, actor=self.holder, find_endpoint=self.endpoint_of, clock=self.clock
-        )
+    def target(self, job: Job) -> Target:
+        """Return an attempt as a target for rounds of reconciling. It may run on another pool than the call's."""
+        key = Key(job.id, job.attempt)
+        return Target(self.store, key, job.pool, actor=self.holder, find_endpoint=self.endpoint_of, clock=self.clock)
 
     def secrets(self, spec: AnyJobSpec, uris: Mapping[str, str]) -> Secrets:
         """Return the credentials for the driver of a job.

@@ -11,7 +11,6 @@ from shoal.jobs.call import Call
 from shoal.jobs.files import artifacts
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts
-from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.stages import Stage, stage_of
 from shoal.jobs.journal.tasks import EngineTask, FlowTask, TaskTry, jobs_of
 from shoal.jobs.reconcile import ending, rounds
@@ -55,7 +54,7 @@ def taken_over(call: Call, task: EngineTask, spec: AnyJobSpec) -> JobHandle | No
     found: JobHandle | None = None
     for job in _jobs(call, task, spec):
         task.check(job)
-        target = call.target(Key(job.id, job.attempt))
+        target = call.target(job)
         if found is not None or not task.takes_over(job) or not _has_files(job, spec):
             _leave(target, job)
         elif stage_of(job) is Stage.UNQUEUED:

@@ -13,6 +13,7 @@ from shoal.errors import (
     DataAccessError,
     DataError,
     InvalidArgumentError,
+    JobBusyError,
     JobNotFoundError,
     LeaseEndedError,
     ShoalError,
@@ -45,7 +46,8 @@ from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
 from shoal.pool.journal import lease_limits
 from shoal.pool.names import is_pool_name
-from shoal.pool.selection import which_pool
+from shoal.pool.selection import is_embedded, which_pool
+from shoal.pool.waiting import end_if_abandoned
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.codec import storable
@@ -141,7 +143,7 @@ def submit(
     store, holder = Store(), storable(holder or python_holder())
     pool = which_pool(store, config.pool_name)
     is_detached = detached and "orphan_after" not in config.model_fields_set
-    spec = _identified(spec, pool)
+    spec = _identified(spec, pool, is_embedded=is_embedded(store, pool))
     call = Call(
         store,
         holder,
@@ -175,17 +177,20 @@ def _submitted(call: Call, spec: AnyJobSpec) -> JobHandle:
         return found
     spec = reachability.located(spec, call.pool)
     with frames.sent_for(spec, call.pool) as (sent, packaged):
+        newest = attempts.find_latest(call.store, call.job_id)
+        if newest is not None and newest.state not in JOB_ENDED:
+            end_if_abandoned(call.store, newest.pool)
         # If the attempt that is found was lost or has failed, the next call creates a new one.
         while (handle := _attempt(call, sent, packaged)) is None:
             pass
         return handle
 
 
-def _identified(spec: AnyJobSpec, pool: str) -> AnyJobSpec:
+def _identified(spec: AnyJobSpec, pool: str, *, is_embedded: bool) -> AnyJobSpec:
     """Complete a spec with the caller's settings and the job's fingerprint, and store its code."""
     config = spec.run_config.model_copy(update={"code": code.stored(spec.run_config.code)})
     given = spec.model_copy(update={"run_config": config})
-    digest = fingerprint(given.identifying(pool, os.environ))
+    digest = fingerprint(given.identifying(None if is_embedded else pool, os.environ))
     return given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
 
 
@@ -219,8 +224,14 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
         team=teams.stored(call.team),
         needs_credentials=is_remote and secrets is not None and secrets.given,
     )
-    job = attempts.ask(call.store, order, call.clock(), refusal)
-    target = call.target(Key(job.id, job.attempt))
+    try:
+        job = attempts.ask(call.store, order, call.clock(), refusal)
+    except JobBusyError:
+        # The attempt may be lost: its end is recorded only when a process asks the head about it.
+        if rounds.host_round(call.target(attempts.latest(call.store, call.job_id))):
+            return None
+        raise
+    target = call.target(job)
     supplies = Supplies(secrets, files, end_on_interrupt=ids.is_interactive(call.holder))
     with _naming_job_that_goes_on(target):
         if not _is_usable(target, supplies, job, order, spec.staged()):

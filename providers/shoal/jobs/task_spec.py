@@ -92,7 +92,8 @@ def models_spec_of(
     # The fields are parsed before the code is stored, so that wrong fields cause an error before a file is written.
     spec = _models_spec(_fields_of_models(fields, function, kwargs))
     saved = SavedModel(partial(function, **kwargs) if kwargs else function)
-    return spec.model_copy(update={"program": code_store.store(program_of(saved))})
+    program = program_of(saved)
+    return spec.model_copy(update={"program": code_store.store(program.content), "code_digest": program.digest})
 
 
 def check_models_spec(
@@ -151,6 +152,8 @@ def code_of(
         from shoal.training.pytorch.program import Program
 
         return code_digest(Program.of(train_func, args, kwargs or {}))
+    if digest := getattr(spec, "code_digest", None):
+        return str(digest)
     stored = spec.user_code if isinstance(spec, JobSpec) else getattr(spec, "program", None)
     return stored and stored.rpartition("/")[2]  # the file's name is the digest of the pickled code
 

@@ -12,7 +12,7 @@ from shoal.distributors import dispatch
 from shoal.distributors.dispatch import Call
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.partitions.program import program_of
+from shoal.jobs.partitions.program import PartitionProgram, program_of
 from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.training.pytorch.program import check_runnable, name_of
 from shoal.training.run_config import RunConfig
@@ -105,16 +105,16 @@ def _call(
 
 
 def call_of(
-    staged: ExitStack, program: Callable[..., Any] | bytes | None, data: Dataset, **fields: Any
+    staged: ExitStack, function: Callable[..., Any] | PartitionProgram | None, data: Dataset, **fields: Any
 ) -> Call[PartitionResults]:
     """Return the `Call` object of a function, of a pickled one, or of the estimator among the fields of the spec."""
-    content = program_of(program) if callable(program) else program
+    program = program_of(function) if callable(function) else function
     given = {name: value for name, value in fields.items() if value is not None}
     config = given.pop("run_config", RunConfig())
-    if content is not None:
-        given["program"] = "not stored yet"
+    if program is not None:
+        given |= {"program": "not stored yet", "code_digest": program.digest}
     spec = PartitionsJobSpec.parse({"dataset": connected(data, staged), "run_config": config, **given})
-    return dispatch.partitions(spec, content)
+    return dispatch.partitions(spec, program)
 
 
 def connected(data: Dataset, staged: ExitStack) -> DataConnector:

@@ -53,6 +53,12 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
     raise NoPoolError(_why_none(known, sorted(up)))
 
 
+def is_embedded(store: Store, name: str) -> bool:
+    """Return whether a pool belongs to one process or one job."""
+    with store.reading() as session:
+        return session.scalar(select(Pool.owner).where(Pool.name == name)) is not None
+
+
 def pool_without_folder(folder: str, name: str | None = None) -> str | None:
     """Return the name of the pool that a call uses (see `which_pool`) if its nodes may be on other machines, which do
     not share a folder with this machine; None if they have the folder, or if the call uses an embedded pool."""

@@ -13,7 +13,7 @@ from shoal import telemetry
 from shoal.errors import PoolNotFoundError, ScaleError, StoreUnreachableError
 from shoal.pool.journal import rows
 from shoal.pool.lease_queue import nodes_for
-from shoal.pool.reconcile.rounds import Clock, reconcile
+from shoal.pool.reconcile.rounds import Clock, is_abandoned, owner_has_ended, reconcile
 from shoal.pool.status import PoolStatus, status_of
 from shoal.pool.timeouts import DOWN_PATIENCE, STORE_PERIOD, TURN_PATIENCE, WAIT_PERIOD, WAIT_PERIOD_MOST
 from shoal.state import Store
@@ -153,6 +153,24 @@ class Waiting:
         lease = next((lease for lease in snapshot.leases if lease.id == operation.lease_id), None)
         active = len(status.active)
         return status, nodes_for(snapshot, lease, active) if lease else active
+
+
+def end_if_abandoned(store: Store, name: str) -> None:
+    """End an embedded pool whose process has ended, with the pool's jobs, and wait until nothing of it is left. Do
+    nothing to any other pool.
+
+    The reconciler does the same, but it may be killed together with the process, or a moment later.
+
+    Raises:
+        ScaleError: A node could not be ended. The message names the remaining processes.
+    """
+    with suppress(PoolNotFoundError):
+        with store.reading() as session:
+            snapshot = rows.load(session, name, lock=False)
+        if owner_has_ended(snapshot.pool) and (snapshot.pool.state is not PoolState.UP or is_abandoned(snapshot)):
+            reconcile(store, name)
+            Waiting(store, name, time.time).until_down()
+            reconcile(store, name)
 
 
 def pause(began: float) -> None:

@@ -14,7 +14,13 @@ from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.files import storage
 from shoal.jobs.partitions import result_files
 from shoal.jobs.partitions.messages import ModelBytes, Outcome, Status
-from shoal.jobs.partitions.result_files import ResultWriter, complete_files, manifest_of
+from shoal.jobs.partitions.result_files import (
+    KEEP_EVERY_S,
+    ResultWriter,
+    complete_files,
+    kept_outcomes,
+    manifest_of,
+)
 from shoal.jobs.partitions.results import PartitionFailedError, PartitionResults
 from shoal.jobs.partitions.work_folder import WorkFolder, remove_tree
 from shoal.jobs.remote import reachability
@@ -84,6 +90,54 @@ def test_a_file_that_lacks_partitions_is_not_complete(root: str) -> None:
     writer.close()
     storage.write(f"{work.results}/bucket-00001.parquet", b"half")
     assert complete_files(work.results, pa.int64()) == {}
+
+
+def test_outcomes_of_an_unfinished_bucket_are_kept_every_few_seconds_and_continued(root: str) -> None:
+    now = 100.0
+    first, work = attempt(root, 1)
+    work.prepare("key", [])
+
+    def kept() -> dict[int, pa.Table]:
+        return kept_outcomes(work.results, pa.int64())
+
+    writer = ResultWriter(work.results, 0, pa.int64(), clock=lambda: now)
+    writer.expect(4)
+    writer.add(outcome(1, b"one"))
+    now += KEEP_EVERY_S - 0.1
+    writer.keep()
+    assert kept() == {}, "no file is written earlier"
+    now += 0.1
+    writer.keep()  # while the function of the next partition runs
+    writer.add(outcome(2, status="failed"))
+    assert kept()[0].column("key").to_pylist() == [1]
+    now += KEEP_EVERY_S
+    writer.add(outcome(3, b"three"))  # and the worker is killed
+    storage.write(f"{work.results}/kept-00000-half.parquet", b"half")
+    other = ResultWriter(work.results, 0, pa.int64(), clock=lambda: now)  # of a worker that was thought to be lost
+    other.add(outcome(3, b"three"))
+    now += KEEP_EVERY_S
+    other.keep()
+    assert sorted(kept()[0].column("key").to_pylist()) == [1, 2, 3]
+    assert complete_files(work.results, pa.int64()) == {}
+
+    _, again = attempt(root, 2)
+    again.prepare("key", [first])
+    names = kept_outcomes(again.results, pa.int64())[0].column("file").unique().to_pylist()
+    writer = ResultWriter(again.results, 0, pa.int64(), names)
+    assert writer.ended == {"int:1", "int:2", "int:3"}
+    writer.expect(4)
+    writer.add(outcome(4, b"four"))
+    writer.close()
+    storage.write(f"{again.results}/kept-00000-half.parquet", b"half")
+    again.discard_rows()
+    assert kept_outcomes(again.results, pa.int64()) == {}
+    tables = complete_files(again.results, pa.int64())
+    storage.write(again.manifest, manifest_of(tables.values()))
+    results = PartitionResults(again.manifest)
+    assert [(each.key, each.status, each.attempts) for each in results] == [
+        (1, "succeeded", 1), (2, "failed", 1), (3, "succeeded", 1), (4, "succeeded", 1)
+    ]  # fmt: skip
+    assert [results[key].content() for key in (1, 3, 4)] == [b"one", b"three", b"four"]
 
 
 def test_an_attempt_takes_over_the_folder_of_a_killed_one_with_the_same_plan(root: str) -> None:

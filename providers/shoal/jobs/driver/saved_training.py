@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from shoal.data.parquet import packaged
-from shoal.data.parquet.listing import list_files
-from shoal.data.parquet.paths import resolve
-from shoal.data.spec import DatasetSpec
+from shoal.data.content import content_of
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
@@ -41,7 +38,7 @@ def inputs_of(spec: JobSpec, dataset: DataConnector, rows: str, init_model: byte
     """
     if spec.user_code is not None:
         return None
-    files = [_content(one) for one in {one.paths: one for one in spec.inputs()}.values()]
+    files = [content_of(one) for one in {one.paths: one for one in spec.inputs()}.values()]
     if None in files:
         return None
     found = {
@@ -83,18 +80,3 @@ def of_earlier_attempt(spec: JobSpec, place: AttemptContext, inputs: Mapping[str
     print(f"not trained again: attempt {key.attempt} has saved its model in {redact_value(folder)}, and failed later")
     place.stopwatch.worked(read_s=0.0, train_s=0.0)
     return trained
-
-
-def _content(dataset: DatasetSpec) -> Sequence[object] | None:
-    """Return values that differ if the files of a dataset have changed; None if a change could remain unnoticed."""
-    files = list_files(dataset.paths)
-    # A staged or packaged file is a copy that the next attempt gets anew, at another path and time.
-    if dataset.staging is not None or all(path.startswith(packaged.URI) for path in dataset.paths):
-        return [_digest(file.path) for file in files]
-    return None if any(file.modified_ns is None for file in files) else files
-
-
-def _digest(path: str) -> str:
-    filesystem, inner = resolve(path)
-    with filesystem.open_input_stream(inner) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

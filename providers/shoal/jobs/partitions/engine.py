@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import check_same_schema
 from shoal.data.connector import DataConnector
+from shoal.data.content import content_of
 from shoal.data.syntax import check_present
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
 from shoal.jobs.partitions import worker
 from shoal.jobs.partitions.bucket_rows import BatchInfo, read_index
-from shoal.jobs.partitions.keys import FORM, key_type, keys_in, shown_key
+from shoal.jobs.partitions.keys import key_type, keys_in, shown_key
 from shoal.jobs.partitions.plan import chunks_of, dealt, largest_first, number_of_buckets
-from shoal.jobs.partitions.result_files import complete_files, manifest_of
+from shoal.jobs.partitions.program import PartitionProgram
+from shoal.jobs.partitions.result_files import complete_files, kept_outcomes, manifest_of
 from shoal.jobs.partitions.work_folder import WorkFolder
 from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.training import cluster
@@ -84,7 +87,7 @@ def import_ahead_for_workers(spec: PartitionsJobSpec) -> None:
 
 def run(
     spec: PartitionsJobSpec,
-    program: bytes,
+    program: PartitionProgram,
     *,
     claim: Claim,
     folder: str,
@@ -97,7 +100,7 @@ def run(
 
     Args:
         spec: Dataset, columns and workers.
-        program: Pickled function.
+        program: The function.
         claim: Job and attempt.
         folder: Artifact folder of the attempt, which has the attempt's marker file.
         earlier: Artifact folders of earlier attempts of the job that did not succeed, the newest first. The partitions
@@ -119,8 +122,8 @@ def run(
     connector = DataConnector.from_spec(spec.dataset)
     columns = _checked_columns(spec, connector)
     work = WorkFolder(folder, claim)
-    work.prepare(_plan_key(spec, program, connector), earlier)
-    job = _Partitions(spec, program, connector, columns, work, dict(env or {}), on_progress)
+    work.prepare(plan_key(spec, program), earlier)
+    job = _Partitions(spec, program.content, connector, columns, work, dict(env or {}), on_progress)
     restarts = Restarts(spec.run_config, began)
     try:
         peaks = restarts.run(
@@ -144,20 +147,27 @@ def _checked_columns(spec: PartitionsJobSpec, connector: DataConnector) -> tuple
     return columns
 
 
-def _plan_key(spec: PartitionsJobSpec, program: bytes, connector: DataConnector) -> str:
-    """Return a digest of all that determines the outcomes of the partitions."""
+def plan_key(spec: PartitionsJobSpec, program: PartitionProgram) -> str:
+    """Return a digest of all that determines the outcomes of the partitions, equal in each process that runs the job.
+
+    The number of workers is left out: an attempt with another number continues the work.
+    """
+    files, config = content_of(spec.dataset), spec.run_config
     content = [
-        FORM,
-        connector.digest(),
-        connector.write_times(),
-        hashlib.sha256(program).hexdigest(),
+        uuid.uuid4() if files is None else files,
+        spec.dataset.filters,
+        spec.dataset.splits,
+        program.digest,
         spec.by,
         spec.columns,
-        spec.run_config.seed,
         spec.scaling_config.num_cpu_per_worker,
         spec.partition_timeout,
+        config.seed,
+        sorted(config.env.items()),
+        config.packages,
+        [path.rpartition("/")[2] for path in config.code],  # the name of a stored archive is the digest of its content
     ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
 def _size(spec: PartitionsJobSpec) -> GangSize:
@@ -241,7 +251,10 @@ class _Partitions:
                     "to a directory or URI that all nodes can reach"
                 )
             left = {bucket: places for bucket, places in batches.items() if bucket not in done}
-            found = self._process(gang, restarts, left, _counted(done.values()))
+            kept = kept_outcomes(self._work.results, self._key_type)
+            kept = {bucket: table for bucket, table in kept.items() if bucket in left}
+            counts = _counted([*done.values(), *kept.values()])
+            found = self._process(gang, restarts, left, kept, counts)
             peaks = [max(pair) for pair in zip(peaks or found, found, strict=True)]
         except BaseException:
             gang.end()
@@ -278,7 +291,12 @@ class _Partitions:
         return gang.run(worker.divide, tasks, timeout=restarts.timeout)
 
     def _process(
-        self, gang: Gang, restarts: Restarts, left: Mapping[int, Sequence[BatchInfo]], counts: Counter[str]
+        self,
+        gang: Gang,
+        restarts: Restarts,
+        left: Mapping[int, Sequence[BatchInfo]],
+        kept: Mapping[int, pa.Table],
+        counts: Counter[str],
     ) -> list[int]:
         """Have the buckets processed, and report the progress."""
         claims = self._work.new_claims()
@@ -299,7 +317,9 @@ class _Partitions:
         rows = {bucket: sum(place.rows for place in places) for bucket, places in left.items()}
         everything = tuple(largest_first(rows))
         shares = dealt(rows, self._size.num_workers) if claims is None else (everything,) * self._size.num_workers
-        tasks = [(assignment, [(bucket, left[bucket]) for bucket in share]) for share in shares]
+        files = {bucket: tuple(table.column("file").unique().to_pylist()) for bucket, table in kept.items()}
+        orders = {bucket: worker.Order(bucket, left[bucket], files.get(bucket, ())) for bucket in everything}
+        tasks = [(assignment, [orders[bucket] for bucket in share]) for share in shares]
         with ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S) as display:
 
             def note(_rank: int, found: dict[str, Any]) -> None:

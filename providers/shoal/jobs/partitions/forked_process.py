@@ -136,8 +136,10 @@ class ForkedProcess:
         self._idle_bytes: int | None = None
         self.peak_bytes = 0
 
-    def messages(self, bucket: Bucket, timeout: float | None) -> Iterator[Message]:
-        """Have a bucket processed, and yield the messages of the process.
+    def messages(
+        self, bucket: Bucket, timeout: float | None, meanwhile: Callable[[], object] = lambda: None
+    ) -> Iterator[Message]:
+        """Have a bucket processed, and yield the messages of the process. Call `meanwhile` while no message comes.
 
         Raises:
             ProcessLostError: The process has ended, or a call of the function took longer than `timeout`.
@@ -146,7 +148,7 @@ class ForkedProcess:
             self._channel.send(pickle.dumps(bucket))
         deadline: float | None = None
         while True:
-            message = self._receive(deadline, timeout)
+            message = self._receive(deadline, timeout, meanwhile)
             if isinstance(message, BucketEnded):
                 return
             if isinstance(message, Begun):
@@ -192,7 +194,7 @@ class ForkedProcess:
             self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         return self._code
 
-    def _receive(self, deadline: float | None, timeout: float | None) -> Message:
+    def _receive(self, deadline: float | None, timeout: float | None, meanwhile: Callable[[], object]) -> Message:
         with selectors.DefaultSelector() as selector:
             for descriptor in (*self._channel.descriptors(), self._output):
                 selector.register(descriptor, selectors.EVENT_READ)
@@ -212,6 +214,7 @@ class ForkedProcess:
                 if time.monotonic() >= look_at:
                     look_at = time.monotonic() + _LOOK_EVERY_S
                     self._look(deadline, timeout)
+                    meanwhile()
 
     def _look(self, deadline: float | None, timeout: float | None) -> None:
         """End the process if it takes too long, or uses more than its share of the memory while memory is short."""

@@ -30,9 +30,6 @@ if TYPE_CHECKING:
 Key = Any
 """Type of a key."""
 
-FORM = 2
-"""Version of the texts of keys. Rows that an earlier version has divided into buckets may be in other buckets."""
-
 
 def key_type(source: ParquetSource, by: Sequence[str]) -> pa.DataType:
     """Check the columns of the keys, and return the type of the keys: that of the column, or a struct of several

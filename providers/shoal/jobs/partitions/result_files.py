@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
+import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,15 +24,25 @@ ROW_GROUP_BYTES = 32 * 2**20
 """Bytes of values and logs after which a row group of a result file is complete. A worker keeps this much in memory,
 and a reader of one value reads one row group."""
 
+KEEP_EVERY_S = 4.0
+"""Seconds for which an outcome may be only in the memory of a worker. The guide promises that an attempt that continues
+a killed one repeats at most the last 5 s. A file per partition would cost more than a short function."""
+
+_MOST_UNKEPT_BYTES = 4 * ROW_GROUP_BYTES
+"""Bytes of such outcomes at which a worker writes them earlier."""
+
 _PARTITIONS = b"shoal.partitions"
-"""Key of the metadata of a result file under which it has the number of its partitions."""
+"""Key of the metadata of a file under which it has the number of its partitions."""
+
+_BUCKET, _KEPT = "bucket-", "kept-"
+"""Beginnings of the names of result files, and of files with outcomes of buckets that have not ended."""
 
 MANIFEST = "manifest.parquet"
 
 
 def file_name(bucket: int) -> str:
     """Return the name of the result file of a bucket."""
-    return f"bucket-{bucket:05d}.parquet"
+    return f"{_BUCKET}{bucket:05d}.parquet"
 
 
 def _schema(key_type: pa.DataType) -> pa.Schema:
@@ -57,24 +69,63 @@ def _schema(key_type: pa.DataType) -> pa.Schema:
 _IN_FILES_ONLY = ("log", "value")
 
 
+def discard_leftovers(folder: str) -> None:
+    """Remove the half-written files of killed workers, and kept outcomes of buckets that have a result file."""
+    from pyarrow import fs
+
+    filesystem, root = resolve(folder)
+    paths = {
+        info.base_name: info.path for info in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
+    }
+    for name, path in paths.items():
+        if name.startswith(".") or (name.startswith(_KEPT) and file_name(_bucket_of(name)) in paths):
+            filesystem.delete_file(path)
+
+
+def _bucket_of(name: str) -> int:
+    """Return the number of the bucket in the name of a file."""
+    return int(name.split("-")[1].removesuffix(".parquet"))
+
+
 class ResultWriter:
     """Writer of the result file of a bucket. The file gets its name when it is complete.
+
+    Until then, the outcomes are also kept in small files, one every `KEEP_EVERY_S`, so that a worker that continues
+    after a kill does not repeat them.
 
     Args:
         folder: Folder or URI of the result files.
         bucket: Number of the bucket.
         key_type: Type of the keys.
+        kept: Names of the files in which an earlier worker has kept outcomes of the bucket.
+        clock: Function that returns the seconds of a clock that never jumps.
+
+    Attributes:
+        ended: Texts of the keys of these outcomes.
     """
 
-    def __init__(self, folder: str, bucket: int, key_type: pa.DataType) -> None:
-        self._filesystem, root = resolve(folder)
-        self._path = f"{root}/{file_name(bucket)}"
-        self._target = f"{root}/.{file_name(bucket)}.{uuid.uuid4().hex}" if is_local(folder) else self._path
+    def __init__(
+        self,
+        folder: str,
+        bucket: int,
+        key_type: pa.DataType,
+        kept: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._filesystem, self._root = resolve(folder)
+        self._is_local = is_local(folder)
+        self._bucket = bucket
         self._key_type = key_type
+        self._clock = clock
+        self._kept = [f"{self._root}/{name}" for name in kept]
+        self._earlier = _kept_tables(self._filesystem, self._kept, key_type)
+        self.ended = frozenset(text for table in self._earlier for text in _texts(table))
         self._pending: list[Outcome] = []
         self._pending_bytes = 0
-        self._writer: Any = None
-        self._stream: Any = None
+        self._unkept: list[Outcome] = []
+        self._unkept_bytes = 0
+        self._unkept_since = 0.0
+        self._file: _OutcomeFile | None = None
         self._partitions = 0
 
     def expect(self, partitions: int) -> None:
@@ -83,30 +134,113 @@ class ResultWriter:
 
     def add(self, outcome: Outcome) -> None:
         """Add the outcome of a partition."""
+        size = len(outcome.log) + (len(outcome.value.content) if outcome.value else 0)
+        if not self._unkept:
+            self._unkept_since = self._clock()
+        self._unkept.append(outcome)
+        self._unkept_bytes += size
         self._pending.append(outcome)
-        self._pending_bytes += len(outcome.log) + (len(outcome.value.content) if outcome.value else 0)
+        self._pending_bytes += size
         if self._pending_bytes >= ROW_GROUP_BYTES:
             self._write()
+        self.keep()
+
+    def keep(self) -> None:
+        """Write the outcomes that are only in memory into a small file, if it is time."""
+        is_due = self._unkept_bytes >= _MOST_UNKEPT_BYTES or self._clock() - self._unkept_since >= KEEP_EVERY_S
+        if self._unkept and is_due:
+            path = f"{self._root}/{_KEPT}{self._bucket:05d}-{uuid.uuid4().hex}.parquet"
+            file = _OutcomeFile(self._filesystem, path, self._key_type, len(self._unkept), is_local=self._is_local)
+            file.write(_table(self._unkept, self._key_type))
+            file.close()
+            self._kept.append(path)
+            self._unkept, self._unkept_bytes = [], 0
 
     def close(self) -> None:
-        """Write the rest, and give the file its name."""
-        self._write()
+        """Write the rest, give the file its name, and remove the small files."""
+        self._write().close()
+        for path in self._kept:
+            with contextlib.suppress(OSError):  # what is left is not read any more
+                self._filesystem.delete_file(path)
+
+    def _write(self) -> _OutcomeFile:
+        if self._file is None:
+            path = f"{self._root}/{file_name(self._bucket)}"
+            self._file = _OutcomeFile(self._filesystem, path, self._key_type, self._partitions, is_local=self._is_local)
+            for table in self._earlier:
+                self._file.write(table)
+            self._earlier = []
+        if self._pending or not self._partitions:
+            self._file.write(_table(self._pending, self._key_type))
+        self._pending, self._pending_bytes = [], 0
+        return self._file
+
+
+class _OutcomeFile:
+    """Parquet file of outcomes, which gets its name when it is complete.
+
+    Args:
+        filesystem: Filesystem of the path.
+        path: Path of the file.
+        key_type: Type of the keys.
+        partitions: Number of outcomes.
+        is_local: Whether the file can be renamed. A file at a URI gets its name when it is closed.
+    """
+
+    def __init__(self, filesystem: Any, path: str, key_type: pa.DataType, partitions: int, *, is_local: bool) -> None:
+        from pyarrow import parquet
+
+        folder, _, name = path.rpartition("/")
+        self._filesystem, self._path = filesystem, path
+        self._target = f"{folder}/.{name}.{uuid.uuid4().hex}" if is_local else path
+        schema = _schema(key_type).with_metadata({_PARTITIONS: str(partitions).encode()})
+        self._stream = filesystem.open_output_stream(self._target)
+        # Values are often compressed already, and models of a few kilobytes gain nothing from dictionaries.
+        self._writer = parquet.ParquetWriter(self._stream, schema, use_dictionary=["status", "kind"])
+
+    def write(self, table: pa.Table) -> None:
+        """Write a row group."""
+        self._writer.write_table(table, row_group_size=max(1, len(table)))
+
+    def close(self) -> None:
+        """Complete the file, and give it its name."""
         self._writer.close()
         self._stream.close()
         if self._target != self._path:
             self._filesystem.move(self._target, self._path)
 
-    def _write(self) -> None:
-        from pyarrow import parquet
 
-        if self._writer is None:
-            schema = _schema(self._key_type).with_metadata({_PARTITIONS: str(self._partitions).encode()})
-            self._stream = self._filesystem.open_output_stream(self._target)
-            # Values are often compressed already, and models of a few kilobytes gain nothing from dictionaries.
-            self._writer = parquet.ParquetWriter(self._stream, schema, use_dictionary=["status", "kind"])
-        table = _table(self._pending, self._key_type)
-        self._writer.write_table(table, row_group_size=max(1, len(self._pending)))
-        self._pending, self._pending_bytes = [], 0
+def _kept_tables(filesystem: Any, paths: Sequence[str], key_type: pa.DataType) -> list[pa.Table]:
+    """Read files of kept outcomes into tables of about `ROW_GROUP_BYTES`, each with the first outcome of each key."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema, seen = _schema(key_type), set[str]()
+    tables: list[pa.Table] = []
+    for path in paths:
+        with parquet.ParquetFile(filesystem.open_input_file(path)) as file:
+            table = _first_of_keys(file.read(), seen).cast(schema)
+        if tables and tables[-1].nbytes + table.nbytes < ROW_GROUP_BYTES:
+            table = pa.concat_tables([tables.pop(), table])
+        tables.append(table)
+    return tables
+
+
+def _first_of_keys(table: pa.Table, seen: set[str]) -> pa.Table:
+    """Return the rows of a table whose keys are not in `seen`, and add their texts to it. Two workers may have kept
+    outcomes of one partition if the first one was thought to be lost."""
+    import pyarrow as pa
+
+    places = []
+    for place, text in enumerate(_texts(table)):
+        if text not in seen:
+            seen.add(text)
+            places.append(place)
+    return table.take(pa.array(places, pa.int64()))
+
+
+def _texts(table: pa.Table) -> list[str]:
+    return [key_text(key) for key in keys_in(table.column("key"))]
 
 
 def _table(outcomes: Sequence[Outcome], key_type: pa.DataType) -> pa.Table:
@@ -136,16 +270,32 @@ def complete_files(folder: str, key_type: pa.DataType | None = None) -> dict[int
     The tables also have the columns ``file``, ``row_group`` and ``row``, the place of each partition. If `key_type` is
     given, files with keys of another type are left out.
     """
+    return {bucket: tables[0] for bucket, tables in _summaries(folder, _BUCKET, key_type).items()}
+
+
+def kept_outcomes(folder: str, key_type: pa.DataType) -> dict[int, pa.Table]:
+    """Return the same of the outcomes that workers have kept of buckets that have not ended, one per partition."""
+    import pyarrow as pa
+
+    found = {}
+    for bucket, tables in _summaries(folder, _KEPT, key_type).items():
+        seen: set[str] = set()
+        found[bucket] = pa.concat_tables([_first_of_keys(table, seen) for table in tables])
+    return found
+
+
+def _summaries(folder: str, beginning: str, key_type: pa.DataType | None) -> dict[int, list[pa.Table]]:
+    """Return what the complete files whose names begin with a text say of their partitions, by bucket."""
     from pyarrow import fs
 
     filesystem, root = resolve(folder)
-    found: dict[int, pa.Table] = {}
+    found: dict[int, list[pa.Table]] = {}
     for info in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True)):
         name = info.base_name
-        if info.is_file and name.startswith("bucket-") and name.endswith(".parquet"):
+        if info.is_file and name.startswith(beginning) and name.endswith(".parquet"):
             table = _summary(filesystem, info.path, key_type)
             if table is not None:
-                found[int(name[7:-8])] = table
+                found.setdefault(_bucket_of(name), []).append(table)
     return found
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from shoal.jobs.files import storage
-from shoal.jobs.partitions.result_files import MANIFEST
+from shoal.jobs.partitions.result_files import MANIFEST, discard_leftovers
 from shoal.training import artifact_folders
 from shoal.training.artifact_folders import Claim, make_folder
 from shoal.training.locations import filesystem, is_local
@@ -73,13 +73,14 @@ class WorkFolder:
         return folder
 
     def discard_rows(self) -> None:
-        """Remove what is not needed when the job has ended: rows, claims, and half-written result files of killed
+        """Remove what is not needed when the attempt has ended: rows, claims, and half-written files of killed
         workers."""
-        for folder in (self.rows, f"{self.path}/claims"):
-            with contextlib.suppress(OSError):
-                remove_tree(folder)
-        for path in Path(self.results).glob(".bucket-*") if self.is_local else ():
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            remove_tree(self.rows)
+        with contextlib.suppress(OSError):
+            remove_tree(f"{self.path}/claims")
+        with contextlib.suppress(OSError):
+            discard_leftovers(self.results)
 
     def _is_ours(self, folder: str) -> bool:
         found = artifact_folders.read(folder)

@@ -83,6 +83,21 @@ class Assignment:
     secrets: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Order to process a bucket.
+
+    Args:
+        bucket: Number of the bucket.
+        batches: Places of its rows.
+        kept: Names of the files in which an earlier worker has kept outcomes of the bucket.
+    """
+
+    bucket: int
+    batches: Sequence[BatchInfo]
+    kept: tuple[str, ...]
+
+
 def divide(
     source: ParquetSource, chunks: Sequence[Chunk], columns: Sequence[str], by: Sequence[str], buckets: int, folder: str
 ) -> int:
@@ -99,13 +114,13 @@ def divide(
     return peak
 
 
-def process(assignment: Assignment, buckets: Sequence[tuple[int, Sequence[BatchInfo]]]) -> int:
+def process(assignment: Assignment, orders: Sequence[Order]) -> int:
     """Process buckets in their order, and return the peak memory of this worker and its process in bytes.
 
     Args:
         assignment: Function, dataset and folders.
-        buckets: Numbers of the buckets, and the places of their rows. With a folder of claims, all workers get the same
-            buckets, and each processes those that it claims.
+        orders: The buckets. With a folder of claims, all workers get the same ones, and each processes those that it
+            claims.
     """
     memory.reset_peak()
     own = memory.peak_rss_bytes()
@@ -128,10 +143,10 @@ def process(assignment: Assignment, buckets: Sequence[tuple[int, Sequence[BatchI
     hidden = KnownSecrets(assignment.secrets)
     reporter = _Reporter()
     with contextlib.closing(_Processes(work, assignment.timeout, lambda text: redact(hidden.hide(text)))) as processes:
-        for number, batches in buckets:
-            if assignment.claims_folder is None or _claim(assignment.claims_folder, number):
-                writer = ResultWriter(assignment.results_folder, number, assignment.key_type)
-                for outcome in processes.outcomes(batches, writer.expect):
+        for order in orders:
+            if assignment.claims_folder is None or _claim(assignment.claims_folder, order.bucket):
+                writer = ResultWriter(assignment.results_folder, order.bucket, assignment.key_type, order.kept)
+                for outcome in processes.outcomes(order.batches, writer):
                     writer.add(outcome)
                     reporter.ended(outcome)
                 writer.close()
@@ -189,18 +204,21 @@ class _Processes:
         self._process: ForkedProcess | None = None
         self.peak_bytes = 0
 
-    def outcomes(self, batches: Sequence[BatchInfo], expect: Callable[[int], None]) -> Iterator[Outcome]:
-        """Have the partitions of a bucket processed, and yield the outcome of each, once."""
+    def outcomes(self, batches: Sequence[BatchInfo], writer: ResultWriter) -> Iterator[Outcome]:
+        """Have the partitions of a bucket processed that have not ended yet, and yield the outcome of each, once.
+
+        The writer keeps earlier outcomes while the function runs for a long time.
+        """
         budget = max(1, memory.available_bytes() // gang_context().local_world_size)
-        bucket = Bucket(batches, frozenset(), {}, budget)
+        bucket = Bucket(batches, writer.ended, {}, budget)
         unread = 0
         while True:
             current: Begun | None = None
             ended: set[str] = set()
             try:
-                for message in self._started().messages(bucket, self._timeout):
+                for message in self._started().messages(bucket, self._timeout, writer.keep):
                     if isinstance(message, Read):
-                        expect(message.partitions)
+                        writer.expect(message.partitions)
                         unread = 0
                     elif isinstance(message, Begun):
                         current = message

@@ -113,25 +113,26 @@ class AnySpec(Settings, ABC):
         """
         return self._completed(pool, Caller.of(environment))
 
-    def identifying(self, pool: str, environment: Mapping[str, str]) -> Self:
+    def identifying(self, pool: str | None, environment: Mapping[str, str]) -> Self:
         """Return a copy of the spec, to compute the job's fingerprint from it.
 
         The copy is like the result of :meth:`completed`, but of the submitter's MLflow settings it has only
         MLFLOW_TRACKING_URI. The other settings may differ if another process submits the same job again.
 
         Args:
-            pool: Name of the pool that the job is submitted to.
+            pool: Name of the pool that the job is submitted to. None: an embedded pool, whose name is another one in
+                each process.
             environment: Environment variables of the submitter.
         """
         return self._completed(pool, Caller(environment.get("MLFLOW_TRACKING_URI") or None))
 
-    def _completed(self, pool: str, caller: Caller) -> Self:
+    def _completed(self, pool: str | None, caller: Caller) -> Self:
         spec = self.on_pool(pool).with_datasets(DatasetSpec.located)
         if spec.tracking is None:
             return spec
         return spec.model_copy(update={"tracking": spec.tracking.completed(caller)})
 
-    def on_pool(self, name: str) -> Self:
+    def on_pool(self, name: str | None) -> Self:
         """Return a copy of the spec whose job runs on the pool of the given name."""
         return self.model_copy(update={"run_config": self.run_config.model_copy(update={"pool_name": name})})
 

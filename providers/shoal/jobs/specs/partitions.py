@@ -128,6 +128,7 @@ class PartitionsJobSpec(AnySpec):
         description="Path of the file with the pickled function; `shoal.many` sets the path. None: `function` names "
         "the function.",
     )
+    code_digest: str | None = Field(default=None, description="Digest of the code in `program`; `shoal.many` sets it.")
     estimator: PartitionEstimator | None = Field(
         default=None,
         description="Boosting model that is trained for each partition. None: a function is called.",
@@ -225,6 +226,7 @@ class PartitionsJobSpec(AnySpec):
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
+        # `code_digest` stands for the code, because the pickled bytes differ between processes.
         return super().comparable(by_content).model_copy(update={"program": self.program and "by value"})
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:

@@ -7,6 +7,8 @@ not release the lease.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session, defer
 
@@ -50,9 +52,7 @@ def end_spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[s
             .execution_options(synchronize_session=False)
         )
         own = job_of(lease.holder)
-        unfinished = select(Job).where(Job.pool == lease.pool, Job.state.not_in(JOB_ENDED))
-        # With the policies of `shoal.state.policies`, the lock leaves out jobs that this process may not end.
-        for job in session.scalars(unfinished.options(defer(Job.spec)).with_for_update()):
+        for job in _unfinished(session, lease.pool):
             if job.id != own and not ends_with(job.holder, job.ancestors, lease.holder):
                 continue
             end_job(session, job, JobState.FAILED, now, error=reason, error_is_permanent=True)
@@ -157,6 +157,18 @@ def _spent(holder: str, pool: str, used: float, budget: float) -> str:
     return (
         f'{run_of(holder)} has used {used:.4g} node-hours on pool "{pool}", so budget_node_hours={budget:g} is used up'
     )
+
+
+def end_jobs_of_pool(session: Session, pool: str, reason: str, now: float) -> None:
+    """Record that the unfinished jobs of a pool have failed, because the pool is gone."""
+    for job in _unfinished(session, pool):
+        end_job(session, job, JobState.FAILED, now, error=reason)
+
+
+def _unfinished(session: Session, pool: str) -> Iterator[Job]:
+    unfinished = select(Job).where(Job.pool == pool, Job.state.not_in(JOB_ENDED))
+    # With the policies of `shoal.state.policies`, the lock leaves out jobs that this process may not end.
+    yield from session.scalars(unfinished.options(defer(Job.spec)).with_for_update())
 
 
 def end_job(

@@ -28,7 +28,7 @@ from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
-from shoal.state.schema import NodeState, PoolState
+from shoal.state.schema import NodeState, Pool, PoolState
 
 log = logging.getLogger("shoal.pool")
 
@@ -93,7 +93,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     if intents.end:
         _end(store, backend, ref, intents.end)
     if snapshot.pool.state is PoolState.DOWN:
-        _clean_up(store, backend, name)
+        _clean_up(store, backend, name, clock())
     return Changes(
         tuple(node.name for node in intents.start), tuple(node.name for node in intents.end), tuple(intents.decided)
     )
@@ -109,27 +109,34 @@ def _end(store: Store, backend: Backend, pool: PoolRef, nodes: list[NodeRef]) ->
                 rows.note_stuck(session, node_id, problem)
 
 
-def _clean_up(store: Store, backend: Backend, name: str) -> None:
+def _clean_up(store: Store, backend: Backend, name: str, now: float) -> None:
     """Remove the token of a pool that is down.
 
-    If the pool belonged to a process (an embedded pool) and this process has ended, remove the pool's folder and row.
+    If the pool belonged to a process (an embedded pool) and this process has ended, remove the pool's folder and row,
+    and record the end of its jobs, so that they can be submitted again at once.
     """
     with transaction(store, JournalStep.TIDY) as session:
         pool = rows.load(session, name).pool
         if pool.state is not PoolState.DOWN:
             return
-        forgotten = pool.owner is not None and ProcessId.from_json(pool.owner).known_dead()
+        forgotten = owner_has_ended(pool)
         backend.discard(name, everything=forgotten)
         if forgotten:
+            why = "the process that started the job, and to which its pool belonged, has ended: submit the job again"
+            lease_limits.end_jobs_of_pool(session, name, why, now)
             session.delete(pool)
 
 
 def is_abandoned(snapshot: Snapshot) -> bool:
     """Return whether a pool is up although nobody needs it any more: it is an embedded pool, the process that it
     belongs to has ended, and no job has a lease on it."""
-    owner = snapshot.pool.owner
-    if snapshot.pool.state is not PoolState.UP or owner is None:
+    if snapshot.pool.state is not PoolState.UP:
         return False
     if any(job_of(lease.holder) is not None for lease in snapshot.leases):
         return False
-    return ProcessId.from_json(owner).known_dead()
+    return owner_has_ended(snapshot.pool)
+
+
+def owner_has_ended(pool: Pool) -> bool:
+    """Return whether a pool is an embedded pool, and the process that it belongs to has ended."""
+    return pool.owner is not None and ProcessId.from_json(pool.owner).known_dead()
