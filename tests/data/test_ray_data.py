@@ -10,7 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from shoal.data import ArrowIngester, DataConnector, RayDataIngester, ShardedDataConnector
+from shoal.data import ArrowIngester, DataConnector, RayDataIngester, ShardedDataConnector, ingest
+from shoal.data.ingest import cpus_to_read
 from shoal.errors import DataError
 
 from .conftest import Write
@@ -74,7 +75,7 @@ def test_workers_that_claim_half_the_cpus_leave_enough_to_read_with(write: Write
     path = write("a.parquet", 50, x=list(range(1000)))
     connector = ShardedDataConnector.from_parquet(path, ingestor_class=RayDataIngester)
 
-    @ray.remote(num_cpus=1 * RayDataIngester.worker_cpu_fraction)
+    @ray.remote(num_cpus=1 - cpus_to_read(1, 1))
     class Worker:
         def read(self, connector: ShardedDataConnector, rank: int) -> list[int]:
             from shoal.data.gang_position import GangPosition, set_current_position
@@ -87,6 +88,30 @@ def test_workers_that_claim_half_the_cpus_leave_enough_to_read_with(write: Write
     parts = ray.get([worker.read.remote(connector, rank) for rank, worker in enumerate(workers)], timeout=90)
     assert [len(part) for part in parts] == [500, 500]
     assert sorted(x for part in parts for x in part) == list(range(1000))
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_line_says_that_no_cpu_is_free_to_read(
+    write: Write, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ingest, "WAIT_LINE_S", 0.1)
+    connector = DataConnector.from_parquet(write("a.parquet", x=[1, 2]), ingestor_class=RayDataIngester)
+    busy = ray.remote(num_cpus=2)(type("Busy", (), {"ready": lambda self: None})).remote()
+    ray.get(busy.ready.remote())
+    said: list[str] = []
+
+    def note(path: str) -> None:
+        report(path)
+        said.append(capfd.readouterr().out)
+        ray.kill(busy)
+
+    report = ingest._say_if_no_cpu_is_free
+    monkeypatch.setattr(ingest, "_say_if_no_cpu_is_free", note)
+    [table] = connector.ingester().iter_batches(connector.plan(1, 0)[0])
+    assert table["x"].to_pylist() == [1, 2] and "Ray Data waits for a CPU to read" in said[0]
+    assert "2 of the cluster's 2 CPUs are reserved" in said[0]
 
 
 @pytest.mark.usefixtures("local_ray")

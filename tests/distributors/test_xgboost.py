@@ -207,6 +207,9 @@ def test_workers_leave_ray_data_half_of_their_cpus(
     for ingestor, size in ((RayDataIngester, "2 workers of 0.5 CPUs"), (ArrowIngester, "2 workers of 1 CPU")):
         with pytest.raises(Asked, match=f"^{size}$"):
             XGBEstimator().fit(DataConnector.from_parquet(rows, ingestor_class=ingestor), COLUMNS, "y")
+    evaluated = {"eval": DataConnector.from_parquet(rows, ingestor_class=RayDataIngester)}
+    with pytest.raises(Asked, match=r"^2 workers of 0\.5 CPUs$"):
+        XGBEstimator().fit(DataConnector.from_parquet(rows), COLUMNS, "y", eval_set=evaluated)
 
 
 @pytest.mark.ray

@@ -153,6 +153,15 @@ def function(**fields: object) -> FunctionJobSpec:
     return FunctionJobSpec(train_func="pkg.module:train", **fields)
 
 
+def reading(cpus: int, datasets: int) -> FunctionJobSpec:
+    """Two workers that read datasets with Ray Data."""
+    each = WorkerResourceConfig(num_cpus=cpus)
+    return function(
+        scaling_config=SpreadScalingConfig(num_workers=2, resource_requirements_per_worker=each),
+        dataset_map={str(i): DatasetSpec(paths=("/d",), ingester="ray") for i in range(datasets)},
+    )
+
+
 CPUS = (NodeSize(4, 0), NodeSize(4, 0), NodeSize(4, 0))
 GPUS = (NodeSize(8, 2), NodeSize(8, 2))
 
@@ -193,6 +202,10 @@ GPUS = (NodeSize(8, 2), NodeSize(8, 2))
             (2, 2),
         ),
         (function(room_for=SpreadScalingConfig(num_workers=5)), CPUS, (5, 0)),
+        (reading(1, 1), CPUS, (2, 0)),
+        (reading(0, 1), CPUS, (1, 0)),
+        (reading(0, 3), CPUS, (3, 0)),
+        (reading(4, 1), CPUS, (8, 0)),
     ],
 )
 def test_what_the_workers_of_a_job_take(spec, nodes, claim):

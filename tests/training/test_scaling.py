@@ -65,8 +65,8 @@ def test_no_node_can_hold_a_worker() -> None:
 
 
 def test_readers_keep_their_share_of_the_cpus() -> None:
-    assert resolve_size(XGBScalingConfig(), nodes((4, 0)), cpu_fraction=0.5) == size(1, 2.0)
-    assert resolve_size(XGBScalingConfig(), nodes((1, 0)), cpu_fraction=0.5) == GangSize(1, 0.5, 1, 0)
+    assert resolve_size(XGBScalingConfig(), nodes((4, 0)), uses_ray_data=True) == GangSize(1, 2.0, 2, 0, 2.0)
+    assert resolve_size(XGBScalingConfig(), nodes((1, 0)), uses_ray_data=True) == GangSize(1, 0.5, 1, 0, 0.5)
 
 
 def test_device_decides_where_use_gpu_does_not() -> None:

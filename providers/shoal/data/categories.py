@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.parquet.listing import WHOLE_NUMBER
 from shoal.errors import DataError
 
 if TYPE_CHECKING:
@@ -125,10 +126,26 @@ def from_lists(lists: Mapping[str, Sequence[Any]]) -> dict[str, pa.Array]:
     return categories
 
 
+def as_categories(values: pa.Array | pa.ChunkedArray, type_: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    """Convert values to the type of a column's categories. A text that is not a whole number equals no integer, and
+    becomes null.
+
+    :func:`shoal.data.checks.check_categories` allows text and integers in one column only for partition columns.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if pa.types.is_integer(type_) and category_type(values.type) == pa.large_string():
+        values = values.cast(pa.large_string())
+        is_number = pc.match_substring_regex(values, f"^{WHOLE_NUMBER.pattern}$")
+        values = pc.if_else(is_number, values, pa.scalar(None, values.type))
+    return values.cast(type_)
+
+
 def _comparable(table: pa.Table, name: str, type_: pa.DataType) -> pa.ChunkedArray:
     import pyarrow as pa
 
     try:
-        return table.column(name).cast(type_)
+        return as_categories(table.column(name), type_)
     except pa.ArrowInvalid as exc:
         raise DataError(f'the categories of column "{name}" cannot be sorted ({exc}): write them as text') from exc

@@ -49,11 +49,13 @@ def validate_columns(
 
     def check_types(footer: Footer) -> None:
         for name in names:
-            type_ = (footer.schema if name in footer.schema.names else schema).field(name).type
+            stored = name in footer.schema.names
+            type_ = (footer.schema if stored else schema).field(name).type
+            path = footer.path if stored else source.file_of_type(name)
             if name in categorical_cols:
-                _check_categorical(footer.path, name, type_)
+                _check_categorical(path, name, type_)
             else:
-                _check_numeric(footer.path, name, type_, "label" if name == label_col else "column")
+                _check_numeric(path, name, type_, "label" if name == label_col else "column")
 
     for name in names:
         check_present(reference.path, name, schema.names)
@@ -157,14 +159,21 @@ def _elements(source: ParquetSource, name: str, depth: int) -> Iterator[tuple[Ro
                 yield group, chunk, metadata.num_rows
 
 
-def check_same_schema(source: ParquetSource, columns: Sequence[str]) -> None:
+def check_same_schema(source: ParquetSource, columns: Sequence[str] | None) -> None:
     """Check that all files with rows have the columns in types that have a common type, so that one table can contain
     all rows.
+
+    Args:
+        source: The dataset.
+        columns: The columns; None for all columns of the dataset. A file may then lack an index that pandas has stored
+            in other files.
 
     Raises:
         DataError: If a file lacks a column, a column has no common type, or a value would be lost in the common type.
             The message names the first such file, the column and both types.
     """
+    gaps = source.index_gaps() if columns is None else ()
+    columns = source.schema().names if columns is None else columns
     partitions = source.partition_fields()
     used = source.used_footers()
     files = distinct(used)
@@ -176,22 +185,27 @@ def check_same_schema(source: ParquetSource, columns: Sequence[str]) -> None:
                     f'{footer.path} stores the column "{name}" in the file, but {source.reference().path} has it as a '
                     "partition directory: store the column in all files, or make it a partition directory of all files"
                 )
-            check_present(footer.path, name, here)
+            if name not in gaps:
+                check_present(footer.path, name, here)
     if len(files) < 2:
         return
     schema = source.schema()
-    for footer in files:
-        for name in columns:
-            if name not in partitions and schema.field(name).type != footer.schema.field(name).type:
-                _check_common_type(footer, name, files)
+    for name in columns:
+        having = [footer for footer in files if name in footer.schema.names]
+        for footer in having:
+            if schema.field(name).type != footer.schema.field(name).type:
+                _check_common_type(footer, name, having)
     for footer in used:
         for name in columns:
-            if name not in partitions:
+            if name in footer.schema.names:
                 _check_values_fit(source, footer, name, schema.field(name).type)
 
 
 def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) -> None:
     """Check that categorical columns have the same kind of type (text, integer or boolean) as in the training set.
+
+    A partition column (``month=1/``) is text or integer depending on its other values, so the two are compared by
+    value: a text that is not a whole number is a new category.
 
     Raises:
         DataError: If the types of a column cannot be compared. The message names the column and both types.
@@ -201,11 +215,18 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
     schema = source.schema()
     for name, expected in types.items():
         type_ = schema.field(name).type
-        if not pa.types.is_null(type_) and category_type(type_) != category_type(expected):
-            raise DataError(
-                f'{source.reference().path}: column "{name}" is of type {type_}, but its categories are of type '
-                f"{expected} in the training set: write the column in the type of the training set"
-            )
+        if pa.types.is_null(type_) or category_type(type_) == category_type(expected):
+            continue
+        path, advice = source.file_of_type(name), "write the column in the type of the training set"
+        if name in source.partition_fields() and not pa.types.is_boolean(expected):
+            padded = None if pa.types.is_string(type_) else source.padded_partition(name)
+            if padded is None:
+                continue
+            path, advice = padded, "name the folder without leading zeros, as in the training set"
+        raise DataError(
+            f'{path}: column "{name}" is of type {type_}, but its categories are of type {expected} in the training '
+            f"set: {advice}"
+        )
 
 
 def check_codes(source: ParquetSource, columns: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ def huggingface_dataset(
     rows = _rows(shard.rows, limit, batch_size if drop_last_batch else 1)
     source = ingester.source
     schema = source.schema()
-    check_same_schema(source, schema.names)
+    check_same_schema(source, None)
     if not streaming:
         tables = ingester.iter_batches(shard)
         dataset = datasets.Dataset(take_rows(tables, None if shuffle else rows) if rows else schema.empty_table())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,9 +22,6 @@ class ArrowIngester:
     """
 
     name: ClassVar[str] = "arrow"
-    # Fraction of a worker's CPUs that the worker process requests from Ray. Arrow reads the rows in the worker process,
-    # so no other process needs CPUs to read them.
-    worker_cpu_fraction: ClassVar[float] = 1.0
 
     def __init__(self, source: ParquetSource) -> None:
         self.source = source
@@ -55,10 +53,6 @@ class RayDataIngester:
     """
 
     name: ClassVar[str] = "ray"
-    # Fraction of a worker's CPUs that the worker process requests from Ray. Half of the CPUs stay free for Ray's read
-    # tasks. In a test on a host with two CPUs, two workers that requested 0.8 CPUs each left too little for the read
-    # tasks, and hung.
-    worker_cpu_fraction: ClassVar[float] = 0.5
 
     def __init__(self, source: ParquetSource) -> None:
         self.source = source
@@ -86,9 +80,13 @@ IngesterClass = type[ArrowIngester] | type[RayDataIngester]
 INGESTERS: dict[str, IngesterClass] = {each.name: each for each in (ArrowIngester, RayDataIngester)}
 
 
-# Number of CPUs that a read task requests. A worker with one CPU requests half of this CPU for itself
-# (`RayDataIngester.worker_cpu_fraction`), so a read task that requested a whole CPU would wait forever.
+# Number of CPUs that a read task requests. A worker with one CPU reserves half of this CPU for itself, see
+# `cpus_to_read`, so a read task that requested a whole CPU would wait forever.
 READ_TASK_CPUS = 0.5
+
+# Seconds without the first rows after which a line says that no CPU is free. Ray starts a process for a task in some
+# seconds.
+WAIT_LINE_S = 20.0
 
 # Number of read tasks that each worker runs at the same time. With two tasks, the next table is read while the worker
 # uses the current table. More tasks would only fill Ray's object store.
@@ -96,6 +94,23 @@ READ_TASKS = 2
 
 # Name of the column in which a read task returns the message of a DataError, instead of raising the error.
 _ERROR = "__shoal_data_error__"
+
+
+def cpus_to_read(cpus: float, streams: int) -> float:
+    """Return the number of CPUs that a worker must leave free for the tasks of Ray Data that read its rows.
+
+    A worker reserves the rest of its CPUs. If the workers reserved all CPUs, the tasks would wait forever. In a test on
+    a host with two CPUs, two workers that reserved 0.8 CPUs each left too little.
+
+    Args:
+        cpus: CPUs of the worker.
+        streams: Number of datasets that the worker may read with Ray Data at the same time. A task that waits until its
+            rows are used keeps its CPU, so each stream needs a CPU share of its own.
+
+    Returns:
+        Half of the worker's CPUs, or more if the streams need more, even more than `cpus`; 0 without a stream.
+    """
+    return max(cpus / 2, streams * READ_TASK_CPUS) if streams else 0.0
 
 
 def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequence[str] | None) -> Iterator[pa.Table]:
@@ -109,7 +124,7 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
     import pyarrow as pa
 
     dataset = ranges_dataset(source, ranges, columns, concurrency=min(READ_TASKS, len(ranges)), errors_as_rows=True)
-    blocks = _blocks(dataset)
+    blocks = _blocks(dataset, source.paths[0])
     # Ray Data splits a large table into several smaller ones (blocks). The blocks are concatenated again, so that the
     # tables, and therefore the model, are the same as with the ArrowIngester.
     spare: list[pa.Table] = []
@@ -204,8 +219,28 @@ def connected_ray() -> Any:
     return ray
 
 
-def _blocks(dataset: Any) -> Iterator[pa.Table]:
-    for block in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
-        if block.column_names == [_ERROR]:
-            raise DataError(block.column(_ERROR)[0].as_py())
-        yield block
+def _blocks(dataset: Any, path: str) -> Iterator[pa.Table]:
+    timer = threading.Timer(WAIT_LINE_S, _say_if_no_cpu_is_free, [path])
+    timer.daemon = True
+    timer.start()
+    try:
+        for block in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1):
+            timer.cancel()
+            if block.column_names == [_ERROR]:
+                raise DataError(block.column(_ERROR)[0].as_py())
+            yield block
+    finally:
+        timer.cancel()
+
+
+def _say_if_no_cpu_is_free(path: str) -> None:
+    import ray
+
+    free, every = (resources().get("CPU", 0.0) for resources in (ray.available_resources, ray.cluster_resources))
+    if free < READ_TASK_CPUS:
+        print(
+            f"Ray Data waits for a CPU to read {path}: {every - free:g} of the cluster's {every:g} CPUs are reserved, "
+            f"and a read task needs {READ_TASK_CPUS:g}. It waits until other work releases CPUs: reserve fewer CPUs "
+            "for the workers (num_cpus), or use ingestor_class=ArrowIngester, which reads in the worker itself",
+            flush=True,
+        )

@@ -69,7 +69,7 @@ class DataShard:
         from shoal.data.parquet.reading import take_rows
 
         source = self.ingester.source
-        check_same_schema(source, source.schema().names if columns is None else columns)
+        check_same_schema(source, columns)
         return take_rows(self.iter_batches(columns), limit)
 
     def to_huggingface_dataset(

@@ -13,6 +13,7 @@ fewest running jobs comes first, and among the jobs of one holder the oldest job
 from __future__ import annotations
 
 import heapq
+import math
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -27,7 +28,7 @@ from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node, limited_nodes
-from shoal.training.pytorch.request import FunctionRequest, PyTorchScalingConfig, lay_out
+from shoal.training.pytorch.request import FunctionRequest, PyTorchScalingConfig, lay_out, needed_cpus
 from shoal.training.scaling import gpu_wish, resolve_size
 
 
@@ -150,13 +151,14 @@ class Gang:
 
     Attributes:
         workers: Number of workers; a negative number -n means n workers on each node.
-        cpus: CPUs of each worker; -1: all CPUs of a node, divided among its workers.
+        cpus: CPUs of each worker and of Ray Data's tasks that read its rows; -1: all CPUs of a node, divided among its
+            workers.
         gpus: GPUs of each worker; -1: one GPU if every node has a GPU, otherwise none.
         per_gpu: Whether a negative `workers` means one worker per GPU if the workers use GPUs.
     """
 
     workers: int = -1
-    cpus: int = -1
+    cpus: float = -1
     gpus: int = 0
     per_gpu: bool = False
 
@@ -189,13 +191,14 @@ class Gang:
         # almost no resources.
         config = spec.room_for or spec.scaling_config
         each = config.resource_requirements_per_worker
+        cpus = needed_cpus(each, 0 if spec.room_for else spec.ray_streams)
         if not isinstance(config, PyTorchScalingConfig):
-            return cls(config.num_workers, each.num_cpus, each.num_gpus)
+            return cls(config.num_workers, cpus, each.num_gpus)
         per_node = config.num_workers_per_node
         if per_node == -1:
-            return cls(-1, each.num_cpus, each.num_gpus, per_gpu=True)
+            return cls(-1, cpus, each.num_gpus, per_gpu=True)
         workers = -per_node if config.num_nodes == -1 else config.num_nodes * per_node
-        return cls(workers, each.num_cpus, each.num_gpus)
+        return cls(workers, cpus, each.num_gpus)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the group of workers as plain data, which the job's row stores."""
@@ -213,7 +216,7 @@ class Gang:
         workers = self.workers
         if workers < 0:
             workers = total.gpus if self.per_gpu and gpus else -workers * len(nodes)
-        cpus = workers * self.cpus if self.cpus >= 0 else total.cpus * workers // max(1, len(nodes))
+        cpus = math.ceil(workers * self.cpus) if self.cpus >= 0 else total.cpus * workers // max(1, len(nodes))
         return NodeSize(min(cpus, total.cpus), min(workers * gpus, total.gpus))
 
 
@@ -279,9 +282,9 @@ def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
     with warnings.catch_warnings(action="ignore"):
         try:
             if isinstance(spec, FunctionRequest):
-                for config in (spec.scaling_config, spec.room_for):
-                    if config is not None:
-                        lay_out(config, nodes, clamp=clamp)
+                lay_out(spec.scaling_config, nodes, ray_streams=spec.ray_streams, clamp=clamp)
+                if spec.room_for is not None:
+                    lay_out(spec.room_for, nodes, clamp=clamp)
             else:
                 use_gpu = {0: False, 1: True}.get(Gang.of(spec).gpus)
                 trained = spec.train if isinstance(spec, TuneJobSpec) else None

@@ -263,11 +263,11 @@ class Node(TypedDict):
     gpu_type: NotRequired[str | None]
 
 
-def workers_on(node: Node, cpus: int, gpus: int, gpu_type: str | None = None) -> int:
+def workers_on(node: Node, cpus: float, gpus: int, gpu_type: str | None = None) -> int:
     """Compute how many workers of a given size fit on a node."""
     if gpu_type is not None and node.get("gpu_type", gpu_type) != gpu_type:
         return 0
-    return min(node["cpus"] // cpus if cpus else _ANY_NUMBER, node["gpus"] // gpus if gpus else _ANY_NUMBER)
+    return min(int(node["cpus"] // cpus) if cpus else _ANY_NUMBER, node["gpus"] // gpus if gpus else _ANY_NUMBER)
 
 
 def limited(wanted: int, room: int, request: str, nodes: Sequence[Node], *, clamp: bool) -> int:

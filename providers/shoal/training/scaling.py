@@ -11,6 +11,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from shoal.data.ingest import cpus_to_read
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.option_validation import Settings, positive_or_all
 from shoal.training.cluster import Node, limited, listed, resources, workers_on
@@ -75,16 +76,17 @@ class GangSize:
 
     Args:
         num_workers: Number of workers.
-        cpus_per_worker: CPUs that each worker reserves in Ray. If Ray Data reads the rows, a worker reserves only a
-            part of its CPUs, so that the other CPUs stay free for Ray Data's tasks.
+        cpus_per_worker: CPUs that each worker reserves in Ray.
         threads: Number of threads with which each worker trains.
         gpus_per_worker: GPUs that each worker reserves, 0 or 1.
+        reading_cpus: CPUs of each worker that stay free for the tasks of Ray Data that read its rows.
     """
 
     num_workers: int
     cpus_per_worker: float
     threads: int
     gpus_per_worker: int
+    reading_cpus: float = 0.0
 
 
 def resolve_size(
@@ -92,7 +94,7 @@ def resolve_size(
     nodes: Sequence[Node],
     *,
     device: str | None = None,
-    cpu_fraction: float = 1.0,
+    uses_ray_data: bool = False,
     clamp: bool = False,
 ) -> GangSize:
     """Compute the number of workers, and the CPUs, threads and GPUs of each worker, from a scaling config.
@@ -127,8 +129,8 @@ def resolve_size(
         by_default = config.num_workers == -1 and workers == wanted
         assigned = each_node if by_default else _assign(usable, workers, gpus)
         cpus = min(node["cpus"] // count for node, count in zip(usable, assigned, strict=True) if count)
-    claimed = cpus * cpu_fraction
-    return GangSize(workers, claimed, max(1, int(claimed)), gpus)
+    reading = cpus_to_read(cpus, int(uses_ray_data))
+    return GangSize(workers, cpus - reading, max(1, int(cpus - reading)), gpus, reading)
 
 
 def wider_workers(size: GangSize, nodes: Sequence[str], rows: int) -> str | None:

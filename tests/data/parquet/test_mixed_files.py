@@ -77,7 +77,6 @@ def test_text_and_categories_of_pandas_may_differ(write: Write, tmp_path: Path) 
     [
         (pa.string(), pa.int64()),
         (pa.bool_(), pa.int64()),
-        (pa.timestamp("us"), pa.timestamp("ns")),
         (pa.timestamp("us"), pa.timestamp("us", "UTC")),
         (pa.decimal128(38, 2), pa.float64()),
         (pa.struct([("a", pa.int64())]), pa.struct([("b", pa.int64())])),

@@ -230,3 +230,10 @@ def sum_of_ranks(start: float) -> float:
     total = torch.tensor(float(torch.distributed.get_rank()))
     torch.distributed.all_reduce(total)
     return start + float(total)
+
+
+def rows_in_pairs() -> list[int]:
+    """Read two datasets at the same time, and return the sums of their rows."""
+    one, other = (get_context().get_dataset_map()[name].get_shard() for name in ("one", "other"))  # type: ignore[attr-defined]
+    pairs = zip(one.iter_batches(["a"]), other.iter_batches(["a"]), strict=True)
+    return [first.num_rows + second.num_rows for first, second in pairs]

@@ -65,6 +65,20 @@ def test_workers_are_laid_out_on_nodes_that_have_room() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cpus", "streams", "reserved", "workers_on_4_cpus"),
+    [(1, 0, 1, 4), (1, 1, 0.5, 4), (1, 2, 0, 4), (1, 3, 0, 2), (0, 1, 0, 8), (4, 1, 2, 1), (4, 2, 2, 1)],
+)
+def test_workers_leave_cpus_to_ray_data(cpus: int, streams: int, reserved: float, workers_on_4_cpus: int) -> None:
+    node = [Node(name="a", cpus=4, gpus=0)]
+    layout = lay_out(spread(workers_on_4_cpus, cpus), node, ray_streams=streams)
+    assert layout.reserved_cpus == reserved
+    assert workers_on_4_cpus * (reserved + layout.reading_cpus) <= 4
+    said = "Ray Data needs" if streams * 0.5 > cpus else "4 CPUs|1 CPU"
+    with pytest.raises(CapacityError, match=said):
+        lay_out(spread(workers_on_4_cpus + 1, cpus), node, ray_streams=streams)
+
+
+@pytest.mark.parametrize(
     ("config", "cpus", "gpus", "workers", "each"),
     [
         (of(1, -1, 1, -1), 8, 4, 4, 1),

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shoal import RunConfig
-from shoal.data import DataConnector, ShardedDataConnector
+from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector
 from shoal.distributors.pytorch import (
     PyTorchDistributor,
     PyTorchScalingConfig,
@@ -90,6 +90,15 @@ def test_a_sharded_connector_gives_each_rank_its_part_and_a_plain_one_all(
     assert all_of_first == all_of_second == ROWS
     assert abs(len(first) - len(second)) <= 1_000
     assert sorted(first + second) == sorted(datasets["whole"].to_pandas()["a"].tolist())
+
+
+@pytest.mark.long
+def test_ray_data_reads_two_datasets_beside_workers_that_ask_for_all_cpus(
+    driver: TwoNodes, tmp_path: Path, rows: Path
+) -> None:
+    one, other = (ShardedDataConnector.from_parquet(rows, ingestor_class=RayDataIngester) for _ in range(2))
+    run = distributor(functions.rows_in_pairs, tmp_path).run(dataset_map={"one": one, "other": other})
+    assert sum(sum(pairs) for pairs in run.get_results()) == 2 * ROWS
 
 
 def as_good_as_alone(run: Response, steps: int, batch: int) -> None:

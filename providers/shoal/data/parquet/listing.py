@@ -20,6 +20,8 @@ from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 
 _MAGIC = re.compile(r"[*?\[]")
 _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
+WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
+"""Pattern of the partition values that are read as integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,7 @@ def _glob(filesystem: Any, pattern: str) -> list[Any]:
 def partition_type(values: Iterable[str | None]) -> str:
     """Return the narrowest Arrow type for all values of a partition column: int32, int64 or string."""
     present = [value for value in values if value is not None]
-    if not present or not all(re.fullmatch(r"-?\d{1,18}", value) for value in present):
+    if not present or not all(WHOLE_NUMBER.fullmatch(value) for value in present):
         return "string"
     return "int32" if all(-(2**31) <= int(value) < 2**31 for value in present) else "int64"
 

@@ -10,6 +10,7 @@ from shoal.data.parquet.schema import EXACT_INTEGER
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     from shoal.data.parquet.source import ParquetSource
 
@@ -30,15 +31,17 @@ def described(table: pa.Table, source: ParquetSource) -> pa.Table:
     import pyarrow as pa
 
     reference = source.reference()
-    stored = (source.metadata(reference.path).metadata or {}).get(b"pandas")
-    described: dict[str, Any] = json.loads(stored) if stored else {"index_columns": [], "column_indexes": []}
+    types = {field.name: field.type for field in reference.schema}
+    described = stored_description(source.metadata(reference.path))
+    stored = bool(described)
+    described = described or {"index_columns": [], "column_indexes": []}
     columns = {column.get("field_name", column["name"]): column for column in described.get("columns", [])}
     changed = False
     for field, values in zip(table.schema, table.columns, strict=True):
         name = field.name
         known = columns.get(name)
-        if known is not None and field.type != reference.schema.field(name).type:
-            # Another file has a wider type, to which pandas' type of this file does not apply.
+        if known is not None and field.type != types.get(name):
+            # Another file has a wider type, or the column is a partition directory: pandas' type does not apply.
             columns[name] = {**known, "numpy_type": "object", "metadata": None}
             changed = True
         if pa.types.is_integer(field.type) and values.null_count and _would_be_rounded(values):
@@ -48,8 +51,7 @@ def described(table: pa.Table, source: ParquetSource) -> pa.Table:
             changed = True
     if changed:
         described["columns"] = list(columns.values())
-        stored = json.dumps(described).encode()
-    return table.replace_schema_metadata({b"pandas": stored} if stored else None)
+    return table.replace_schema_metadata({b"pandas": json.dumps(described).encode()} if stored or changed else None)
 
 
 def without_row_numbers(schema: pa.Schema) -> pa.Schema:
@@ -78,6 +80,13 @@ def to_exact_frame(table: pa.Table) -> pd.DataFrame:
             columns[name] = nullable.__from_arrow__(values)
     frame: pd.DataFrame = table.to_pandas()
     return frame.assign(**{name: values for name, values in columns.items() if name in frame})
+
+
+def stored_description(metadata: pq.FileMetaData) -> dict[str, Any]:
+    """Return the description of a DataFrame that pandas has written into a Parquet file; an empty dict without one."""
+    stored = (metadata.metadata or {}).get(b"pandas")
+    described: dict[str, Any] = json.loads(stored) if stored else {}
+    return described
 
 
 def _would_be_rounded(values: pa.ChunkedArray) -> bool:

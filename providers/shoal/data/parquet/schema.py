@@ -68,7 +68,8 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     possible above 2**63. :func:`to_schema` finds such values.
 
     Returns:
-        The common type; None if there is none, such as for text and numbers, or for timestamps of different units.
+        The common type; None if there is none, such as for text and numbers, or for timestamps with and without a time
+        zone. Timestamps get the finer unit, and the first type's time zone.
     """
     import pyarrow as pa
 
@@ -86,6 +87,9 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
             return wide
     if types.is_date(one) and types.is_date(other):
         return pa.date32()
+    if types.is_timestamp(one) and types.is_timestamp(other):
+        unit = max(one.unit, other.unit, key=("s", "ms", "us", "ns").index)
+        return pa.timestamp(unit, one.tz) if (one.tz is None) == (other.tz is None) else None
     return _common_nested(one, other)
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.parquet.digest import footer_texts, rows_digest, texts_digest
 from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows
 from shoal.data.parquet.footers import THREADS, Footer, open_planned, read_footers
-from shoal.data.parquet.listing import DataFile, list_files, partition_type, partition_values
+from shoal.data.parquet.listing import WHOLE_NUMBER, DataFile, list_files, partition_type, partition_values
+from shoal.data.parquet.pandas_frames import stored_description
 from shoal.data.parquet.paths import normalise
 from shoal.data.parquet.reading import read_ranges
 from shoal.data.parquet.schema import common_schema, distinct, first_with_rows, to_schema, widened
@@ -72,6 +73,7 @@ class ParquetSource:
         self._matching: dict[str, tuple[int, ...]] | None = None
         self._selections: dict[tuple[str, int], GroupSelection] | None = None
         self._schema: pa.Schema | None = None
+        self._index_gaps: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         shown = ", ".join(self.paths[:3]) + (f", ... ({len(self.paths)})" if len(self.paths) > 3 else "")
@@ -146,6 +148,26 @@ class ParquetSource:
         types = {name: type_ for name, type_ in self._partition_types.items() if name not in stored}
         return {name: pa.field(name, pa.type_for_alias(type_)) for name, type_ in types.items()}
 
+    def file_of_type(self, name: str) -> str:
+        """Return the path of the file that decides the type of a column: for a partition column of text, the first file
+        whose value is not a whole number."""
+        for footer in self.used_footers() if name in self.partition_fields() else ():
+            text = dict(footer.partitions).get(name)
+            if text is not None and not WHOLE_NUMBER.fullmatch(text):
+                return footer.path
+        return self.reference().path
+
+    def padded_partition(self, name: str) -> str | None:
+        """Return the path of the first file whose whole number in the path has leading zeros (``month=01/``), or None.
+
+        As a text, such a value is another one than its number.
+        """
+        for footer in self.used_footers():
+            text = dict(footer.partitions).get(name)
+            if text is not None and text != str(int(text)):
+                return footer.path
+        return None
+
     def partition_value(self, path: str, name: str) -> int | str | None:
         """Return the value of a partition column (``month=1/``) for one file, as an object of the column's type."""
         text = dict(self.footer(path).partitions)[name]
@@ -161,10 +183,27 @@ class ParquetSource:
             schema = self.reference().schema
             for footer in distinct(self.used_footers()):
                 schema = widened(schema, footer.schema)
+            for name in self.index_gaps():
+                i = schema.get_field_index(name)
+                schema = schema.set(i, schema.field(i).with_nullable(True))
             for field in self.partition_fields().values():
                 schema = schema.append(field)
             self._schema = schema
         return self._schema
+
+    def index_gaps(self) -> tuple[str, ...]:
+        """Return the columns of the index that pandas has stored in the first file, and that some file does not have.
+
+        pandas stores an index only if it is not 0, 1, 2, ..., so the files of one table may differ. As in
+        ``pandas.read_parquet``, the index is null for the rows of a file without it.
+        """
+        if self._index_gaps is None:
+            reference = self.reference()
+            kept = set(reference.schema.names).intersection(*(footer.schema.names for footer in self.used_footers()))
+            missing = set(reference.schema.names) - kept
+            names = stored_description(self.metadata(reference.path)).get("index_columns", []) if missing else []
+            self._index_gaps = tuple(name for name in names if isinstance(name, str) and name in missing)
+        return self._index_gaps
 
     def row_groups(self) -> tuple[RowGroup, ...]:
         """Return all row groups in the order of the files.
@@ -216,6 +255,8 @@ class ParquetSource:
             DataError: If a file is gone, corrupt, has changed since the plan was made, or lacks a column. The message
                 names the file.
         """
+        import pyarrow as pa
+
         wanted = list(self.schema().names if columns is None else columns)
         if not wanted:
             raise InvalidArgumentError(
@@ -232,7 +273,9 @@ class ParquetSource:
                 indices_of = lambda group, path=path: selections[path, group].indices()  # noqa: E731
             matcher = None if self.filters is None else Matcher(self.filters, footer, values)
             matching = None if self.filters is None else self._matching_counts(self.filters)[path]
-            for table in read_ranges(footer, list(parts), wanted, values, indices_of, matcher, matching):
+            gaps = {name: pa.scalar(None, common[name].type) for name in self.index_gaps()}
+            constants = values | {name: null for name, null in gaps.items() if name not in footer.schema.names}
+            for table in read_ranges(footer, list(parts), wanted, constants, indices_of, matcher, matching):
                 yield to_schema(table, common, path)
                 # Without `del`, this table would stay in memory while the next row group is decoded.
                 del table
@@ -254,7 +297,7 @@ class ParquetSource:
         footer = self.footer(path)
         if column not in footer.schema.names:
             values = dict(footer.partitions)
-            return footer.groups[row_group][0] if values.get(column, "") is None else 0
+            return footer.groups[row_group][0] if values.get(column) is None else 0
         # Arrow writes no statistics for a column of type null. Such a column contains only nulls, so its number of
         # nulls is the number of rows.
         if str(footer.schema.field(column).type) == "null":

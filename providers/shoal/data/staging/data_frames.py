@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.ingest import connected_ray
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset
 
-_TO_ARROW = ("to_arrow", "toArrow")
-"""Names of the methods that convert a DataFrame to a ``pyarrow.Table``: the first in Snowpark and Polars, the second in
-PySpark."""
+_TO_ARROW = ("toArrow", "__arrow_c_stream__", "to_arrow")
+"""Names of the methods that convert a DataFrame to Arrow, the preferred one first: of PySpark, of all libraries that
+support Arrow's PyCapsule interface, and of Snowpark. PySpark has the second, too, but it fails for timestamps (4.3)."""
 _TO_PANDAS = ("to_pandas", "toPandas")
 
 
@@ -57,8 +57,8 @@ def _converted(frame: Any) -> Any:
     `_pandas_reader`."""
     import pyarrow as pa
 
-    to_arrow = _method_to_arrow(frame)
-    table = frame if to_arrow is None else to_arrow()
+    name = _to_arrow(frame)
+    table = frame if name is None or name.startswith("_") else getattr(frame, name)()
     if not isinstance(table, pa.Table | pa.RecordBatch) and not hasattr(table, "__arrow_c_stream__"):
         # Snowpark's local testing returns a list of rows from to_arrow().
         to_pandas = next((getattr(frame, name) for name in _TO_PANDAS if callable(getattr(frame, name, None))), None)
@@ -79,15 +79,12 @@ def is_frame(value: Any) -> bool:
     The object must have ``__arrow_c_stream__``, or a method ``to_arrow()`` or ``toArrow()``, like the DataFrames of
     Snowpark and PySpark.
     """
-    return not isinstance(value, type) and (hasattr(value, "__arrow_c_stream__") or _method_to_arrow(value) is not None)
+    return not isinstance(value, type) and _to_arrow(value) is not None
 
 
-def _method_to_arrow(frame: Any) -> Callable[[], Any] | None:
-    """Return the method that converts a DataFrame to Arrow; None if Arrow can read the DataFrame directly, or if there
-    is no such method."""
-    if hasattr(frame, "__arrow_c_stream__"):
-        return None
-    return next((method for name in _TO_ARROW if callable(method := getattr(frame, name, None))), None)
+def _to_arrow(frame: Any) -> str | None:
+    """Return the name of the method that converts a DataFrame to Arrow, or None if it has none."""
+    return next((name for name in _TO_ARROW if callable(getattr(frame, name, None))), None)
 
 
 def _is_pandas(frame: Any) -> bool:

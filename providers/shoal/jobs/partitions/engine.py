@@ -140,11 +140,11 @@ def _checked_columns(spec: PartitionsJobSpec, connector: DataConnector) -> tuple
         raise DataError("the dataset has no rows: check its paths and its filters")
     names = connector.schema().names
     key_type(connector.source, spec.by)
-    columns = spec.columns or (spec.estimator.columns if spec.estimator else tuple(names))
-    for name in columns:
+    columns = spec.columns or (spec.estimator.columns if spec.estimator else None)
+    for name in columns or ():
         check_present(connector.source.reference().path, name, names)
     check_same_schema(connector.source, columns)
-    return columns
+    return columns or tuple(names)
 
 
 def plan_key(spec: PartitionsJobSpec, program: PartitionProgram) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.categories import find_categories
 from shoal.data.checks import decimals_of
+from shoal.data.ingest import RayDataIngester
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
 from shoal.training.boosting.direction import Direction, Directions, stopping_direction
@@ -466,11 +467,12 @@ class Training:
     def _resolve(self, *, again: bool = False) -> GangSize:
         """Compute the number and size of the workers from the scaling config and the active nodes."""
         scaling, clamp = self.request.scaling_config, self.request.run_config.clamp
-        fraction = self._train.ingestor_class.worker_cpu_fraction
+        # A worker reads its datasets one after the other.
+        uses_ray_data = any(each.ingestor_class is RayDataIngester for each in (self._train, *self._eval_sets.values()))
         if again:
-            cpus = round(self._size.cpus_per_worker / fraction)
+            cpus = round(self._size.cpus_per_worker + self._size.reading_cpus)
             wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
             scaling, clamp = scaling.model_copy(update=wanted), True
         device = self.library.device(self.request)
         nodes = cluster.nodes_to_size(scaling.num_workers)
-        return resolve_size(scaling, nodes, device=device, cpu_fraction=fraction, clamp=clamp)
+        return resolve_size(scaling, nodes, device=device, uses_ray_data=uses_ray_data, clamp=clamp)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.data.categories import Categories
+from shoal.data.categories import Categories, as_categories
 from shoal.data.checks import check_categories
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.messages import Checkpoint
@@ -126,7 +126,8 @@ class InitModel:
 
         for name, values in found.items():
             known = self.categories[name]
-            new = values.filter(pc.invert(pc.is_in(values, value_set=known))).to_pylist()
+            is_known = pc.is_in(as_categories(values, known.type), value_set=known)
+            new = values.filter(pc.invert(is_known)).to_pylist()
             if new:
                 say(
                     f'column "{name}" has {len(new)} categories that init_model does not know, which count as missing '

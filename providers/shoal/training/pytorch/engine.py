@@ -32,7 +32,6 @@ from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
 from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.request import (
-    AnyScaling,
     FunctionRequest,
     FunctionResult,
     Layout,
@@ -97,17 +96,25 @@ def import_ahead_for_workers(request: FunctionRequest) -> None:
         return
     # If the workers do not fit, `run` raises the error.
     with suppress(ShoalError), warnings.catch_warnings(action="ignore"):
-        layout = lay_out(request.scaling_config, _nodes_for(request.scaling_config), clamp=request.run_config.clamp)
+        layout = _layout(request, clamp=request.run_config.clamp)
         import_ahead(_shape(layout), ["torch", "torch._dynamo"], complete=True)
 
 
-def _nodes_for(config: AnyScaling) -> list[cluster.Node]:
-    return cluster.nodes_to_size(config.num_nodes if isinstance(config, PyTorchScalingConfig) else config.num_workers)
+def _layout(request: FunctionRequest, *, clamp: bool) -> Layout:
+    config = request.scaling_config
+    count = config.num_nodes if isinstance(config, PyTorchScalingConfig) else config.num_workers
+    return lay_out(
+        config,
+        cluster.nodes_to_size(count),
+        ray_streams=request.ray_streams,
+        clamp=clamp,
+        option="num_processes" if request.torch_distributor else None,
+    )
 
 
 def _shape(layout: Layout) -> GangShape:
     each = layout.each
-    return GangShape(layout.num_workers, each.num_cpus, each.num_gpus, each.gpu_type, per_node=layout.per_node)
+    return GangShape(layout.num_workers, layout.reserved_cpus, each.num_gpus, each.gpu_type, per_node=layout.per_node)
 
 
 def _require_torch() -> None:
@@ -134,12 +141,7 @@ class _Run:
     def __post_init__(self) -> None:
         request = self.request
         self._restarts = Restarts(request.run_config, self.began)
-        self._layout = lay_out(
-            request.scaling_config,
-            _nodes_for(request.scaling_config),
-            clamp=request.run_config.clamp,
-            option="num_processes" if request.torch_distributor else None,
-        )
+        self._layout = _layout(request, clamp=request.run_config.clamp)
         if request.room_for:
             lay_out(request.room_for, cluster.active_nodes(), clamp=request.run_config.clamp)
         _check_data(request, self._layout.num_workers)
@@ -171,7 +173,7 @@ class _Run:
         from shoal.training.pytorch import worker
 
         request, layout = self.request, self._layout
-        each, shape = layout.each, _shape(layout)
+        shape = _shape(layout)
         left = self._restarts.left(RESOURCES_WAIT_S)
         # An idle gang of an earlier boosting run in this process still reserves CPUs. The workers, or Ray tasks that
         # the user's function starts, may need these CPUs.
@@ -184,7 +186,7 @@ class _Run:
             if on_node := self.on_node:
                 nodes = {machine.node: info.node for info, machine in zip(gang.workers, machines, strict=True)}
                 gang.sidecar("node metrics", lambda _: NodeMetrics(nodes, on_node))
-            threads = max(1, each.num_cpus)
+            threads = max(1, int(layout.reserved_cpus))
             places = environments(
                 machines,
                 threads=threads,
@@ -268,7 +270,7 @@ class _Run:
         if min_workers is None:
             return None
         with warnings.catch_warnings(action="ignore"):
-            layout = lay_out(self.request.scaling_config, _nodes_for(self.request.scaling_config), clamp=True)
+            layout = _layout(self.request, clamp=True)
         if not min_workers <= layout.num_workers < self._layout.num_workers:
             return None
         self._layout = layout

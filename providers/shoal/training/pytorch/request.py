@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from shoal.data.ingest import cpus_to_read
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings, positive_or_all
@@ -31,7 +32,8 @@ class WorkerResourceConfig(Settings):
         default=1,
         ge=0,
         description="Number of CPUs that the worker reserves, and of threads that PyTorch uses. With 0 the worker "
-        "reserves no CPU and uses one thread.",
+        "reserves no CPU and uses one thread. If Ray Data reads datasets, it gets half of the CPUs, at least 0.5 CPUs "
+        "for each dataset, and the worker reserves the rest.",
     )
     num_gpus: int = Field(
         default=0,
@@ -151,44 +153,74 @@ class Layout:
     Args:
         num_workers: Number of workers.
         per_node: Number of workers on each node; None: the workers run on any nodes that have room.
-        each: CPUs and GPUs that each worker reserves.
+        each: CPUs and GPUs of each worker.
+        reading_cpus: CPUs of each worker that stay free for the tasks of Ray Data that read its rows.
     """
 
     num_workers: int
     per_node: int | None
     each: WorkerResourceConfig
+    reading_cpus: float = 0.0
+
+    @property
+    def reserved_cpus(self) -> float:
+        """Return the CPUs that each worker reserves."""
+        return max(0.0, self.each.num_cpus - self.reading_cpus)
 
 
-def lay_out(config: AnyScaling, nodes: Sequence[Node], *, clamp: bool = False, option: str | None = None) -> Layout:
+def needed_cpus(each: WorkerResourceConfig, ray_streams: int) -> float:
+    """Return the CPUs that a worker and the tasks of Ray Data that read its rows need together."""
+    return max(each.num_cpus, cpus_to_read(each.num_cpus, ray_streams))
+
+
+def lay_out(
+    config: AnyScaling,
+    nodes: Sequence[Node],
+    *,
+    ray_streams: int = 0,
+    clamp: bool = False,
+    option: str | None = None,
+) -> Layout:
     """Compute how many workers run, in total and per node, and check that the active nodes have room for the workers.
+
+    Args:
+        config: Number and size of the workers.
+        nodes: The active nodes.
+        ray_streams: Number of datasets that each worker reads with Ray Data.
+        clamp: Whether to reduce the number of workers if there is too little room.
+        option: Name of the option with the number of workers, for messages.
 
     Raises:
         CapacityError: There is no room for the workers on the active nodes.
     """
     if isinstance(config, PyTorchScalingConfig):
-        config = _with_numbers(config, nodes)
+        config = _with_numbers(config, nodes, ray_streams)
     each = config.resource_requirements_per_worker
-    fits = [fitting(node, each) for node in nodes]
+    cpus, reading = needed_cpus(each, ray_streams), cpus_to_read(each.num_cpus, ray_streams)
+    fits = [workers_on(node, cpus, each.num_gpus, each.gpu_type) for node in nodes]
 
     def checked(name: str, wanted: int, room: int) -> int:
-        claim = resources(each.num_cpus, each.num_gpus, each.gpu_type)
+        claim = resources(cpus, each.num_gpus, each.gpu_type)
+        if cpus > each.num_cpus:
+            claim += f" (Ray Data needs {reading:g} CPUs to read {ray_streams} dataset{'s' * (ray_streams > 1)})"
         return limited(wanted, room, f"{name}={wanted} of {claim} for each worker", nodes, clamp=clamp)
 
     if isinstance(config, SpreadScalingConfig):
-        return Layout(checked(option or "num_workers", config.num_workers, sum(fits)), None, each)
+        return Layout(checked(option or "num_workers", config.num_workers, sum(fits)), None, each, reading)
     per_node = checked(option or "num_workers_per_node", config.num_workers_per_node, max(fits, default=0))
     usable = sum(fit >= per_node for fit in fits)
     wanted = usable if config.num_nodes == -1 else checked("num_nodes", config.num_nodes, usable)
-    return Layout(wanted * per_node, per_node, each)
+    return Layout(wanted * per_node, per_node, each, reading)
 
 
-def _with_numbers(config: PyTorchScalingConfig, nodes: Sequence[Node]) -> PyTorchScalingConfig:
+def _with_numbers(config: PyTorchScalingConfig, nodes: Sequence[Node], ray_streams: int) -> PyTorchScalingConfig:
     """Replace -1 in `num_workers_per_node` or `num_gpus` by a number that fits on the node with the most GPUs."""
     each, per_node = config.resource_requirements_per_worker, config.num_workers_per_node
     of_type = [node for node in nodes if workers_on(node, 0, 0, each.gpu_type)]
     best = max(of_type, key=lambda node: (node["gpus"], node["cpus"]), default=Node(name="", cpus=0, gpus=0))
     if per_node == -1:
-        per_node = max(1, min(best["gpus"] // max(1, each.num_gpus), workers_on(best, each.num_cpus, 0)))
+        room = workers_on(best, needed_cpus(each, ray_streams), 0)
+        per_node = max(1, min(best["gpus"] // max(1, each.num_gpus), room))
     if each.num_gpus == -1:
         each = each.model_copy(update={"num_gpus": best["gpus"] // per_node})
     return config.model_copy(update={"num_workers_per_node": per_node, "resource_requirements_per_worker": each})
@@ -247,6 +279,11 @@ class FunctionRequest(Settings):
     run_config: RunConfig = Field(
         default_factory=RunConfig, description="Name of the pool that runs the function, and the limits of the run."
     )
+
+    @property
+    def ray_streams(self) -> int:
+        """Return the number of datasets that each worker reads with Ray Data, perhaps at the same time."""
+        return sum(spec.ingester == "ray" for spec in self.dataset_map.values())
 
 
 @dataclass(frozen=True, slots=True)
