@@ -523,9 +523,15 @@ class Promotion(Base):
     model: Mapped[str] = mapped_column(Text)
     alias: Mapped[str] = mapped_column(Text)
     version: Mapped[str]
-    """Model version to which the alias is set."""
+    """Number of the model version to which the alias is set."""
+    version_identity: Mapped[dict[str, Any] | None]
+    """What identifies this version besides its number (`shoal.jobs.mlflow.version_id`). None: an older shoal has
+    written the row."""
     previous: Mapped[str | None]
-    """Model version that had the alias before, if any."""
+    """Number of the model version that had the alias before, if any."""
+    previous_identity: Mapped[dict[str, Any] | None]
+    """What identifies the version before besides its number. None: there was none, or an older shoal has written the
+    row."""
     metric: Mapped[str]
     value: Mapped[float | None]
     """Value of `metric` for the version on the holdout rows (rows that were not used for training). None if the value
@@ -537,6 +543,9 @@ class Promotion(Base):
     state: Mapped[PromotionState] = mapped_column(_state(PromotionState))
     created_at: Mapped[float]
     confirmed_at: Mapped[float | None]
+    withdrawn_after: Mapped[int | None]
+    """Id of the newest promotion of the alias at the time at which this promotion was withdrawn. None: it was not
+    withdrawn, or by an older shoal."""
 
 
 class StoredFile(Base):

@@ -193,12 +193,11 @@ def _model(
     newest = versions[0].tags.get(ALIAS_TAG) if versions else None
     alias = newest or (promotions[0].alias if promotions else DEFAULT_ALIAS)
     recorded = next((each.version for each in promotions if each.alias == alias), None)
-    promoted = {each.version for each in promotions}
     return Model(
         name=name,
         alias=alias,
         champion=recorded if aliases is None else aliases.get(alias),
-        versions=tuple(version_status(version, promoted) for version in versions[:_MOST_VERSIONS]),
+        versions=tuple(version_status(version, promotions) for version in versions[:_MOST_VERSIONS]),
         promotions=tuple(each for each in promotions if each.alias == alias),
         note=note,
         link=model_link(uri, name),

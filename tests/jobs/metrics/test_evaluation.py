@@ -58,6 +58,7 @@ def test_one_wrong_certainty_is_not_infinite():
         ("logloss", BINARY, SCORES * 5, "needs probabilities"),
         ("error", BINARY, SCORES - 3, "needs probabilities"),
         ("auc", np.ones(5), np.ones(5), "one class only"),
+        ("auc", np.arange(9.0), np.ones(9), r"but the holdout has 0, 1, 2, 3, 4, \.\.\.: convert the labels"),
         ("rmse", CLASSES, ONE_PER_CLASS, "one prediction per row"),
         ("accuracy", CLASSES, SCORES, "class numbers from 0 to 1"),
         ("rmse", np.array([]), np.array([]), "0 labels"),
@@ -100,15 +101,27 @@ def test_every_metric_can_be_computed_and_a_constant_is_its_baseline(metric):
     assert np.isfinite([value, baseline]).all()
 
 
-@pytest.mark.parametrize("metric", ["auc", "average_precision", "brier_score"])
-@pytest.mark.parametrize(
-    "labels", [2 * BINARY - 1, CLASSES, BINARY / 2 + 0.25], ids=["-1 and 1", "graded", "fractional"]
-)
-def test_a_metric_of_scores_has_a_baseline_for_labels_that_are_no_class_numbers(metric, labels):
-    predictions = constant("majority", metric, labels)
+OF_SCORES = {
+    "auc": reference.roc_auc_score,
+    "roc_auc": reference.roc_auc_score,
+    "average_precision": reference.average_precision_score,
+    "brier_score": reference.brier_score_loss,
+}
 
-    assert predictions.tolist() == [(labels > 0.5).mean()] * 200
-    assert np.isfinite(metric_value(metric, labels, predictions))
+
+@pytest.mark.parametrize("metric", OF_SCORES)
+def test_a_metric_of_scores_takes_labels_of_two_classes_and_refuses_others_as_scikit_learn_does(metric):
+    for labels in (BINARY, 2 * BINARY - 1):
+        assert metric_value(metric, labels, SCORES) == OF_SCORES[metric](labels, SCORES)
+        assert constant("majority", metric, labels).tolist() == [BINARY.mean()] * 200
+    refused = "needs the labels 0 and 1 .or -1 and 1., but the holdout has"
+    for labels in (CLASSES, BINARY / 2 + 0.25, BINARY - 0.5 + SCORES):
+        with pytest.raises(ValueError, match=r"\w"):
+            OF_SCORES[metric](labels, SCORES)
+        with pytest.raises(DataError, match=refused):
+            metric_value(metric, labels, SCORES)
+        with pytest.raises(DataError, match=refused):
+            constant("majority", metric, labels)
 
 
 @pytest.mark.parametrize("metric", ["ndcg", "ndcg@3"])

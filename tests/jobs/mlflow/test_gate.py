@@ -49,7 +49,7 @@ def test_a_champion_that_cannot_be_read_is_never_replaced(gate: Gate, monkeypatc
     with pytest.raises(JobError, match="cannot be evaluated on the holdout: no module named catboost"):
         promotion.try_champion(gate.run, gate.register())
     outcome = gate.enter("exact", loaded=exact)
-    assert (outcome.decision.reason, outcome.challenger.version, gate.champion()) == ("champion_unread", "2", "1")
+    assert (outcome.decision.reason, str(outcome.challenger.version), gate.champion()) == ("champion_unread", "2", "1")
     assert "no module named catboost" in outcome.decision.sentence
     fail(RegistryError("MLflow cannot be reached"))
     for call in (
@@ -199,7 +199,7 @@ def test_decision_and_sentence(gate: Gate, monkeypatch, capsys, play, reason, ch
 
     assert outcome.decision.reason == reason
     assert gate.champion() == champion
-    assert outcome.decision.promote is (gate.champion() == outcome.challenger.version)
+    assert outcome.decision.promote is (gate.champion() == outcome.challenger.version.number)
     begin = rf"{gate.name} version {outcome.challenger.version} \(\S+=\S+\) "
     assert re.fullmatch(begin + sentence, outcome.decision.sentence), outcome.decision.sentence
     assert outcome.decision.sentence in capsys.readouterr().out
@@ -337,7 +337,7 @@ def test_models_with_margins_of_several_classes_are_compared(gate: Gate, tmp_pat
         )
         right.append(log_loss(rows["relevance"], model.predict(data)))
     champion, challenger = outcomes[1].champion, outcomes[1].challenger
-    assert (champion.version, challenger.version, outcomes[1].decision.reason) == ("1", "2", "better")
+    assert (str(champion.version), str(challenger.version), outcomes[1].decision.reason) == ("1", "2", "better")
     assert [champion.value, challenger.value] == pytest.approx(right, rel=1e-5)
 
 
@@ -423,11 +423,11 @@ def test_a_report_that_cannot_be_stored_fails_no_job(gate: Gate, monkeypatch, ca
 
 def test_a_version_whose_training_rows_are_not_known_is_compared(gate: Gate, monkeypatch, capsys):
     first = gate.enter("good", trained_on="holdout", overlap="flag")
-    gate.run.client.delete_model_version_tag(gate.name, first.challenger.version, training_rows.TAG)
+    gate.run.client.delete_model_version_tag(gate.name, first.challenger.version.number, training_rows.TAG)
     assert gate.enter("fair").decision.reason == "champion_not_beaten"
 
     gone = f"runs:/{gate.run.run_id}/nothing.json"
-    gate.run.client.set_model_version_tag(gate.name, first.challenger.version, training_rows.TAG, gone)
+    gate.run.client.set_model_version_tag(gate.name, first.challenger.version.number, training_rows.TAG, gone)
     assert gate.enter("fair").decision.reason == "champion_not_beaten"
     assert f"version 1 are not known: {gone} cannot be read" in capsys.readouterr().out
 

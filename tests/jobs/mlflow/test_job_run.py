@@ -189,7 +189,7 @@ class TestGate:
     ) -> Outcome:
         def score_champion(version: str) -> Candidate:
             if meanwhile is not None:
-                meanwhile(version)
+                meanwhile(str(version))
             return Candidate(version, evaluated(model_loading.load(f"models:/{name}/{version}"), holdout))
 
         register = Register(model=name, metric="rmse", holdout=holdout)
@@ -199,7 +199,7 @@ class TestGate:
             run.client,
             Ledger.of(run.client, store, register),
             register,
-            promotion.registered(register, uri, evaluated(model, holdout), digest, tags),
+            promotion.registered(run.client, register, uri, evaluated(model, holdout), digest, tags),
             baseline=None,
             holdout_digest=digest,
             key=Key("job", 1),
@@ -216,7 +216,7 @@ class TestGate:
         assert (better.decision.reason, better.champion) == ("better", first.challenger)
         assert (equal.decision.reason, equal.champion) == ("champion_not_beaten", better.challenger)
         assert run.client.get_model_version_by_alias("flights", "champion").version in (3, "3")
-        tags = run.client.get_model_version("flights", worse.challenger.version).tags
+        tags = run.client.get_model_version("flights", worse.challenger.version.number).tags
         assert tags["shoal.job_id"] == "job"
         assert float(tags["holdout.rmse"]) == worse.challenger.value
         assert tags["holdout.rmse.digest"] == holdout.digest()
@@ -237,7 +237,7 @@ class TestGate:
         assert scored == ["1", "2"]
         assert not outcome.decision.promote
         assert outcome.champion is not None
-        assert outcome.champion.version == "2"
+        assert outcome.champion.version.number == "2"
 
     def test_a_challenger_of_another_library(self, run, store, holdout):
         import lightgbm
@@ -313,7 +313,7 @@ class TestGate:
         assert entered(Times(3, 1), ["a", "b"]).challenger.value < 1e-6
         other = entered(Times(1), ["a"])
         assert other.champion is not None
-        assert (other.decision.promote, other.champion.version) == (False, "1")
+        assert (other.decision.promote, other.champion.version.number) == (False, "1")
         assert other.champion.value < 1e-6 < other.challenger.value
         with pytest.raises(DataError, match="the holdout lacks columns that the model needs: c"):
             entered(Times(1), ["c"])

@@ -260,7 +260,7 @@ def test_two_who_say_yes_at_once_promote_once(gate: Gate, monkeypatch: pytest.Mo
     original, others = getattr(owner, point), []
 
     def pausing(*given: Any) -> Any:
-        if not others and (point != "load" or given[1] == "1"):
+        if not others and (point != "load" or str(given[1]) == "1"):
             others.append(None)
             others.append(promote(gate, 2))
         return original(*given)

@@ -22,6 +22,7 @@ from shoal.jobs.mlflow import contest, promotion
 from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.promotion_decision import Candidate, Evaluation
 from shoal.jobs.mlflow.promotion_history import Ledger
+from shoal.jobs.mlflow.version_id import VersionId
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 from tests.support.waiting import wait_until
@@ -71,15 +72,16 @@ class Registry:
 
     def challenge(self, loss: float, client: Client | None = None) -> Outcome:
         register = Register(model=self.model, metric="rmse", holdout=DatasetSpec(paths=("/holdout",)))
+        client = client or self.client()
         return contest.Contest(
-            client or self.client(),
-            Ledger.of(client or self.client(), Store(), register),
+            client,
+            Ledger.of(client, Store(), register),
             register,
-            promotion.registered(register, self._logged, Evaluation(loss, {"rmse": loss}), "d" * 32, {}),
+            promotion.registered(client, register, self._logged, Evaluation(loss, {"rmse": loss}), "d" * 32, {}),
             baseline=None,
             holdout_digest="d" * 32,
             key=Key("job", 1),
-            score_champion=lambda version: Candidate(version, Evaluation(self.loss(version))),
+            score_champion=lambda version: Candidate(version, Evaluation(self.loss(version.number))),
         ).decided()
 
     def loss(self, version: str) -> float:
@@ -162,7 +164,7 @@ def test_a_better_challenger_paused_beyond_its_lock_is_champion_in_the_end(regis
 
     assert registry.champion() == 0.2
     assert outcome.decision.promote
-    assert registry.recorded()[-1] == (outcome.challenger.version, PromotionState.CONFIRMED)
+    assert registry.recorded()[-1] == (outcome.challenger.version.number, PromotionState.CONFIRMED)
 
 
 def test_a_challenger_that_lost_the_lock_before_its_intent_sets_no_alias(registry, threads, monkeypatch):
@@ -190,7 +192,7 @@ def test_a_challenger_that_lost_the_lock_before_its_intent_sets_no_alias(registr
 
 
 def test_an_alias_that_a_person_moved_is_not_put_back(registry, threads):
-    mine = registry.challenge(2.0).challenger.version
+    mine = registry.challenge(2.0).challenger.version.number
     paused = Paused(registry, 0.5, threads, after=True)
     assert registry.challenge(0.2).decision.promote
     registry.move(mine)
@@ -245,7 +247,7 @@ def test_a_promotion_says_what_it_was_decided_on(registry):
     second = registry.challenge(0.5)
 
     with registry.store.reading() as session:
-        row = session.query(Promotion).filter_by(model=registry.model, version=second.challenger.version).one()
+        row = session.query(Promotion).filter_by(model=registry.model, version=second.challenger.version.number).one()
     assert (row.previous, row.metric, row.value, row.holdout_digest) == ("1", "rmse", 0.5, "d" * 32)
     assert (row.job_id, row.attempt, row.alias) == ("job", 1, "champion")
     assert row.registry_uri == registry.client()._registry_uri
@@ -263,11 +265,11 @@ def test_the_earlier_versions_are_of_the_same_model_with_the_metrics_that_are_nu
         ("m", "1"): "2",
     }
     found = [
-        SimpleNamespace(name=name, version=version, tags={"holdout.rmse": value})
+        SimpleNamespace(name=name, version=version, creation_timestamp=1000, run_id="r", tags={"holdout.rmse": value})
         for (name, version), value in tags.items()
     ]
     client = SimpleNamespace(search_model_versions=lambda *_, **__: found)
-    ledger = SimpleNamespace(confirmed=lambda: ["1"])
+    ledger = SimpleNamespace(history=lambda: [Promotion(version="1", version_identity=VersionId.of(found[-1]).columns)])
     register = Register(model="m", metric="rmse", holdout=DatasetSpec(paths=("/holdout",)))
 
     recent = promotion._recent(client, ledger, register, "4")

@@ -61,14 +61,19 @@ def test_no_version_is_champion_if_there_was_none_before(registry):  # noqa: F81
 
 
 @pytest.mark.parametrize("by_a_person", [True, False])
-def test_a_later_champion_stays(registry, by_a_person):  # noqa: F811
+def test_a_later_champion_stays_and_its_withdrawal_skips_the_version_that_was_withdrawn(registry, by_a_person):  # noqa: F811
     registry.challenge(0.5)
-    later = registry.challenge(2.0 if by_a_person else 0.2).challenger.version
+    later = registry.challenge(2.0 if by_a_person else 0.2).challenger.version.number
     if by_a_person:
         registry.move(later)
-    assert withdraw(registry, "2") == f"version {later} is champion, so the promotion of version 2 is not withdrawn"
-    assert registry.champion() == (2.0 if by_a_person else 0.2)
-    assert registry.recorded()[1] == ("2", CONFIRMED)
+    for _ in range(2):  # the second time, nothing changes
+        assert withdraw(registry, "2") == f"version {later} is champion: the promotion of version 2 was withdrawn"
+        assert registry.champion() == (2.0 if by_a_person else 0.2)
+        assert registry.recorded()[1] == ("2", WITHDRAWN)
+    assert registry.client().get_model_version(registry.model, "2").tags["shoal.reason"] == "withdrawn"
+    if not by_a_person:
+        assert withdraw(registry, later) == f"version 1 is champion: the promotion of version {later} was withdrawn"
+        assert registry.champion() == 0.9
 
 
 @pytest.mark.parametrize(("point", "left"), [("before_setting", CONFIRMED), ("after_setting", WITHDRAWN)])
@@ -84,14 +89,14 @@ def test_a_withdrawal_that_died_is_completed_or_dropped_by_the_next_promotion(re
 
 
 @pytest.mark.parametrize(
-    ("point", "said"),
+    "point",
     [
-        ("before_setting", "version 3 is champion, so the promotion of version 2 is not withdrawn"),
-        ("after_setting", "version 3 is champion: the promotion of version 2 was withdrawn"),
+        "before_setting",
+        "after_setting",
     ],
     ids=["before the alias is set", "after it"],
 )
-def test_a_withdrawal_paused_beyond_its_lock_demotes_no_later_champion(registry, point, said):  # noqa: F811
+def test_a_withdrawal_paused_beyond_its_lock_demotes_no_later_champion(registry, point):  # noqa: F811
     registry.challenge(0.5)
     client, reached, go_on = registry.client(), threading.Event(), threading.Event()
     setattr(client, point, lambda: (reached.set(), go_on.wait(PAUSE)))
@@ -100,14 +105,18 @@ def test_a_withdrawal_paused_beyond_its_lock_demotes_no_later_champion(registry,
         assert reached.wait(PAUSE)
         assert registry.challenge(0.2).decision.promote
         go_on.set()
-        assert withdrawing.result(PAUSE) == said
+        assert withdrawing.result(PAUSE) == "version 3 is champion: the promotion of version 2 was withdrawn"
     assert registry.champion() == 0.2
 
 
-def test_a_champion_whose_predecessor_was_deleted_stays(registry):  # noqa: F811
+@pytest.mark.parametrize("why", ["does not exist any more", "was withdrawn itself"])
+def test_a_champion_whose_predecessor_was_deleted_or_withdrawn_through_another_store_stays(registry, why):  # noqa: F811
     registry.challenge(0.5)
-    registry.client().delete_model_version(registry.model, "1")
-    with pytest.raises(RegistryError, match=r"version 1, which was champion before, does not exist any more"):
+    if why == "was withdrawn itself":
+        registry.client().set_model_version_tag(registry.model, "1", "shoal.reason", "withdrawn")
+    else:
+        registry.client().delete_model_version(registry.model, "1")
+    with pytest.raises(RegistryError, match=f"version 1, which was champion before, {why}"):
         withdraw(registry, "2")
     assert registry.champion() == 0.5
     assert registry.recorded()[1] == ("2", CONFIRMED)

@@ -246,7 +246,7 @@ def _published(
         )
     if checked.fingerprints:
         with only_printed("the version could not be tagged, so the next training is not skipped"):
-            skip_if_unchanged.mark(run, spec.register_as, outcome.challenger.version, checked.fingerprints)
+            skip_if_unchanged.mark(run, spec.register_as, outcome.challenger.version.number, checked.fingerprints)
     return uri, outcome
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from shoal.jobs.metrics.evaluation import Takes, class_numbers, metric_named, quantile_of
+from shoal.jobs.metrics.evaluation import Takes, class_numbers, metric_named, positive_rows, quantile_of
 
 if TYPE_CHECKING:
     from shoal.jobs.metrics.evaluation import Numbers
@@ -37,8 +37,7 @@ def constant(kind: BaselineKind, metric: str, labels: Numbers) -> Numbers:
         values, counts = np.unique(labels, return_counts=True)
         return np.full(len(labels), float(values[counts.argmax()]))
     if metric_named(metric).takes is Takes.SCORES:
-        # Labels above 0.5 are class 1, as in `metric_value`, because the labels of two classes may also be -1 and 1.
-        return np.full(len(labels), float((labels > 0.5).mean()))
+        return np.full(len(labels), float(positive_rows(metric, labels).mean()))
     frequencies = np.bincount(class_numbers(metric, labels, None), minlength=2) / len(labels)
     if len(frequencies) == 2:
         return np.full(len(labels), float(frequencies[1]))

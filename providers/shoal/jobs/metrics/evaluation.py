@@ -109,6 +109,9 @@ _PINBALL_AT = re.compile(r"mean_pinball_loss@(0?\.\d{1,6})")
 _MOST_CLASSES = 100_000
 """Largest number of classes. A column of ids as the label would fill the memory with a column per id."""
 
+_NAMED_LABELS = 5
+"""Number of labels that an error message lists."""
+
 NAMES = tuple(sorted((*_METRICS, "ndcg@K", "mean_pinball_loss@Q")))
 """Legal values of `register.metric`, with K for a number of ranks, and Q for a quantile between 0 and 1."""
 
@@ -282,7 +285,7 @@ def _suited(
     if takes is Takes.VALUES:
         return labels, _one_column(metric, predictions), {}
     if takes is Takes.SCORES:
-        scores, positive = _one_column(metric, predictions), labels > 0.5
+        scores, positive = _one_column(metric, predictions), positive_rows(metric, labels)
         if positive.all() or not positive.any():
             raise DataError(
                 f"{metric} needs both classes in the holdout, but the holdout has rows of one class only: name a "
@@ -348,6 +351,26 @@ def _probabilities(metric: str, predictions: Numbers) -> Numbers:
             "use an objective that gives probabilities, such as binary:logistic or multi:softprob"
         )
     return np.column_stack([1 - predictions, predictions]) if predictions.ndim == 1 else predictions
+
+
+def positive_rows(metric: str, labels: Numbers) -> NDArray[np.bool_]:
+    """Return for each row whether its label is class 1, from labels that are 0 and 1, or -1 and 1.
+
+    Raises:
+        DataError: There are other labels, such as counts, shares or class numbers above 1.
+    """
+    import numpy as np
+
+    values = np.unique(labels)
+    if not any(np.isin(values, legal).all() for legal in ((0, 1), (-1, 1))):
+        some = ", ".join(f"{value:g}" for value in values[:_NAMED_LABELS])
+        raise DataError(
+            f"{metric} needs the labels 0 and 1 (or -1 and 1), but the holdout has {some}"
+            f"{', ...' if len(values) > _NAMED_LABELS else ''}: convert the labels, or choose another metric, such as "
+            "rmse"
+        )
+    positive: NDArray[np.bool_] = labels == 1
+    return positive
 
 
 def class_numbers(metric: str, labels: Numbers, columns: Numbers | None) -> Codes:

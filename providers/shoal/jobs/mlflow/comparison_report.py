@@ -141,7 +141,7 @@ def store(run: Run, report: dict[str, Any]) -> None:
 def _candidate(candidate: Candidate) -> dict[str, Any]:
     overlap, period = candidate.evaluation.overlap, candidate.evaluation.period
     return {
-        "version": candidate.version,
+        "version": candidate.version.number,
         "metrics": dict(candidate.evaluation.metrics),
         "overlap": "unknown" if overlap is None else f"same time: {period}" if period and not overlap else overlap,
     }

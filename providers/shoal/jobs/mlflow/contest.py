@@ -28,8 +28,9 @@ from shoal.jobs.mlflow.promotion_decision import (
     strongest,
     waiting,
 )
-from shoal.jobs.mlflow.promotion_history import Ledger
+from shoal.jobs.mlflow.promotion_history import Ledger, is_of
 from shoal.jobs.mlflow.registry import aliases_of
+from shoal.jobs.mlflow.version_id import VersionId
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
 from shoal.jobs.specs.register import Register
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
@@ -76,10 +77,10 @@ class Outcome:
                 rows = unseen.rows
             elif known.common is not None:
                 rows = known.common.rows
-            champion = ChampionResult(version=known.version, value=known.value, unseen_rows=rows)
+            champion = ChampionResult(version=known.version.number, value=known.value, unseen_rows=rows)
         return {
             "model_name": self.model,
-            "model_version": self.challenger.version,
+            "model_version": self.challenger.version.number,
             "promoted": self.decision.promoted,
             "champion": champion,
             "decision": self.decision,
@@ -99,9 +100,9 @@ class _Standing:
             no such promotion.
     """
 
-    alias: str | None
-    rivals: tuple[str, ...]
-    recorded: str | None = None
+    alias: VersionId | None
+    rivals: tuple[VersionId, ...]
+    recorded: VersionId | None = None
 
 
 @dataclass
@@ -114,7 +115,7 @@ class Contest:
     the meantime.
 
     Attributes:
-        rivals: Versions that were evaluated so far, by version number.
+        rivals: Versions that were evaluated so far.
         against: Version with which the last round compared the challenger.
         decision: Decision of the last round.
         written: Versions to which this process has given the alias.
@@ -129,15 +130,17 @@ class Contest:
     baseline: Baseline | None
     holdout_digest: str
     key: Key
-    score_champion: Callable[[str], Candidate]
-    rivals: dict[str, Candidate] = field(default_factory=dict)
+    score_champion: Callable[[VersionId], Candidate]
+    rivals: dict[VersionId, Candidate] = field(default_factory=dict)
     against: Candidate | None = None
     decision: DecisionResult | None = None
-    written: set[str] = field(default_factory=set)
+    written: set[VersionId] = field(default_factory=set)
     since: int | None = None
 
     def decided(self) -> Outcome:
         """Promote the challenger if it is better than the champion, and return the outcome."""
+        if (note := self.ledger.unmatched(self.client)) is not None:
+            print(note, flush=True)
         while (outcome := patiently(self.ledger.store, self.round)) is None:
             pass
         return outcome
@@ -180,7 +183,7 @@ class Contest:
     def _outcome(self, decision: DecisionResult) -> Outcome:
         return Outcome(self.register.model, self.challenger, self.against, decision)
 
-    def _unread(self, rivals: Sequence[str]) -> Outcome | None:
+    def _unread(self, rivals: Sequence[VersionId]) -> Outcome | None:
         """Evaluate the rivals that are not evaluated yet. If one of them cannot be read, return the outcome: a champion
         that cannot be read is never replaced."""
         for version in rivals:
@@ -192,25 +195,28 @@ class Contest:
                     return self._outcome(champion_unread(self.register, self.challenger, version, str(error)))
         return None
 
-    def _promoted_before(self, alias: str | None) -> Outcome | None:
+    def _promoted_before(self, alias: VersionId | None) -> Outcome | None:
         """Return the outcome if the challenger has been promoted, but not by this process: by another process that
         promotes the same version, or by a person in MLflow."""
         if self.since is not None:
             return None
-        for promotion in self.ledger.history():
-            if promotion.version == self.challenger.version:
-                if promotion.previous is not None:
-                    self.against = Candidate(promotion.previous, Evaluation(math.nan))
-                return self._outcome(promoted_before(self.register, self.challenger, promotion.previous))
-        if alias == self.challenger.version:
-            return self._outcome(alias_moved(self.register, self.challenger, alias))
-        return None
+        mine, history = self.challenger.version, self.ledger.history()
+        promotion = next((each for each in history if is_of(each, mine)), None)
+        if promotion is None:
+            return self._outcome(alias_moved(self.register, self.challenger, alias)) if alias == mine else None
+        if alias != mine and not is_of(history[0], alias):
+            # No recorded promotion has set the alias to its present version.
+            return self._outcome(alias_moved(self.register, self.challenger, alias, when="after"))
+        previous = promotion.previous
+        if previous is not None:
+            self.against = Candidate(VersionId.recorded(previous, promotion.previous_identity), Evaluation(math.nan))
+        return self._outcome(promoted_before(self.register, self.challenger, previous))
 
-    def _standing(self, alias: str | None) -> _Standing:
+    def _standing(self, alias: VersionId | None) -> _Standing:
         if self.since is None:
             return _Standing(alias, () if alias is None else (alias,))
         promoted = self.ledger.confirmed(self.since)
-        rivals = tuple(sorted(set(promoted) - {self.challenger.version}))
+        rivals = tuple(each for each in dict.fromkeys(promoted) if each != self.challenger.version)
         return _Standing(alias, rivals, promoted[0] if promoted else None)
 
     def _moved_by_others(self, standing: _Standing) -> bool:
@@ -221,7 +227,7 @@ class Contest:
         """
         return self.since is not None and standing.alias not in self.written | {standing.recorded}
 
-    def _decide(self, rivals: Sequence[str]) -> DecisionResult:
+    def _decide(self, rivals: Sequence[VersionId]) -> DecisionResult:
         """Decide whether the challenger is promoted, by a comparison with the best of the versions that it has to beat.
 
         If this process has already promoted the challenger, and no other version was promoted later, the earlier
@@ -233,13 +239,17 @@ class Contest:
         self.against = strongest(candidates, self.challenger, self.register)
         return decide(self.register, self.challenger, self.against, self.baseline)
 
-    def _winner(self, decision: DecisionResult) -> str | None:
+    def _winner(self, decision: DecisionResult) -> VersionId | None:
         if decision.promote:
             return self.challenger.version
         return None if self.against is None else self.against.version
 
-    def _set(self, lock: HeldLock, winner: str, previous: str | None) -> bool:
-        """Give the champion's alias to a version in MLflow, and record the promotion in the store."""
+    def _set(self, lock: HeldLock, winner: VersionId, previous: VersionId | None) -> bool:
+        """Give the champion's alias to a version in MLflow, and record the promotion in the store.
+
+        Returns:
+            False if the lock was lost, or if the alias does not point to the version afterwards.
+        """
         value = (self.challenger if winner == self.challenger.version else self.rivals[winner]).value
         intended = self.ledger.intend(
             lock,
@@ -247,8 +257,10 @@ class Contest:
                 registry_uri=self.ledger.registry,
                 model=self.ledger.model,
                 alias=self.ledger.alias,
-                version=winner,
-                previous=previous,
+                version=winner.number,
+                version_identity=winner.columns,
+                previous=previous and previous.number,
+                previous_identity=previous and previous.columns,
                 metric=self.register.metric,
                 value=value if math.isfinite(value) else None,
                 holdout_digest=self.holdout_digest,
@@ -263,8 +275,8 @@ class Contest:
         self.since = self.since or intended
         self.written.add(winner)
         with act(JobStep.PROMOTE):
-            self.client.set_registered_model_alias(self.register.model, self.register.alias, winner)
-        return self.ledger.confirm(lock, intended)
+            self.client.set_registered_model_alias(self.register.model, self.register.alias, winner.number)
+        return champion_of(self.client, self.register) == winner and self.ledger.confirm(lock, intended)
 
 
 def logged_metrics(evaluation: Evaluation) -> dict[str, float]:
@@ -272,6 +284,7 @@ def logged_metrics(evaluation: Evaluation) -> dict[str, float]:
     return {metric_name("holdout", name): value for name, value in evaluation.metrics.items()}
 
 
-def champion_of(client: MlflowClient, register: Register) -> str | None:
+def champion_of(client: MlflowClient, register: Register) -> VersionId | None:
     """Return the version to which the champion's alias points in MLflow's registry; None if there is no such alias."""
-    return aliases_of(client.get_registered_model(register.model)).get(register.alias)
+    number = aliases_of(client.get_registered_model(register.model)).get(register.alias)
+    return None if number is None else VersionId.read(client, register.model, number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidArgumentError
@@ -12,13 +11,11 @@ from shoal.jobs.mlflow import model_loading, training_rows
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.specs.training import is_stored
 from shoal.redaction import redact_value
-from shoal.training.mlflow.model_uris import is_mlflow
+from shoal.training.mlflow.model_uris import VERSION, is_mlflow
 
 if TYPE_CHECKING:
     from shoal.jobs.mlflow.job_run import Run
     from shoal.training.boosting.request import Framework
-
-_VERSION = re.compile(r"models:/(?P<name>[^/@]+)/(?P<version>\d+)")
 
 
 def load(model: str, framework: Framework) -> bytes:
@@ -45,5 +42,5 @@ def load(model: str, framework: Framework) -> bytes:
 
 def rows_of(run: Run, model: str) -> TrainingRows | None:
     """Load the record of the rows on which a model was trained."""
-    named = _VERSION.fullmatch(model)
+    named = VERSION.fullmatch(model)
     return training_rows.load(run, named["name"], named["version"]) if named else None

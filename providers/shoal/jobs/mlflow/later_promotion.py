@@ -33,6 +33,7 @@ from shoal.jobs.mlflow.registry import (
     is_missing,
     is_ours,
 )
+from shoal.jobs.mlflow.version_id import VersionId
 from shoal.jobs.mlflow.waiting_version import WaitingVersion
 from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, PromotionResult, Reason
 from shoal.jobs.specs.register import DEFAULT_ALIAS, Register
@@ -89,7 +90,7 @@ def promote_model(
         >>> promote_model("delays", 3).promoted
         >>> promote_model(training=result).decision.sentence
     """
-    name, number, job_id = _named(model, version, training)
+    name, number, job_id, is_own = _named(model, version, training)
     uri = uri_of(tracking_uri or (job_id and _tracking_uri_of(job_id)))
     registry = Registry.open(uri)
     if registry is None:
@@ -97,6 +98,8 @@ def promote_model(
     with tracking_at(uri):
         with answering(registry.uri):
             found = _version(registry, name, number)
+            if is_own and found.tags[JOB_TAG] != job_id:
+                raise _is_of_another_job(found, job_id)
             if (earlier := _decided_before(found)) is not None:
                 on_log(f"decided before, so nothing changes: {earlier.decision.sentence}")
                 return earlier
@@ -122,16 +125,16 @@ def _decide(
     on_log: Callable[[str], object],
 ) -> Outcome:
     """Evaluate a version on the holdout, promote it if it is better than the champion, and report the decision."""
-    number = str(version.version)
+    mine = VersionId.of(version)
     challenge = Challenge.of(
         run,
         register,
-        promotion.load(register, number, record.input_cols),
+        promotion.load(register, mine, record.input_cols),
         holdout,
         input_cols=record.input_cols,
-        trained_on=training_rows.load(run, version.name, number),
+        trained_on=training_rows.load(run, version.name, mine.number),
     )
-    outcome = challenge.contest(ledger, Candidate(number, challenge.evaluation), _key_of(version)).decided()
+    outcome = challenge.contest(ledger, Candidate(mine, challenge.evaluation), _key_of(version)).decided()
     if outcome.decision.reason == "champion_unread":
         # This is no decision about the version: another process may have the library of the champion.
         raise JobError(outcome.decision.sentence)
@@ -149,9 +152,11 @@ def _read(version: ModelVersion, register: Register, record: WaitingVersion) -> 
     return holdout
 
 
-def _named(model: str | None, version: str | int | None, training: Training | None) -> tuple[str, str, str | None]:
-    """Return name and number of the version that the arguments of `promote_model` name, and the id of its job if it is
-    known."""
+def _named(
+    model: str | None, version: str | int | None, training: Training | None
+) -> tuple[str, str, str | None, bool]:
+    """Return name and number of the version that the arguments of `promote_model` name, the id of a job if they name
+    one, and whether this job has registered the version."""
     if training is None:
         if model is None or version is None:
             raise InvalidArgumentError(
@@ -160,7 +165,7 @@ def _named(model: str | None, version: str | int | None, training: Training | No
         number = str(version)
         if not number.isdigit():
             raise InvalidArgumentError(f"version={shown(version)} is not legal: it must be a number, such as 3")
-        return model, number, None
+        return model, number, None, False
     if model is not None or version is not None:
         raise InvalidArgumentError("training is given together with model or version: give only one of both")
     # The result of a task that does not wait for its job has only the job's id.
@@ -173,7 +178,7 @@ def _named(model: str | None, version: str | int | None, training: Training | No
         raise InvalidArgumentError(
             f"job {result.job_id} has registered no model, so there is no version to promote: set register in its spec"
         )
-    return result.model_name, result.model_version, result.job_id
+    return result.model_name, result.model_version, result.job_id, result.skipped is None
 
 
 def _result_of_job(job_id: str) -> Mapping[str, Any]:
@@ -217,6 +222,14 @@ def _version(registry: Registry, name: str, number: str) -> ModelVersion:
             "compared with the champion: set the alias in MLflow instead"
         )
     return found
+
+
+def _is_of_another_job(version: ModelVersion, job_id: str | None) -> ModelNotFoundError:
+    return ModelNotFoundError(
+        f"the version {version.version} of the model {shown(version.name)} that job {job_id} has registered does not "
+        f"exist any more: the version with this number is now that of job {version.tags[JOB_TAG]}. To promote this "
+        "version, name model and version"
+    )
 
 
 def _key_of(version: ModelVersion) -> Key:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
@@ -18,11 +17,10 @@ from shoal.redaction import redact_value
 from shoal.training.boosting.request import Framework
 from shoal.training.host.forks import ending_forks
 from shoal.training.host.imports import add_estimators
+from shoal.training.mlflow.model_uris import VERSION
 
 if TYPE_CHECKING:
     from shoal.training.boosting.prediction import BoosterPredictor
-
-_VERSION = re.compile(r"models:/(?P<name>[^/@]+)/(?P<version>\d+)")
 
 
 Predictor: TypeAlias = "BoosterPredictor | PyfuncPredictor | PartitionedModel"
@@ -144,7 +142,7 @@ def _registered_by_shoal(model_uri: str) -> bool:
     `MARK`."""
     import mlflow
 
-    named = _VERSION.fullmatch(model_uri)
+    named = VERSION.fullmatch(model_uri)
     if named is None:
         return False
     with _asking_mlflow(model_uri):

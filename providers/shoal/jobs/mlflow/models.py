@@ -5,14 +5,14 @@ from __future__ import annotations
 import difflib
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, ModelNotFoundError, shown
 from shoal.jobs.mlflow import comparison_report
-from shoal.jobs.mlflow.promotion_history import confirmed_promotions
+from shoal.jobs.mlflow.promotion_history import confirmed_promotions, is_of, promotions_of, version_of
 from shoal.jobs.mlflow.registry import (
     ALIAS_TAG,
     ATTEMPT_TAG,
@@ -24,6 +24,7 @@ from shoal.jobs.mlflow.registry import (
     digest_tag,
     holdout_metrics,
 )
+from shoal.jobs.mlflow.version_id import VersionId
 from shoal.jobs.results import DATA_TAGS, PROMOTING, WAITING
 from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.state import Store
@@ -203,8 +204,7 @@ def describe_model(name: str, tracking_uri: str | None = None) -> ModelDetails:
     registry, model, versions = _found(name, tracking_uri)
     promotions = confirmed_promotions(Store(), registry.uri, name)
     status = _status(registry, model, versions[0], promotions)
-    promoted = {each.version for each in promotions}
-    challengers = tuple(version_status(each, promoted) for each in versions[:_CHALLENGERS])
+    challengers = tuple(version_status(each, promotions) for each in versions[:_CHALLENGERS])
     return ModelDetails(status, len(versions), _slices(registry, status.champion), challengers)
 
 
@@ -227,12 +227,18 @@ def model_history(name: str, *, limit: int = 100, tracking_uri: str | None = Non
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise InvalidArgumentError(f"limit={shown(limit)} is not legal: it must be a whole number, 1 or more")
     registry, _, versions = _found(name, tracking_uri)
-    latest: dict[str, Promotion] = {}
-    for promotion in confirmed_promotions(Store(), registry.uri, name):
-        latest.setdefault(promotion.version, promotion)
-    existing = {str(version.version): version for version in versions}
-    numbers = sorted({*existing, *latest}, key=int, reverse=True)[:limit]
-    return [_entry(number, existing.get(number), latest.get(number)) for number in numbers]
+    promotions = confirmed_promotions(Store(), registry.uri, name)
+    entries, exist = [], {str(version.version): VersionId.of(version) for version in versions}
+    for version in versions:
+        latest = next(iter(promotions_of(exist[str(version.version)], promotions)), None)
+        entries.append(_entry(str(version.version), version, latest))
+    deleted: dict[VersionId, Promotion] = {}
+    for promotion in promotions:
+        if not is_of(promotion, exist.get(promotion.version)):
+            deleted.setdefault(version_of(promotion), promotion)
+    entries += [_entry(version.number, None, promotion) for version, promotion in deleted.items()]
+    # A model that was deleted and registered again has several versions of one number.
+    return sorted(entries, key=lambda each: (int(each.version), each.exists, each.at), reverse=True)[:limit]
 
 
 def _found(name: str, tracking_uri: str | None) -> tuple[Registry, RegisteredModel, list[ModelVersion]]:
@@ -261,32 +267,35 @@ def _status(
     registry: Registry, model: RegisteredModel, newest: ModelVersion, promotions: Sequence[Promotion]
 ) -> ModelStatus:
     """Build the status of a registered model from its aliases, its newest version and its promotions."""
-    aliases, promoted = aliases_of(model), {each.version for each in promotions}
+    aliases = aliases_of(model)
     alias = newest.tags.get(ALIAS_TAG) or (promotions[0].alias if promotions else DEFAULT_ALIAS)
     number = aliases.get(alias)
     champion = since = None
     if number is not None:
         found = newest if number == str(newest.version) else registry.version(model.name, number)
-        champion = version_status(found, promoted)
-        times = (each.confirmed_at for each in promotions if (each.version, each.alias) == (number, alias))
+        champion = version_status(found, promotions)
+        promoted = promotions_of(VersionId.of(found), promotions)
+        times = (each.confirmed_at for each in promoted if each.alias == alias)
         since = next(times, None) or champion.created_at
     return ModelStatus(
         name=model.name,
         alias=alias,
         champion=champion,
         champion_since=since,
-        challenger=version_status(newest, promoted),
+        challenger=version_status(newest, promotions),
         registered=max(int(version.version) for version in (newest, *(model.latest_versions or ()))),
         aliases=aliases,
     )
 
 
-def version_status(version: ModelVersion, promoted: set[str]) -> VersionStatus:
-    """Build the status of a model's registered version from the version's tags in MLflow."""
+def version_status(version: ModelVersion, promotions: Iterable[Promotion]) -> VersionStatus:
+    """Build the status of a model's registered version from the version's tags in MLflow and the model's promotions."""
     tags = version.tags
     metric, metrics = holdout_metrics(tags)
     reason, number = tags.get(REASON_TAG), str(version.version)
-    was = True if number in promoted else None if reason in (None, WAITING) else reason in PROMOTING
+    was = None if reason in (None, WAITING) else reason in PROMOTING
+    if promotions_of(VersionId.of(version), promotions):
+        was = True
     attempt = tags.get(ATTEMPT_TAG, "")
     return VersionStatus(
         version=number,
@@ -307,7 +316,7 @@ def version_status(version: ModelVersion, promoted: set[str]) -> VersionStatus:
 
 
 def _entry(number: str, version: ModelVersion | None, promotion: Promotion | None) -> HistoryEntry:
-    status = None if version is None else version_status(version, {number} if promotion else set())
+    status = None if version is None else version_status(version, [promotion] if promotion else ())
     tags: Mapping[str, str] = {} if version is None else version.tags
     metric = status.metric if status and status.metric else promotion.metric if promotion else None
     value = status.value if status and status.value is not None else promotion.value if promotion else None

@@ -24,7 +24,7 @@ from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.job_run import Run, legal_name
 from shoal.jobs.mlflow.model_loading import Predictor
 from shoal.jobs.mlflow.promotion_decision import Baseline, Candidate, Evaluation
-from shoal.jobs.mlflow.promotion_history import Ledger
+from shoal.jobs.mlflow.promotion_history import Ledger, promotions_of
 from shoal.jobs.mlflow.registry import (
     ALIAS_TAG,
     DECISION_TAG,
@@ -37,6 +37,7 @@ from shoal.jobs.mlflow.registry import (
     newest_versions,
 )
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
+from shoal.jobs.mlflow.version_id import VersionId
 from shoal.jobs.mlflow.waiting_version import WaitingVersion
 from shoal.jobs.results import RecentVersion
 from shoal.jobs.specs.register import Register
@@ -98,7 +99,7 @@ def try_challenger(register: Register, output: Output) -> None:
 
 
 @contextmanager
-def _reading(register: Register, version: str) -> Iterator[None]:
+def _reading(register: Register, version: VersionId) -> Iterator[None]:
     """Convert an error in loading or evaluating the champion into an `UnreadChampionError`, except an outage of
     MLflow."""
     try:
@@ -113,18 +114,20 @@ def _reading(register: Register, version: str) -> Iterator[None]:
         ) from error
 
 
-def load(register: Register, version: str, input_cols: Sequence[str]) -> Predictor:
+def load(register: Register, version: VersionId, input_cols: Sequence[str]) -> Predictor:
     """Load a registered version of the model, and return an object that predicts tables with it."""
     uri = f"models:/{register.model}/{version}"
     return model_loading.load(uri, input_cols, category_codes=register.category_codes)
 
 
-def _columns_of(client: MlflowClient, register: Register, version: str, input_cols: Sequence[str]) -> Sequence[str]:
+def _columns_of(
+    client: MlflowClient, register: Register, version: VersionId, input_cols: Sequence[str]
+) -> Sequence[str]:
     """Return the input columns of a version that does not name its columns.
 
     If the version has no tag with its columns, the challenger's columns are returned, although they may be different.
     """
-    listed = client.get_model_version(register.model, version).tags.get(_COLUMNS)
+    listed = client.get_model_version(register.model, version.number).tags.get(_COLUMNS)
     return json.loads(listed) if listed else input_cols
 
 
@@ -192,18 +195,18 @@ class Challenge:
         """
         self._report(outcome, ledger, say)
         try:
-            version = outcome.challenger.version
+            version = outcome.challenger.version.number
             return replace(outcome, recent=_recent(self.run.client, ledger, self.register, version))
         except Exception as error:
             # The earlier versions are only shown in messages, so the job must not fail because they cannot be read.
             say(f"the earlier versions of the model could not be read from MLflow: {error}")
             return outcome
 
-    def _score_champion(self, version: str) -> Candidate:
+    def _score_champion(self, version: VersionId) -> Candidate:
         """Evaluate a registered version, and compare it with the model on the rows that neither was trained on."""
         register, holdout = self.register, self.holdout
         columns = _columns_of(self.run.client, register, version, self.input_cols)
-        rows = training_rows.load(self.run, register.model, version)
+        rows = training_rows.load(self.run, register.model, version.number)
         seen = _overlap(rows, holdout)
         with _reading(register, version):
             champion = load(register, version, columns)
@@ -215,8 +218,9 @@ class Challenge:
         # The promotion is complete, so an error is only printed.
         try:
             tags = {REASON_TAG: outcome.decision.reason, DECISION_TAG: outcome.decision.sentence}
+            number = outcome.challenger.version.number
             for name, value in tags.items():
-                self.run.client.set_model_version_tag(self.register.model, outcome.challenger.version, name, value)
+                self.run.client.set_model_version_tag(self.register.model, number, name, value)
             built = comparison_report.build(
                 self.register,
                 outcome.decision,
@@ -271,7 +275,7 @@ def enter(
     if not register.promote:
         record = WaitingVersion.of(register, digest, label_col, input_cols, group_col)
         tags |= waiting_version.store(run, record)
-    challenger = registered(register, model_uri, challenge.evaluation, digest, tags)
+    challenger = registered(run.client, register, model_uri, challenge.evaluation, digest, tags)
     ledger = Ledger.of(run.client, store, register)
     contest = challenge.contest(ledger, challenger, key)
     outcome = contest.decided() if register.promote else contest.previewed()
@@ -286,7 +290,12 @@ def _print(text: str) -> None:
 
 
 def registered(
-    register: Register, model_uri: str, evaluation: Evaluation, holdout_digest: str, tags: Mapping[str, str]
+    client: MlflowClient,
+    register: Register,
+    model_uri: str,
+    evaluation: Evaluation,
+    holdout_digest: str,
+    tags: Mapping[str, str],
 ) -> Candidate:
     """Register an evaluated model as a new version."""
     import mlflow
@@ -294,19 +303,19 @@ def registered(
     measured = {metric_tag(name): repr(value) for name, value in evaluation.metrics.items()}
     tagged = {**measured, digest_tag(register.metric): holdout_digest, ALIAS_TAG: register.alias}
     version = mlflow.register_model(model_uri, register.model, tags={**tags, **tagged})
-    return Candidate(str(version.version), evaluation)
+    return Candidate(VersionId.read(client, register.model, str(version.version)), evaluation)
 
 
 def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
     """Return the last ten versions that were registered before the given version, the newest first."""
     found = newest_versions(client, register.model, _HISTORY + _AT_ONCE)
-    promoted, metric = set(ledger.confirmed()), legal_name(register.metric)
+    promotions, metric = ledger.history(), legal_name(register.metric)
     earlier = [each for each in found if int(each.version) < int(version)][:_HISTORY]
     return tuple(
         RecentVersion(
             version=str(each.version),
             value=holdout_metrics(each.tags)[1].get(metric),
-            promoted=str(each.version) in promoted,
+            promoted=bool(promotions_of(VersionId.of(each), promotions)),
         )
         for each in earlier
     )
@@ -320,7 +329,7 @@ def _overlap(trained_on: TrainingRows | None, holdout: Holdout) -> Overlap | Non
 
 
 def _rival(
-    version: str,
+    version: VersionId,
     measured: Evaluation,
     known: Sequence[tuple[TrainingRows | None, Overlap | None]],
     challenger: Evaluation,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from shoal.jobs.mlflow.version_id import VersionId
+
 MIN_UNSEEN_ROWS = 100
 """Number of rows, which neither model was trained on, that are enough to compare two models. With 100 rows, the
 standard error of an RMSE is about 7 % (1 / sqrt(2 n), for normally distributed errors)."""
@@ -162,7 +164,7 @@ class Candidate:
     """A registered version of a model, with the metrics that the version reaches on the holdout.
 
     Attributes:
-        version: Version number.
+        version: The version.
         evaluation: Metrics on all rows of the holdout; for a champion with `common`, only on these rows.
         common: For a champion: the rows of the keys that both know; None if both know the keys of all rows.
         unseen: For a champion: comparison with the challenger on the rows that neither was trained on; None if neither
@@ -170,7 +172,7 @@ class Candidate:
         recency: For a champion: whether its training rows are newer than the challenger's; None if that is not known.
     """
 
-    version: str
+    version: VersionId
     evaluation: Evaluation
     unseen: UnseenRows | None = None
     common: CommonKeys | None = None
@@ -342,12 +344,15 @@ def decide(
     return decided("better", f"replaces {against}{known}")
 
 
-def alias_moved(register: Register, challenger: Candidate, version: str | None) -> DecisionResult:
-    """Return the decision that a challenger is not promoted, because a person moved the alias during the promotion."""
+def alias_moved(
+    register: Register, challenger: Candidate, version: VersionId | None, when: str = "during"
+) -> DecisionResult:
+    """Return the decision that a challenger is not promoted, because a person moved the alias during or after the
+    promotion."""
     name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
     alias = f"the alias {register.alias}"
     moved = f"removed {alias}" if version is None else f"moved {alias} to version {version}"
-    sentence = f"{name} is not promoted: a person has {moved} during the promotion"
+    sentence = f"{name} is not promoted: a person has {moved} {when} the promotion"
     return DecisionResult(reason="alias_moved", sentence=sentence)
 
 
@@ -366,7 +371,7 @@ def waiting(register: Register, challenger: Candidate, comparison: DecisionResul
     return DecisionResult(reason=WAITING, sentence=f"{waits}. Comparison at its registration: {comparison.sentence}")
 
 
-def champion_unread(register: Register, challenger: Candidate, version: str, why: str) -> DecisionResult:
+def champion_unread(register: Register, challenger: Candidate, version: VersionId, why: str) -> DecisionResult:
     """Return the decision that a challenger is not promoted, because the champion cannot be evaluated."""
     name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
     kept = f"is not promoted, because {register.alias} version {version} could not be compared"

@@ -16,7 +16,7 @@ from shoal.errors import InvalidArgumentError, RegistryError, ShoalError, shown
 from shoal.jobs.files.retention import checked_age
 from shoal.jobs.journal.locks import store_lock
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
-from shoal.jobs.mlflow.promotion_history import Ledger, chosen_versions, confirmed_promotions
+from shoal.jobs.mlflow.promotion_history import Ledger, confirmed_promotions, last_promotions, promotions_of
 from shoal.jobs.mlflow.registry import (
     ALIAS_TAG,
     ATTEMPT_TAG,
@@ -27,6 +27,7 @@ from shoal.jobs.mlflow.registry import (
     missing_ignored,
     quoted,
 )
+from shoal.jobs.mlflow.version_id import VersionId
 from shoal.jobs.timeouts import DELETION_LOCK_TTL_S
 from shoal.pool import teams
 from shoal.state import Store
@@ -119,7 +120,8 @@ def prune_models(
     failed = []
     for model, all_of_it in sorted(versions.items()):
         with store.reading() as session:
-            chosen = chosen_versions(session, registry.uri, model)
+            last = last_promotions(session, registry.uri, model)
+        chosen = {str(each.version) for each in all_of_it if promotions_of(VersionId.of(each), last)}
         kept = {*aliases.get(model, {}).values(), *chosen}
         old = unneeded(all_of_it, kept, needed, before=before, keep_last=keep_last)
         if dry_run:
@@ -198,14 +200,16 @@ class _Deletion:
             with transaction(self.store, RetentionStep.CHECK) as session:
                 if not all(lock.renew(session) for lock in locks):
                     return False
-                chosen = chosen_versions(session, self.registry.uri, self.model)
+                last = last_promotions(session, self.registry.uri, self.model)
                 job_id, attempt = _attempt(version)
                 job = session.get(Job, (job_id, int(attempt))) if attempt.isdigit() else None
-                if number in chosen:
+                if promotions_of(VersionId.of(version), last):
                     return False
                 if job is not None and (job.state in JOB_ACTIVE or not teams.may_change(job.team, self.team)):
                     return False
-            if _has_alias(client.get_model_version(self.model, number)):
+            present = client.get_model_version(self.model, number)
+            # The model may have been deleted meanwhile, and registered again with versions of the same numbers.
+            if VersionId.of(present) != VersionId.of(version) or _has_alias(present):
                 return False
             # The version is deleted last. If this process dies before this step, the next call finds the version again.
             logged = _LOGGED_MODEL.fullmatch(version.source or "")

@@ -13,7 +13,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.locks import HeldLock, store_lock
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
-from shoal.jobs.mlflow.promotion_history import Ledger, holding, withdrawn
+from shoal.jobs.mlflow.promotion_history import Ledger, is_of, is_recorded, version_of, withdrawn
 from shoal.jobs.mlflow.registry import (
     DECISION_TAG,
     REASON_TAG,
@@ -21,8 +21,8 @@ from shoal.jobs.mlflow.registry import (
     Registry,
     aliases_of,
     answering,
-    is_missing,
 )
+from shoal.jobs.mlflow.version_id import VersionId
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import parse_spec
 from shoal.jobs.submission import attach
@@ -36,7 +36,8 @@ def withdraw_promotion(
     job_id: str, attempt: int | None = None, *, tracking_uri: str | None = None, holder: str | None = None
 ) -> str:
     """Withdraw the promotion of the model that a job has trained: give the champion's alias back to the version that
-    had it before, if the job's version still has the alias.
+    had it before, if the job's version still has the alias. If a later version has the alias, this version keeps it,
+    and the withdrawn version does not get the alias back if the later promotion is withdrawn, too.
 
     The version stays registered. Later trainings are not skipped because this version has the same rows, and a repeated
     flow run does not take over the job. A second call does nothing.
@@ -54,7 +55,7 @@ def withdraw_promotion(
         JobError: There is no such job.
         TeamError: The job belongs to another team.
         InvalidArgumentError: The job has promoted no model.
-        RegistryError: The registry cannot be used, or the version that had the alias before was deleted.
+        RegistryError: The registry cannot be used, or the version that had the alias before was deleted or withdrawn.
         MissingExtraError: MLflow is not installed.
 
     Example:
@@ -114,7 +115,7 @@ class Withdrawal:
     registry: Registry
     ledger: Ledger
     promotion: Promotion
-    written: set[str | None] = field(default_factory=set)
+    written: set[VersionId | None] = field(default_factory=set)
 
     def done(self) -> str:
         """Withdraw the promotion, and return a sentence that says which version has the alias now."""
@@ -128,61 +129,68 @@ class Withdrawal:
         mine = self.promotion
         with store_lock(self.ledger.store, self.ledger.lock_name, PROMOTION_LOCK_TTL_S) as lock:
             model = self.registry.model(mine.model)
-            alias = aliases_of(model).get(mine.alias) if model else None
+            number = aliases_of(model).get(mine.alias) if model else None
+            alias = None if number is None else VersionId.read(self.registry.client, mine.model, number)
             if not self.ledger.settle(lock, alias):
                 return None
             newest = next(iter(self.ledger.history()), None)
-            if newest is not None and newest.id == mine.id and alias in {mine.version, *self.written}:
+            if newest is not None and newest.id == mine.id and (is_of(mine, alias) or alias in self.written):
                 return self._give_back(lock)
             is_later = newest is not None and newest.id > mine.id
-            if newest is not None and is_later and alias != newest.version and alias in self.written:
-                self._set_alias(newest.version)
+            if newest is not None and is_later and not is_of(newest, alias) and alias in self.written:
+                self._set_alias(version_of(newest))
                 return None  # the next round checks that no other process has set the alias meanwhile
-            if self._is_withdrawn():
-                return withdrawn(mine, alias)
-            return f"{holding(mine, alias)}, so the promotion of version {mine.version} is not withdrawn"
+            if not self._is_withdrawn():
+                self._tag(withdrawn(mine, alias))
+                if not self.ledger.withdraw(lock, mine.id, alias):
+                    return None
+            return withdrawn(mine, alias)
 
     def _give_back(self, lock: HeldLock) -> str | None:
-        mine, client = self.promotion, self.registry.client
-        self._check_previous()
-        sentence = withdrawn(mine, mine.previous)
-        client.set_model_version_tag(mine.model, mine.version, REASON_TAG, WITHDRAWN)
-        client.set_model_version_tag(mine.model, mine.version, DECISION_TAG, sentence)
+        mine, before = self.promotion, self.ledger.before(self.promotion)
+        if before is not None:
+            before = self._checked(before)
+        sentence = withdrawn(mine, before)
+        self._tag(sentence)
         if not self.ledger.reopen(lock, mine.id):
             return None
-        self._set_alias(mine.previous)
-        return sentence if self.ledger.withdraw(lock, mine.id) else None
+        self._set_alias(before)
+        return sentence if self.ledger.withdraw(lock, mine.id, before) else None
 
-    def _check_previous(self) -> None:
-        """Check that the version that had the alias before still exists.
+    def _tag(self, sentence: str) -> None:
+        """Mark the version as withdrawn in MLflow, if it still exists there."""
+        mine, client = self.promotion, self.registry.client
+        if is_of(mine, VersionId.read(client, mine.model, mine.version)):
+            client.set_model_version_tag(mine.model, mine.version, REASON_TAG, WITHDRAWN)
+            client.set_model_version_tag(mine.model, mine.version, DECISION_TAG, sentence)
+
+    def _checked(self, before: VersionId) -> VersionId:
+        """Check that the version that had the alias before still exists, and was not withdrawn itself.
 
         Raises:
-            RegistryError: It does not.
+            RegistryError: It does not exist, or was withdrawn through another store.
         """
-        import mlflow
+        mine, client = self.promotion, self.registry.client
+        found = VersionId.read(client, mine.model, before.number)
+        if not found.exists or not is_recorded(before, mine, found):
+            why = "does not exist any more"
+        elif client.get_model_version(mine.model, before.number).tags.get(REASON_TAG) == WITHDRAWN:
+            why = "was withdrawn itself"
+        else:
+            return found
+        raise RegistryError(
+            f"the promotion of {mine.model} version {mine.version} cannot be withdrawn, because version {before}, "
+            f'which was {mine.alias} before, {why}: give the alias "{mine.alias}" to another version in MLflow'
+        )
 
-        mine = self.promotion
-        if mine.previous is None:
-            return
-        try:
-            self.registry.client.get_model_version(mine.model, mine.previous)
-        except mlflow.MlflowException as error:
-            if not is_missing(error):
-                raise
-            raise RegistryError(
-                f"the promotion of {mine.model} version {mine.version} cannot be withdrawn, because version "
-                f"{mine.previous}, which was {mine.alias} before, does not exist any more: give the alias "
-                f'"{mine.alias}" to another version in MLflow'
-            ) from error
-
-    def _set_alias(self, version: str | None) -> None:
+    def _set_alias(self, version: VersionId | None) -> None:
         client, mine = self.registry.client, self.promotion
         self.written.add(version)
         with act(JobStep.PROMOTE):
             if version is None:
                 client.delete_registered_model_alias(mine.model, mine.alias)
             else:
-                client.set_registered_model_alias(mine.model, mine.alias, version)
+                client.set_registered_model_alias(mine.model, mine.alias, version.number)
 
     def _is_withdrawn(self) -> bool:
         with self.ledger.store.reading() as session:

@@ -11,6 +11,7 @@ from typing import Any
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs.mlflow import model_loading
+from shoal.jobs.mlflow.version_id import VersionId
 from shoal.jobs.partitions.predictions import report_unknown
 from shoal.jobs.prediction import worker
 from shoal.jobs.prediction.output_files import Output, kept_columns, predictions_key
@@ -21,6 +22,7 @@ from shoal.training.artifact_folders import Claim
 from shoal.training.context import say
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import shared_gang
+from shoal.training.mlflow.model_uris import VERSION
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
 from shoal.training.scaling import resolve_size
@@ -130,15 +132,18 @@ _ALIAS = re.compile(r"models:/(?P<name>[^/@]+)@(?P<alias>[^/@]+)")
 
 
 def identity(uri: str) -> str:
-    """Return a text that identifies a model: the URI of a version or run, or the path and the id of a model folder.
+    """Return a text that identifies a model: the URI of a version, with its time and run, or of a run, or the path and
+    the id of a model folder.
 
     Raises:
         JobError: There is no model at this URI.
     """
-    if uri.startswith(("models:/", "runs:/")):
-        return uri
     import mlflow
 
+    if (named := VERSION.fullmatch(uri)) is not None:
+        return f"{uri} {VersionId.read(mlflow.MlflowClient(), named['name'], named['version'])!r}"
+    if uri.startswith(("models:/", "runs:/")):
+        return uri
     try:
         return f"{uri} {mlflow.models.get_model_info(uri).model_uuid}"
     except (mlflow.MlflowException, OSError) as error:

@@ -7,6 +7,8 @@ import re
 from shoal.errors import InvalidArgumentError
 from shoal.training.locations import resolved
 
+VERSION = re.compile(r"models:/(?P<name>[^/@]+)/(?P<version>\d+)")
+"""Pattern of the URIs that name a version of a registered model by its number."""
 _REGISTERED = re.compile(r"models:/([^/@]+@[^/@]+|[^/@]+/[0-9]+|m-[0-9a-f]{32})")
 """Pattern of the URIs that name a version or an alias. A stage or "latest" is not accepted, because the version that it
 means may change during a run."""
