@@ -306,7 +306,7 @@ def kept_columns(keep_cols: Sequence[str] | None, prediction_col: str, connector
             f'the dataset has a column "{prediction_col}", and prediction_col has the same name: choose another '
             "prediction_col, or leave the column out of keep_cols"
         )
-    check_same_schema(connector.source, spec.keep_cols)
+    check_same_schema(connector.source, keep_cols)
     return keep
 
 
