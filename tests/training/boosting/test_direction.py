@@ -13,7 +13,7 @@ from xgboost.callback import EarlyStopping
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.metrics.evaluation import NAMES, best_mode
-from shoal.training.boosting.direction import agreed, stopping_direction, told
+from shoal.training.boosting.direction import agreed, told
 from shoal.training.boosting.engine import interface_of
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.trials import TrialPlan
@@ -162,10 +162,10 @@ def test_early_stopping_asks_for_the_direction_of_the_last_metric(framework, par
     library, code = interface_of(framework), UserCode(metrics=metrics)
     checked, _ = library.params(asked, ALONE, code)
     if direction in (None, "minimize", "maximize"):
-        assert stopping_direction(library, asked, checked, code) == direction
+        assert library.stopping_direction(asked, checked, code) == direction
     else:
         with pytest.raises(InvalidArgumentError, match=direction):
-            stopping_direction(library, asked, checked, code)
+            library.stopping_direction(asked, checked, code)
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, WorkerLostError
-from shoal.jobs.specs.tuning import Direction, TuneJobSpec
+from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.jobs.tuning.code import SearchCode
 from shoal.jobs.tuning.samplers import grid, pruner_named, sampler_named
 from shoal.jobs.tuning.search import Check, Search, Suggest
 from shoal.jobs.tuning.study_storage import STUDY, require_optuna
 from shoal.jobs.tuning.trials import Ended
 from shoal.training import cluster
-from shoal.training.boosting.direction import agreed, custom_text
+from shoal.training.boosting.direction import Direction, agreed, custom_text
 from shoal.training.boosting.engine import KeepChoice, library_of, with_gpu_choice
 from shoal.training.boosting.trials import TrialPlan, decides_metric
 from shoal.training.boosting.user_code import UserCode

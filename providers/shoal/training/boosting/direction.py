@@ -6,19 +6,14 @@ direction of its metric.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from shoal.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from shoal.training.boosting.engine import Library
-    from shoal.training.boosting.request import TrainRequest
-    from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.user_code import UserCode
 
 Direction = Literal["minimize", "maximize"]
 
-Directions = Mapping[str, Direction | None]
+Directions = dict[str, Direction | None]
 """Type of the library's own metrics of an eval set, in the order of their evaluation: name -> direction, or None if it
 is not known."""
 
@@ -62,30 +57,6 @@ def told(metric: str, higher_is_better: Any) -> Direction | None:
             f"the custom_metric {metric} must return (name, value, higher_is_better) with True or False as "
             f"higher_is_better, not {higher_is_better!r}"
         ) from None
-
-
-def stopping_direction(
-    library: Library, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode
-) -> Direction | None:
-    """Return the direction of the metric that stops a training early, which is the last one.
-
-    Returns:
-        The direction; None if the training does not stop early, or if only the workers get to know the direction.
-
-    Raises:
-        InvalidArgumentError: The direction is not known, or `request.direction` contradicts the metric.
-    """
-    if request.early_stopping_rounds is None:
-        return None
-    if user_code.metrics:
-        if library.functions_tell_direction:
-            return request.direction
-        return agreed(custom_text(user_code), None, request.direction)
-    metrics = library.metrics(request, params, user_code)
-    last = next(reversed(metrics), None)
-    if last is None:
-        return agreed("the metric of the objective", None, request.direction)
-    return agreed(f'the metric "{last}"', metrics[last], request.direction)
 
 
 def custom_text(user_code: UserCode) -> str:

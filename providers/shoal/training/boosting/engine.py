@@ -23,7 +23,7 @@ from shoal.data.checks import decimals_of
 from shoal.data.ingest import RayDataIngester
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
-from shoal.training.boosting.direction import Direction, Directions, stopping_direction
+from shoal.training.boosting.direction import Direction, Directions, agreed, custom_text
 from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.inputs import checked_data, refuse_long_eval_sets, shard_datasets
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Prepared, Segment, Task, segment_length
@@ -85,7 +85,7 @@ class Library(Protocol):
     ) -> tuple[dict[str, Any], int]:
         """Check the parameters with the library; return the parameters of every worker and the seed of the training."""
 
-    functions_tell_direction = False
+    functions_tell_direction: bool = False
     """Whether the metric functions of users tell whether a higher value is better."""
 
     def metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> Directions:
@@ -96,6 +96,29 @@ class Library(Protocol):
             params: Parameters that :meth:`params` has returned for it.
             user_code: The user's functions.
         """
+
+    def stopping_direction(
+        self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode
+    ) -> Direction | None:
+        """Return the direction of the metric that stops a training early, which is the last one.
+
+        Returns:
+            The direction; None if the training does not stop early, or if only the workers get to know the direction.
+
+        Raises:
+            InvalidArgumentError: The direction is not known, or `request.direction` contradicts the metric.
+        """
+        if request.early_stopping_rounds is None:
+            return None
+        if user_code.metrics:
+            if self.functions_tell_direction:
+                return request.direction
+            return agreed(custom_text(user_code), None, request.direction)
+        metrics = self.metrics(request, params, user_code)
+        if not metrics:
+            return agreed("the metric of the objective", None, request.direction)
+        last = next(reversed(metrics))
+        return agreed(f'the metric "{last}"', metrics[last], request.direction)
 
     def inexact_leaves(self, params: Mapping[str, Any], num_workers: int) -> str | None:
         """Return a line for the log if workers that divide the rows set the values of leaves only approximately; None
@@ -312,7 +335,7 @@ class Training:
 
     def run(self) -> TrainResult:
         """Train to the end; each time a worker is lost, continue from the last checkpoint with new workers."""
-        self._direction = stopping_direction(self.library, self.request, self._params, self.user_code)
+        self._direction = self.library.stopping_direction(self.request, self._params, self.user_code)
         return self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
 
     def _resume_point(self) -> str:

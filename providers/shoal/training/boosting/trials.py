@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.boosting.direction import Direction, Directions, agreed, custom_text, stopping_direction
+from shoal.training.boosting.direction import Direction, Directions, agreed, custom_text
 from shoal.training.boosting.engine import Library, Training, library_of
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, segment_length
 from shoal.training.boosting.request import TrainRequest
@@ -136,8 +136,7 @@ class BoostingTrials:
         import cloudpickle
 
         user_code = cloudpickle.loads(self.user_code) if self.user_code else UserCode()
-        own = {"params": trial.params, "seed": trial.seed, "direction": trial.direction}
-        return replace(self.task, **own, user_code=user_code)
+        return replace(self.task, params=trial.params, seed=trial.seed, direction=trial.direction, user_code=user_code)
 
     def value(self, history: History, place: int = -1) -> float:
         """Return the deciding metric of a round.
@@ -234,7 +233,7 @@ class TrialPlan:
             name = self._deciding(self._library.metrics(request, checked, self.user_code))
             if name != self._compared:
                 raise _not_comparable((self._compared, self._sample), (name, params))
-        direction = stopping_direction(self._library, request, checked, self.user_code)
+        direction = self._library.stopping_direction(request, checked, self.user_code)
         return TrialParams(checked, seed, request.n_estimators, direction)
 
     def _trial(self, params: Mapping[str, Any]) -> tuple[TrainRequest, dict[str, Any], int]:

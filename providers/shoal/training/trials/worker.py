@@ -112,7 +112,7 @@ class BoostingWork:
 
 
 class _BoostingRunner:
-    mlflow_run = None
+    mlflow_run: str | None = None
 
     def __init__(self, work: BoostingWork, context: GangContext) -> None:
         self._work = work
