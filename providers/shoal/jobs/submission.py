@@ -31,8 +31,8 @@ from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.journal.tasks import EngineTask, JobTakenError
 from shoal.jobs.reconcile import ending, rounds, sending
-from shoal.jobs.reconcile.decide import End
-from shoal.jobs.reconcile.look import address
+from shoal.jobs.reconcile.decide import End, Silence
+from shoal.jobs.reconcile.look import address, find_head
 from shoal.jobs.reconcile.sending import Supplies
 from shoal.jobs.reconcile.target import Target, pool_endpoint
 from shoal.jobs.remote import frames, package, reachability
@@ -51,6 +51,7 @@ from shoal.pool.waiting import end_if_abandoned
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.codec import storable
+from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
 MOST_LISTED = 1_000_000
@@ -227,8 +228,7 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
     try:
         job = attempts.ask(call.store, order, call.clock(), refusal)
     except JobBusyError:
-        # The attempt may be lost: its end is recorded only when a process asks the head about it.
-        if rounds.host_round(call.target(attempts.latest(call.store, call.job_id))):
+        if _was_lost(call):
             return None
         raise
     target = call.target(job)
@@ -242,6 +242,17 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
             # process has the credentials.
             handle.deliver_credentials()
         return handle
+
+
+def _was_lost(call: Call) -> bool:
+    """Return whether the job's unfinished attempt was lost, and record its end.
+
+    The head is asked only if the driver has ended, because a head that does not answer would delay the refusal.
+    """
+    job = attempts.latest(call.store, call.job_id)
+    target = call.target(job)
+    has_no_driver = job.driver is not None and ProcessId.from_json(job.driver).known_dead()
+    return (has_no_driver or isinstance(find_head(target), Silence)) and rounds.host_round(target)
 
 
 @contextmanager
