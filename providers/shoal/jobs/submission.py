@@ -144,7 +144,7 @@ def submit(
     store, holder = Store(), storable(holder or python_holder())
     pool = which_pool(store, config.pool_name)
     is_detached = detached and "orphan_after" not in config.model_fields_set
-    spec = _identified(spec, pool, is_embedded=is_embedded(store, pool))
+    spec = _identified(spec, pool, known_as=None if is_embedded(store, pool) else pool)
     call = Call(
         store,
         holder,
@@ -174,24 +174,24 @@ def _submitted(call: Call, spec: AnyJobSpec) -> JobHandle:
     Raises:
         JobTakenError: The job belongs to another task run.
     """
+    newest = attempts.find_latest(call.store, call.job_id)
+    if newest is not None and newest.state not in JOB_ENDED:
+        end_if_abandoned(call.store, newest.pool)
     if call.task is not None and (found := earlier_tries.taken_over(call, call.task, spec)) is not None:
         return found
     spec = reachability.located(spec, call.pool)
     with frames.sent_for(spec, call.pool) as (sent, packaged):
-        newest = attempts.find_latest(call.store, call.job_id)
-        if newest is not None and newest.state not in JOB_ENDED:
-            end_if_abandoned(call.store, newest.pool)
         # If the attempt that is found was lost or has failed, the next call creates a new one.
         while (handle := _attempt(call, sent, packaged)) is None:
             pass
         return handle
 
 
-def _identified(spec: AnyJobSpec, pool: str, *, is_embedded: bool) -> AnyJobSpec:
+def _identified(spec: AnyJobSpec, pool: str, *, known_as: str | None) -> AnyJobSpec:
     """Complete a spec with the caller's settings and the job's fingerprint, and store its code."""
     config = spec.run_config.model_copy(update={"code": code.stored(spec.run_config.code)})
     given = spec.model_copy(update={"run_config": config})
-    digest = fingerprint(given.identifying(None if is_embedded else pool, os.environ))
+    digest = fingerprint(given.identifying(known_as, os.environ))
     return given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
 
 
