@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +31,7 @@ from shoal.pool.api import list_pools
 from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
 from shoal.state.home import home
+from shoal.state.process import ProcessId
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.pytorch.request import FunctionRequest
 from tests.support.pool_processes import node_rows, nothing_left
@@ -275,6 +278,21 @@ def test_a_forked_child_has_a_pool_of_its_own_and_leaves_that_of_its_parent(tiny
     wait_until(lambda: sweep(Store()) == [] and len(node_rows()) == 1, "the end of the child's pool")
     assert [pool.name for pool in list_pools(embedded=True)] == [parents]
     assert len(ComputePool(parents).get_nodes()) == 1
+
+
+def test_a_pool_of_an_earlier_process_with_the_same_id_is_ended_first(tiny, monkeypatch):
+    earlier = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setattr("shoal.distributors.call_pool._numbers", count(9))
+    name = f"embedded-{os.getpid()}-9"
+    ComputePool(f"local://{name}?max_nodes=1").up(owner=ProcessId.of(earlier.pid))
+    [node] = node_rows()
+    earlier.kill()
+    earlier.wait()
+    with embedded_pool() as own:
+        assert own == name
+        assert [each.id for each in node_rows()] != [node.id]
+        assert sweep(Store()) == []
+        assert len(node_rows()) == 1
 
 
 @pytest.mark.ray

@@ -12,20 +12,21 @@ from shoal.data.spec import DatasetSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.process import host_id, hostname
+from shoal.state.process import ProcessId, host_id, hostname
 from shoal.state.schema import Node, NodeState, Pool, PoolState
 from tests.support.fake_ray_head import FakeHead
 
 POOL = "retrain"
 
 
-def add_pool(store: Store) -> None:
-    """A pool that is up."""
+def add_pool(store: Store, name: str = POOL, owner: ProcessId | None = None) -> None:
+    """A pool that is up; an embedded pool if it belongs to a process."""
     with store.transaction() as session:
         session.add(
             Pool(
-                name=POOL,
-                spec=PoolSpec(name=POOL).model_dump(),
+                name=name,
+                owner=owner and owner.to_json(),
+                spec=PoolSpec(name=name).model_dump(),
                 state=PoolState.UP,
                 host=hostname(),
                 host_id=host_id(),

@@ -24,6 +24,7 @@ from shoal.pool.names import is_pool_name, pool_name_of
 from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import IDLE_TIMEOUT, JOB_LEASE_TTL
+from shoal.pool.waiting import end_if_abandoned
 from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.process import ProcessId
@@ -153,6 +154,8 @@ def embedded_pool(
         def start(spec: PoolSpec, is_new: bool) -> tuple[ComputePool, bool]:
             with gpu_turn(spec, timeout_s, _say, least_gpus) as found:
                 if is_new:
+                    # The kernel may have given this process the id of an earlier one, whose pool had the same name.
+                    end_if_abandoned(Store(), spec.name)
                     _say(f"{reason}starting a pool that is embedded in this process and ends with it, {spec.uri}{few}")
                 pool = ComputePool(spec)
                 pool.up(owner=ProcessId.mine())

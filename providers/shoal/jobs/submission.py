@@ -31,8 +31,8 @@ from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.journal.tasks import EngineTask, JobTakenError
 from shoal.jobs.reconcile import ending, rounds, sending
-from shoal.jobs.reconcile.decide import End
-from shoal.jobs.reconcile.look import address
+from shoal.jobs.reconcile.decide import End, Silence
+from shoal.jobs.reconcile.look import address, find_head
 from shoal.jobs.reconcile.sending import Supplies
 from shoal.jobs.reconcile.target import Target, pool_endpoint
 from shoal.jobs.remote import frames, package, reachability
@@ -51,6 +51,7 @@ from shoal.pool.waiting import end_if_abandoned
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.codec import storable
+from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
 MOST_LISTED = 1_000_000
@@ -143,7 +144,7 @@ def submit(
     store, holder = Store(), storable(holder or python_holder())
     pool = which_pool(store, config.pool_name)
     is_detached = detached and "orphan_after" not in config.model_fields_set
-    spec = _identified(spec, pool, is_embedded=is_embedded(store, pool))
+    spec = _identified(spec, pool, known_as=None if is_embedded(store, pool) else pool)
     call = Call(
         store,
         holder,
@@ -173,24 +174,24 @@ def _submitted(call: Call, spec: AnyJobSpec) -> JobHandle:
     Raises:
         JobTakenError: The job belongs to another task run.
     """
+    newest = attempts.find_latest(call.store, call.job_id)
+    if newest is not None and newest.state not in JOB_ENDED:
+        end_if_abandoned(call.store, newest.pool)
     if call.task is not None and (found := earlier_tries.taken_over(call, call.task, spec)) is not None:
         return found
     spec = reachability.located(spec, call.pool)
     with frames.sent_for(spec, call.pool) as (sent, packaged):
-        newest = attempts.find_latest(call.store, call.job_id)
-        if newest is not None and newest.state not in JOB_ENDED:
-            end_if_abandoned(call.store, newest.pool)
         # If the attempt that is found was lost or has failed, the next call creates a new one.
         while (handle := _attempt(call, sent, packaged)) is None:
             pass
         return handle
 
 
-def _identified(spec: AnyJobSpec, pool: str, *, is_embedded: bool) -> AnyJobSpec:
+def _identified(spec: AnyJobSpec, pool: str, *, known_as: str | None) -> AnyJobSpec:
     """Complete a spec with the caller's settings and the job's fingerprint, and store its code."""
     config = spec.run_config.model_copy(update={"code": code.stored(spec.run_config.code)})
     given = spec.model_copy(update={"run_config": config})
-    digest = fingerprint(given.identifying(None if is_embedded else pool, os.environ))
+    digest = fingerprint(given.identifying(known_as, os.environ))
     return given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
 
 
@@ -227,8 +228,7 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
     try:
         job = attempts.ask(call.store, order, call.clock(), refusal)
     except JobBusyError:
-        # The attempt may be lost: its end is recorded only when a process asks the head about it.
-        if rounds.host_round(call.target(attempts.latest(call.store, call.job_id))):
+        if _was_lost(call):
             return None
         raise
     target = call.target(job)
@@ -242,6 +242,17 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
             # process has the credentials.
             handle.deliver_credentials()
         return handle
+
+
+def _was_lost(call: Call) -> bool:
+    """Return whether the job's unfinished attempt was lost, and record its end.
+
+    The head is asked only if the driver has ended, because a head that does not answer would delay the refusal.
+    """
+    job = attempts.latest(call.store, call.job_id)
+    target = call.target(job)
+    has_no_driver = job.driver is not None and ProcessId.from_json(job.driver).known_dead()
+    return (has_no_driver or isinstance(find_head(target), Silence)) and rounds.host_round(target)
 
 
 @contextmanager
