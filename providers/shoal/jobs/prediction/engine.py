@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs.mlflow import model_loading
-from shoal.jobs.mlflow.version_id import VersionId
+from shoal.jobs.mlflow.registry import VersionId
 from shoal.jobs.prediction import worker
 from shoal.jobs.prediction.output_files import Output, kept_columns, predictions_key
 from shoal.jobs.prediction.worker import plan_files

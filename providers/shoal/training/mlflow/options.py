@@ -187,8 +187,8 @@ def checked_id(client: MlflowClient, experiment: Experiment) -> str:
     if experiment.lifecycle_stage == "deleted":
         command = f"MLFLOW_TRACKING_URI={redact_value(client.tracking_uri)} mlflow experiments restore -x {number}"
         raise InvalidArgumentError(
-            f'the MLflow experiment "{experiment.name}" (id {number}) was deleted, so it takes no runs: restore it with '
-            f"`{command}`, or name another experiment in tracking"
+            f'the MLflow experiment "{experiment.name}" (id {number}) was deleted, so it takes no runs: restore it '
+            f"with `{command}`, or name another experiment in tracking"
         )
     return number
 
