@@ -136,7 +136,7 @@ class Contest:
 
     def decided(self) -> Outcome:
         """Promote the challenger if it is better than the champion, and return the outcome."""
-        if (note := self.ledger.unmatched(self.client)) is not None:
+        if (note := patiently(self.ledger.store, lambda: self.ledger.unmatched(self.client))) is not None:
             print(note, flush=True)
         while (outcome := patiently(self.ledger.store, self.round)) is None:
             pass
