@@ -525,7 +525,7 @@ class Promotion(Base):
     version: Mapped[str]
     """Number of the model version to which the alias is set."""
     version_identity: Mapped[dict[str, Any] | None]
-    """What identifies this version besides its number (`shoal.jobs.mlflow.version_id`). None: an older shoal has
+    """What identifies this version besides its number (`VersionId`). None: an older shoal has
     written the row."""
     previous: Mapped[str | None]
     """Number of the model version that had the alias before, if any."""

@@ -9,12 +9,14 @@ import lightgbm as lgb
 import mlflow
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import xgboost as xgb
 from scipy.special import softmax
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, JobError
@@ -38,6 +40,8 @@ def saved(folder: Path, model: Any, **options: Any) -> str:
     flavour = {"xgboost": mlflow.xgboost, "lightgbm": mlflow.lightgbm}.get(type(model).__module__.partition(".")[0])
     if type(model) is lgb.LGBMModel:
         options["skops_trusted_types"] = ["lightgbm.sklearn.LGBMModel"]
+    if type(model) is Pipeline:
+        options["serialization_format"] = "cloudpickle"
     (flavour or mlflow.sklearn).save_model(model, folder / "model", pip_requirements=[], **options)
     return str(folder / "model")
 
@@ -82,9 +86,17 @@ def test_categories_of_the_library_encode_values_and_an_unknown_value_is_missing
         (lgb.LGBMClassifier(n_estimators=5, n_jobs=1, verbosity=-1), np.array(["no", "yes"])[(THREE > 0).astype(int)]),
         (lgb.LGBMModel(n_estimators=5, n_jobs=1, verbosity=-1, objective="regression"), VALUE),
         (make_pipeline(LogisticRegression()), THREE),
+        (xgb.XGBRegressor(n_estimators=5, n_jobs=1, booster="gblinear"), VALUE),
+        (xgb.XGBClassifier(n_estimators=5, n_jobs=1, booster="gblinear"), THREE),
+        (xgb.XGBRegressor(n_estimators=5, n_jobs=1, booster="dart"), VALUE),
+        (make_pipeline(xgb.XGBRegressor(n_estimators=5, n_jobs=1, booster="gblinear")), VALUE),
+        (make_pipeline(StandardScaler(), xgb.XGBClassifier(n_estimators=5, n_jobs=1, booster="gblinear")), THREE > 0),
     ],
-    ids=["xgb-binary", "xgb-softmax", "xgb-forest", "xgb-model", "lgb-text", "lgb-model", "pipeline"],
-)
+    ids=[
+        "xgb-binary", "xgb-softmax", "xgb-forest", "xgb-model", "lgb-text", "lgb-model", "pipeline",
+        "xgb-linear", "xgb-linear-classifier", "xgb-dart", "pipeline-linear", "pipeline-linear-classifier",
+    ],
+)  # fmt: skip
 def test_estimators_predict_as_they_do_themselves(tmp_path: Path, model: Any, label: Any) -> None:
     model.fit(NUMBERS, label)
     is_classifier = hasattr(model, "predict_proba")
@@ -93,6 +105,40 @@ def test_estimators_predict_as_they_do_themselves(tmp_path: Path, model: Any, la
     got = predicted(tmp_path, saved(tmp_path, model), FRAME)
 
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["names", "no names"])
+@pytest.mark.parametrize("margin", [False, True], ids=["", "margin"])
+@pytest.mark.parametrize("kind", ["gbtree", "dart", "gblinear"])
+def test_boosters_of_every_kind_predict_as_they_do_themselves(kind: str, margin: bool, named: bool) -> None:
+    rows = FRAME.assign(a=FRAME["a"].where(FRAME.index > 9))  # some are null
+    features = rows[["a", "zip"]] if named else rows[["a", "zip"]].to_numpy()
+    params = {"booster": kind, "rate_drop": 0.3, "nthread": 1, "verbosity": 0}
+    model = xgb.train(params, xgb.DMatrix(features, VALUE), 10)
+    model.set_attr(best_iteration="4")
+    rounds = (0, 0) if kind == "gblinear" else (0, 5)
+    expected = model.predict(
+        xgb.DMatrix(features, base_margin=FRAME["zip"] if margin else None), iteration_range=rounds
+    )
+
+    found = model_loading.predictor_of(model, ["a", "zip"], base_margin_cols=["m"] if margin else [])
+    got = found.predict_table(pa.Table.from_pandas(rows.assign(m=rows["zip"].astype(float))))
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_a_booster_of_dart_encodes_categories(tmp_path: Path) -> None:
+    data = xgb.DMatrix(MIXED, VALUE, enable_categorical=True)
+    model = xgb.train({"booster": "dart", "rate_drop": 0.3, "nthread": 1}, data, 10)
+    got = predicted(tmp_path, saved(tmp_path, model), FRAME)
+    np.testing.assert_allclose(got, model.predict(data), rtol=1e-5)
+
+
+def test_a_file_in_the_old_binary_format_is_named(tmp_path: Path) -> None:
+    uri = saved(tmp_path, booster(NUMBERS))
+    [file] = (tmp_path / "model").glob("model.*")
+    file.write_bytes(b"binf\x00\x00\x80\x3f" + bytes(range(128, 228)))
+    with pytest.raises(JobError, match=r"cannot be loaded: .* load it with XGBoost 3\.0 or older, and write it with"):
+        model_loading.load(uri)
 
 
 def test_a_ranker_and_an_early_stopped_estimator(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.data import DataConnector
-from shoal.errors import DataError, JobError
+from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs import Register, Tracking
 from shoal.jobs.files.mlflow_database import default_uri
 from shoal.jobs.journal import attempts
@@ -124,6 +124,22 @@ class TestRun:
         assert Path(folder).parent == artifacts
         [note] = tmp_path.rglob("note.txt")
         assert note.resolve().is_relative_to(folder)
+
+    def test_a_deleted_experiment_is_named_with_the_command_that_restores_it(self, own_mlflow):
+        import mlflow
+
+        client = job_run.connect(own_mlflow)
+        number = client.create_experiment("nightly")
+        client.delete_experiment(number)
+        for named in ({"experiment": "nightly"}, {"experiment_id": number}):
+            with pytest.raises(InvalidArgumentError, match=r"was deleted.*restore it with") as caught:
+                Run.begin(Tracking(uri=own_mlflow, **named), name="job-1", tags={})
+            assert f'experiment "nightly" (id {number})' in str(caught.value)
+            command = f"`MLFLOW_TRACKING_URI={own_mlflow} mlflow experiments restore -x {number}`"
+            assert command in str(caught.value)
+        client.restore_experiment(number)
+        assert Run.begin(Tracking(uri=own_mlflow, experiment_id=number), name="job-1", tags={}).experiment_id == number
+        mlflow.end_run()
 
     def test_folders_of_experiments(self):
         assert folder_of("Nightly run 1.2") == "Nightly run 1.2"

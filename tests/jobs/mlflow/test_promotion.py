@@ -22,7 +22,7 @@ from shoal.jobs.mlflow import contest, promotion
 from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.promotion_decision import Candidate, Evaluation
 from shoal.jobs.mlflow.promotion_history import Ledger
-from shoal.jobs.mlflow.version_id import VersionId
+from shoal.jobs.mlflow.registry import VersionId
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 from tests.support.waiting import wait_until

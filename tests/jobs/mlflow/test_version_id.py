@@ -23,7 +23,7 @@ from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.promotion_decision import Candidate, Evaluation
 from shoal.jobs.mlflow.promotion_history import Ledger, is_of, predecessor
 from shoal.jobs.mlflow.registry import Registry as Access
-from shoal.jobs.mlflow.version_id import VersionId
+from shoal.jobs.mlflow.registry import VersionId
 from shoal.jobs.mlflow.withdrawal import Withdrawal
 from shoal.jobs.prediction import engine
 from shoal.state import Store

@@ -18,7 +18,7 @@ from shoal.jobs import JobSpec
 from shoal.jobs.remote.package import taken_along, unpacked
 from shoal.training.boosting import engine
 from shoal.training.boosting.init_model import InitModel
-from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
 from tests.support.predictions import predict_booster
 
 FEATURES = ["a", "b", "c"]
@@ -279,6 +279,37 @@ def test_another_model_is_refused_before_anything_starts(
         categorical.check(whole, DataConnector.from_spec(whole.dataset).source)
     with pytest.raises(InvalidArgumentError, match="cannot load init_model"):
         InitModel.read(framework, content(other, plain(other, rows(0), 1)))
+
+
+@pytest.mark.parametrize(
+    ("framework", "content", "message"),
+    [
+        # XGBoost's own error about a file that is not UTF-8 is a UnicodeDecodeError.
+        ("xgboost", b"binf" + bytes(range(128, 228)), r"its old binary format.* load it with XGBoost 3\.0 or older"),
+        ("xgboost", b"{\xff" + bytes(range(128, 228)), "Use a model that XGBoost has written"),
+        ("xgboost", b"", "the file is empty"),
+        ("xgboost", b"\x80\x05\x95", "the file contains a pickled object: load it"),
+        ("xgboost", b"tree\nversion=v4\n", "the file contains a model of lightgbm"),
+        ("lightgbm", b"", "the file is empty"),
+        ("lightgbm", b'{"learner": {}}', "the file contains a model of xgboost"),
+        ("lightgbm", b"\x80\x05\x95", "the file contains a pickled object: load it"),
+        ("lightgbm", b"hello", "the file is no model in LightGBM's text format"),
+    ],
+)
+def test_a_file_that_is_no_model_of_the_library_is_named(framework: Framework, content: bytes, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"cannot load init_model: .*{message}"):
+        InitModel.read(framework, content)
+
+
+def test_a_model_of_lightgbm_that_was_cut_off_or_changed_is_refused() -> None:
+    whole = content("lightgbm", plain("lightgbm", rows(0), 3))
+    for damaged, message in (
+        (whole[: len(whole) // 3], "the file is cut off"),
+        (whole[: whole.index(b"end of parameters")], "the file is cut off"),
+        (whole.replace(b"\n", b"\r\n"), "ends of lines were changed"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):  # LightGBM would end the process
+            InitModel.read("lightgbm", damaged)
 
 
 def test_models_without_known_codes_are_refused(continued: Continued) -> None:

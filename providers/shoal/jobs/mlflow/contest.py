@@ -29,8 +29,7 @@ from shoal.jobs.mlflow.promotion_decision import (
     waiting,
 )
 from shoal.jobs.mlflow.promotion_history import Ledger, is_of
-from shoal.jobs.mlflow.registry import aliases_of
-from shoal.jobs.mlflow.version_id import VersionId
+from shoal.jobs.mlflow.registry import VersionId, aliases_of
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
 from shoal.jobs.specs.register import Register
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
@@ -139,7 +138,7 @@ class Contest:
 
     def decided(self) -> Outcome:
         """Promote the challenger if it is better than the champion, and return the outcome."""
-        if (note := self.ledger.unmatched(self.client)) is not None:
+        if (note := patiently(self.ledger.store, lambda: self.ledger.unmatched(self.client))) is not None:
             print(note, flush=True)
         while (outcome := patiently(self.ledger.store, self.round)) is None:
             pass

@@ -23,7 +23,7 @@ from shoal.redaction import redact_all, redact_value
 from shoal.state.home import file_lock, subfolder
 from shoal.training.boosting.request import Framework
 from shoal.training.locations import SQLITE, absolute_database
-from shoal.training.mlflow.options import Caller, Tracking, experiment_id
+from shoal.training.mlflow.options import Caller, Tracking, checked_id, experiment_id
 from shoal.training.mlflow.user_calls import FIRST_RUN_TAG, JOB_RUN_TAG
 
 if TYPE_CHECKING:
@@ -188,14 +188,21 @@ class Run:
 
     @classmethod
     def begin(cls, tracking: Tracking, *, name: str, tags: Mapping[str, str]) -> Run:
-        """Start an MLflow run, and create its experiment if the experiment does not exist."""
+        """Start an MLflow run, and create its experiment if the experiment does not exist.
+
+        Raises:
+            InvalidArgumentError: The experiment was deleted.
+        """
         uri = tracking.uri or default_uri()
         client = connect(uri)
         import mlflow
 
         mlflow.set_tracking_uri(uri)
         with _opening():
-            experiment = tracking.experiment_id or experiment_id(client, tracking.experiment, artifacts_of(uri))
+            if tracking.experiment_id is not None:
+                experiment = checked_id(client, client.get_experiment(tracking.experiment_id))
+            else:
+                experiment = experiment_id(client, tracking.experiment, artifacts_of(uri))
         run = mlflow.start_run(
             experiment_id=experiment,
             parent_run_id=tracking.parent_run_id,

@@ -28,12 +28,12 @@ from shoal.jobs.mlflow.registry import (
     JOB_TAG,
     REASON_TAG,
     Registry,
+    VersionId,
     answering,
     holdout_metrics,
     is_missing,
     is_ours,
 )
-from shoal.jobs.mlflow.version_id import VersionId
 from shoal.jobs.mlflow.waiting_version import WaitingVersion
 from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, PromotionResult, Reason
 from shoal.jobs.specs.register import DEFAULT_ALIAS, Register

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
@@ -14,12 +15,15 @@ from shoal.jobs.mlflow.registry import is_ours, is_unreachable
 from shoal.jobs.partitions import pyfunc_loader
 from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
 from shoal.redaction import redact_value
+from shoal.training.boosting.model_format import why_unreadable
 from shoal.training.boosting.request import Framework
 from shoal.training.host.forks import ending_forks
 from shoal.training.host.imports import add_estimators
 from shoal.training.mlflow.model_uris import VERSION
 
 if TYPE_CHECKING:
+    from mlflow.models.model import ModelInfo
+
     from shoal.training.boosting.prediction import BoosterPredictor
 
 
@@ -76,6 +80,8 @@ def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
     try:
         info = mlflow.models.get_model_info(folder)
         framework = next((name for name in get_args(Framework) if name in info.flavors), None)
+        if framework == "xgboost" and (why := why_unreadable(framework, _begin_of_file(folder, info))) is not None:
+            raise ValueError(why)
         if framework is None:
             with ending_forks():
                 model = mlflow.pyfunc.load_model(folder)
@@ -87,6 +93,11 @@ def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
     except Exception as error:  # the files of a model may contain any code, such as pickled classes
         raise _unreadable(model_uri, error) from error
     return model, framework, info.metadata or {}
+
+
+def _begin_of_file(folder: str, info: ModelInfo) -> bytes:
+    with open(Path(folder) / info.flavors["xgboost"]["data"], "rb") as file:
+        return file.read(100)
 
 
 def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols: Sequence[str] = ()) -> Predictor:

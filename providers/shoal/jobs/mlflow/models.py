@@ -20,11 +20,11 @@ from shoal.jobs.mlflow.registry import (
     JOB_TAG,
     REASON_TAG,
     Registry,
+    VersionId,
     aliases_of,
     digest_tag,
     holdout_metrics,
 )
-from shoal.jobs.mlflow.version_id import VersionId
 from shoal.jobs.results import DATA_TAGS, PROMOTING, WAITING
 from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.state import Store

@@ -29,6 +29,7 @@ from shoal.jobs.mlflow.registry import (
     ALIAS_TAG,
     DECISION_TAG,
     REASON_TAG,
+    VersionId,
     answering,
     digest_tag,
     holdout_metrics,
@@ -37,7 +38,6 @@ from shoal.jobs.mlflow.registry import (
     newest_versions,
 )
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
-from shoal.jobs.mlflow.version_id import VersionId
 from shoal.jobs.mlflow.waiting_version import WaitingVersion
 from shoal.jobs.results import RecentVersion
 from shoal.jobs.specs.register import Register

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from shoal.jobs.mlflow.version_id import VersionId
+    from shoal.jobs.mlflow.registry import VersionId
 
 MIN_UNSEEN_ROWS = 100
 """Number of rows, which neither model was trained on, that are enough to compare two models. With 100 rows, the

@@ -22,12 +22,12 @@ from shoal.jobs.mlflow.registry import (
     ATTEMPT_TAG,
     JOB_TAG,
     Registry,
+    VersionId,
     aliases_of,
     answering,
     missing_ignored,
     quoted,
 )
-from shoal.jobs.mlflow.version_id import VersionId
 from shoal.jobs.timeouts import DELETION_LOCK_TTL_S
 from shoal.pool import teams
 from shoal.state import Store

@@ -19,10 +19,10 @@ from shoal.jobs.mlflow.registry import (
     REASON_TAG,
     WITHDRAWN,
     Registry,
+    VersionId,
     aliases_of,
     answering,
 )
-from shoal.jobs.mlflow.version_id import VersionId
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import parse_spec
 from shoal.jobs.submission import attach

@@ -11,7 +11,7 @@ from typing import Any
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs.mlflow import model_loading
-from shoal.jobs.mlflow.version_id import VersionId
+from shoal.jobs.mlflow.registry import VersionId
 from shoal.jobs.partitions.predictions import report_unknown
 from shoal.jobs.prediction import worker
 from shoal.jobs.prediction.output_files import Output, kept_columns, predictions_key

@@ -19,6 +19,7 @@ from shoal.data.categories import Categories, from_lists, to_lists
 from shoal.data.matrix import to_matrix
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting.init_model import InitModel
+from shoal.training.boosting.model_format import why_unreadable
 from shoal.training.boosting.prediction import BoosterPredictor, Output, Predict, class_probabilities
 from shoal.training.lightgbm.params import RANKING, merge_params, objective_of, own_message
 
@@ -93,10 +94,12 @@ def init_model(content: bytes) -> InitModel:
     """Read a model from which a training continues; see :meth:`InitModel.read`."""
     import lightgbm
 
+    if (why := why_unreadable("lightgbm", content)) is not None:
+        raise InvalidArgumentError(f"LightGBM cannot load init_model: {why}")
     try:
         text = content.decode()
         booster = lightgbm.Booster(model_str=text)
-    except (lightgbm.basic.LightGBMError, UnicodeDecodeError) as error:
+    except (lightgbm.basic.LightGBMError, ValueError) as error:  # the text is no UTF-8, or its last line no JSON
         raise InvalidArgumentError(
             f"LightGBM cannot load init_model: {own_message(error)}. Use a model that LightGBM has written"
         ) from error

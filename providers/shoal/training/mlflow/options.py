@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from shoal.data.parquet.paths import refuse_incomplete_address
+from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings
+from shoal.redaction import redact_value
 from shoal.training.locations import absolute_database
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
 
 
 DEFAULT_EXPERIMENT = "shoal"
@@ -155,11 +158,15 @@ the folder name becomes part of a file URI, in which `%`, `#` and `?` have a spe
 
 
 def experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str:
-    """Return the id of the experiment with the given name; create the experiment if it does not exist."""
+    """Return the id of the experiment with the given name; create the experiment if it does not exist.
+
+    Raises:
+        InvalidArgumentError: The experiment was deleted.
+    """
     from mlflow.exceptions import MlflowException
 
     if (found := client.get_experiment_by_name(name)) is not None:
-        return str(found.experiment_id)
+        return checked_id(client, found)
     try:
         location = artifacts and f"{artifacts}/{folder_of(name)}"
         return str(client.create_experiment(name, artifact_location=location))
@@ -167,7 +174,23 @@ def experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str
         # Another process may have created the experiment in the meantime.
         if (found := client.get_experiment_by_name(name)) is None:
             raise
-        return str(found.experiment_id)
+        return checked_id(client, found)
+
+
+def checked_id(client: MlflowClient, experiment: Experiment) -> str:
+    """Return the id of an experiment that exists in MLflow.
+
+    Raises:
+        InvalidArgumentError: The experiment was deleted. MLflow keeps its name until it is deleted permanently.
+    """
+    number = str(experiment.experiment_id)
+    if experiment.lifecycle_stage == "deleted":
+        command = f"MLFLOW_TRACKING_URI={redact_value(client.tracking_uri)} mlflow experiments restore -x {number}"
+        raise InvalidArgumentError(
+            f'the MLflow experiment "{experiment.name}" (id {number}) was deleted, so it takes no runs: restore it '
+            f"with `{command}`, or name another experiment in tracking"
+        )
+    return number
 
 
 def folder_of(experiment: str) -> str:

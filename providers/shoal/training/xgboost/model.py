@@ -17,6 +17,7 @@ from shoal.data.categories import Categories, from_lists, to_lists
 from shoal.data.matrix import to_matrix
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting.init_model import InitModel
+from shoal.training.boosting.model_format import why_unreadable
 from shoal.training.boosting.prediction import BoosterPredictor, Output, Predict, class_probabilities
 from shoal.training.xgboost.params import native, outputs_per_label, own_message
 
@@ -67,9 +68,11 @@ def init_model(content: bytes) -> InitModel:
     """Read a model from which a training continues; see :meth:`InitModel.read`."""
     import xgboost
 
+    if (why := why_unreadable("xgboost", content)) is not None:
+        raise InvalidArgumentError(f"XGBoost cannot load init_model: {why}")
     try:
         booster = xgboost.Booster(model_file=bytearray(content))
-    except xgboost.core.XGBoostError as error:
+    except (xgboost.core.XGBoostError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(
             f"XGBoost cannot load init_model: {own_message(error)}. Use a model that XGBoost has written"
         ) from error
@@ -142,9 +145,10 @@ def predictor(
     """
     booster = _booster(model)
     is_classifier = hasattr(model, "predict_proba")
-    objective = json.loads(booster.save_config())["learner"]["objective"]["name"]
+    learner = json.loads(booster.save_config())["learner"]
+    objective, kind = learner["objective"]["name"], learner["gradient_booster"]["name"]
     return BoosterPredictor(
-        _predict_of_booster(booster) if model is booster else _predict_of_estimator(model),
+        _predict_of_booster(booster, kind) if model is booster else _predict_of_estimator(model, kind),
         tuple(input_cols),
         categories_of(booster),
         tuple(base_margin_cols),
@@ -169,25 +173,47 @@ def _booster(model: Any) -> Any:
     return model.get_booster() if hasattr(model, "get_booster") else model
 
 
-def _predict_of_booster(booster: xgboost.Booster) -> Predict:
+def _predict_of_booster(booster: xgboost.Booster, kind: str) -> Predict:
+    import xgboost
+
     best = booster.attr("best_iteration")
-    rounds = (0, 0) if best is None else (0, int(best) + 1)
+    rounds = (0, 0) if best is None or kind == "gblinear" else (0, int(best) + 1)
     missing = missing_of(booster)
 
     def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
         matrix = to_matrix(features, features.column_names)
-        predicted: np.ndarray = booster.inplace_predict(
-            matrix, iteration_range=rounds, missing=missing, base_margin=margin
+        if kind == "gbtree":
+            predicted: np.ndarray = booster.inplace_predict(
+                matrix, iteration_range=rounds, missing=missing, base_margin=margin
+            )
+            return predicted
+        # `inplace_predict` refuses a linear booster, and adds a base margin wrongly to the trees of "dart" (XGBoost
+        # 3.2).
+        rows = xgboost.DMatrix(
+            matrix,
+            missing=missing,
+            base_margin=margin,
+            feature_names=booster.feature_names,
+            feature_types=booster.feature_types,
+            enable_categorical=True,
         )
-        return predicted
+        slow: np.ndarray = booster.predict(rows, iteration_range=rounds)
+        return slow
 
     return predict
 
 
-def _predict_of_estimator(model: Any) -> Predict:
+def _predict_of_estimator(model: Any, kind: str) -> Predict:
+    names = model.get_booster().feature_names
+
     # The estimator itself predicts, because it has more settings than its booster, such as `missing`.
     def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
-        matrix = to_matrix(features, features.column_names)
+        matrix: Any = to_matrix(features, features.column_names)
+        if kind == "gblinear" and names:
+            import pandas as pd
+
+            # XGBoost compares the names of the columns if the booster is linear.
+            matrix = pd.DataFrame(matrix, columns=names)
         if hasattr(model, "predict_proba"):
             return class_probabilities(model.predict_proba(matrix, base_margin=margin))
         predicted: np.ndarray = model.predict(matrix, base_margin=margin)
