@@ -180,6 +180,7 @@ GPUS = (NodeSize(8, 2), NodeSize(8, 2))
         (boosting(num_workers=1, num_cpu_per_worker=1, use_gpu=False), GPUS, (1, 0)),
         (boosting(num_workers=1, num_cpu_per_worker=1, params={"device": "cuda"}), GPUS, (1, 1)),
         (boosting("lightgbm", num_workers=1, num_cpu_per_worker=1), GPUS, (1, 0)),
+        (boosting("lightgbm", num_workers=1, num_cpu_per_worker=1, params={"device_type": "gpu"}), GPUS, (1, 1)),
         (PredictJobSpec(model="/model", dataset=DatasetSpec(paths=("/d",)), output_path="/out"), GPUS, (16, 0)),
         (function(), CPUS, (1, 0)),
         (function(scaling_config=PyTorchScalingConfig(num_nodes=-1, num_workers_per_node=2)), CPUS, (6, 0)),
