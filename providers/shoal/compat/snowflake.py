@@ -128,7 +128,7 @@ class DataConnector(own.DataConnector):
     @classmethod
     def from_ray_dataset(
         cls,
-        ray_ds: Any,
+        ds: Any,
         ingestor_class: IngesterClass | None = None,
         *,
         expand_dims: bool = True,
@@ -138,13 +138,13 @@ class DataConnector(own.DataConnector):
         """Write the rows of a Ray dataset as Parquet, as `shoal.data.DataConnector.from_ray_dataset` does.
 
         Args:
-            ray_ds: The ``ray.data.Dataset``.
+            ds: The ``ray.data.Dataset``.
             ingestor_class: Class that reads the rows in the workers.
             expand_dims: Whether a column of numbers is a tensor ``[batch_size, 1]`` instead of ``[batch_size]``.
             equal: As in `from_dataframe`.
             kwargs: Further arguments of `shoal.data.DataConnector.from_ray_dataset`.
         """
-        connector = super().from_ray_dataset(ray_ds, ingestor_class=ingestor_class or RayDataIngester, **kwargs)
+        connector = super().from_ray_dataset(ds, ingestor_class=ingestor_class or RayDataIngester, **kwargs)
         return connector._expanding(expand_dims)
 
     @property
