@@ -16,11 +16,20 @@ from torch.utils.data import DataLoader
 
 from shoal import ComputePool
 from shoal.compat import snowflake
-from shoal.compat.snowflake import DataConnector, MLJob, ShardedDataConnector, remote
+from shoal.compat.snowflake import (
+    DataConnector,
+    MLJob,
+    PyTorchDistributor,
+    PyTorchScalingConfig,
+    ShardedDataConnector,
+    remote,
+)
 from shoal.data import ShardedDataConnector as OwnConnector
 from shoal.data.gang_position import ALONE, GangPosition, set_current_position
 from shoal.errors import InvalidArgumentError, JobFailedError
 from shoal.state.schema import JobState
+from shoal.training.cluster import Node
+from shoal.training.pytorch.request import lay_out
 
 ROWS = pa.table(
     {
@@ -183,3 +192,13 @@ def test_an_entrypoint_is_a_script_in_the_folder(tmp_path: Path) -> None:
             snowflake.submit_directory(tmp_path, "pool", entrypoint=entrypoint)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="submit_file has no argument spec_overrides here"):
         snowflake.submit_file(tmp_path / "train.py", "pool", spec_overrides={})
+
+
+def test_a_distributor_without_a_scaling_config_takes_the_whole_pool() -> None:
+    omitted = PyTorchDistributor(print).scaling_config
+    cpus = [Node(name="a", cpus=4, gpus=0), Node(name="b", cpus=4, gpus=0)]
+    gpus = [Node(name="a", cpus=8, gpus=4), Node(name="b", cpus=8, gpus=4)]
+    layouts = [lay_out(omitted, nodes) for nodes in (cpus, gpus)]
+    assert [(layout.num_workers, layout.each.num_gpus) for layout in layouts] == [(2, 0), (8, 1)]
+    given = PyTorchScalingConfig(num_nodes=2)
+    assert PyTorchDistributor(print, given).scaling_config == given

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from shoal.compat import snowflake
 from shoal.data import ArrowIngester, DataConnector, RayDataIngester, ShardedDataConnector, ingest
 from shoal.data.ingest import cpus_to_read
 from shoal.errors import DataError
@@ -144,3 +145,19 @@ def test_to_and_from_ray_datasets(write: Write) -> None:
         {"x": x, "z": 2 * x} for x in part.to_arrow()["x"].to_pylist()
     ]
     assert staged.discard_staging()
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_snowflakes_constructors_take_its_arguments(write: Write) -> None:
+    import ray.data
+
+    path = write("a.parquet", x=[1, 2, 3])
+    rows = ray.data.from_items([{"x": 1}, {"x": 2}, {"x": 3}])
+    for connector in (
+        snowflake.ShardedDataConnector.from_ray_dataset(rows, equal=True),
+        snowflake.ShardedDataConnector.from_ray_dataset(rows, ArrowIngester, expand_dims=True),
+        snowflake.ShardedDataConnector.from_sources(None, [str(path)], equal=True),
+    ):
+        assert sorted(connector.to_arrow()["x"].to_pylist()) == [1, 2, 3]
+        assert next(iter(connector.to_torch_dataset(batch_size=2)))["x"].shape == (2, 1)
+    assert snowflake.ShardedDataConnector.from_ray_dataset(rows, expand_dims=False).torch_defaults.expand_dims is False

@@ -21,7 +21,7 @@ import pytest
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import as_job, distributed
-from shoal.distributors.call_pool import _forget_parents_pools, embedded_pool, least_gpus_of
+from shoal.distributors.call_pool import _forget_parents_pools, embedded_pool, least_gpus_of, pool_for_job
 from shoal.distributors.pytorch import Response, get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityTimeoutError, DataError, InvalidArgumentError, JobFailedError
@@ -33,7 +33,7 @@ from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.process import ProcessId
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.pytorch.request import FunctionRequest
+from shoal.training.pytorch.request import FunctionRequest, SpreadScalingConfig
 from tests.support.pool_processes import node_rows, nothing_left
 from tests.support.waiting import wait_until
 
@@ -219,6 +219,21 @@ def test_a_pool_that_is_named_and_down_is_up_for_a_call(calls, tiny):
     assert remote(num_workers=3, run_config=named).distributed(-1) == ["done"]
     assert [(seen.name, len(seen.active)) for seen in calls] == [("named", 2)]
     assert pool.describe().state == "down"
+
+
+def test_a_pool_that_is_named_by_its_uri_is_created_for_a_call(calls, tiny, monkeypatch):
+    config = RunConfig(pool_name="local://new?max_nodes=3&cpus_per_node=2&gpus_per_node=0")
+    assert remote(num_workers=3, run_config=config).distributed(-1) == ["done"]
+    assert [(seen.name, len(seen.active)) for seen in calls] == [("new", 2)]
+    assert ComputePool("new").describe().state == "down"
+
+    size = SpreadScalingConfig(num_workers=5)
+    with pool_for_job(FunctionRequest(scaling_config=size, run_config=config)) as name:
+        assert (name, len(ComputePool(name).describe().active)) == ("new", 3)
+    monkeypatch.setenv("SHOAL_POOL", "local://other?max_nodes=1")
+    with pool_for_job(FunctionRequest()) as name, pool_for_job(FunctionRequest()) as again:
+        assert name == again == "other" and ComputePool("other").describe().state == "up"
+    assert [ComputePool(name).describe().state for name in ("new", "other")] == ["down", "down"]
 
 
 def test_a_call_without_a_pool_that_is_up_has_one_of_its_own_size(calls, tiny, capsys):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from shoal.data.spec import DatasetSpec
 from shoal.jobs import FunctionJobSpec, JobSpec
-from shoal.jobs.scheduling import DRIVER_BYTES, Entry, Gang, NodeSize, Room, drivers_in, in_order, next_up
+from shoal.jobs.scheduling import DRIVER_BYTES, Entry, Gang, NodeSize, Room, drivers_in, fewest_nodes, in_order, next_up
 from shoal.jobs.specs.prediction import PredictJobSpec
+from shoal.pool.spec import PoolSpec
 from shoal.training.pytorch.request import PyTorchScalingConfig, SpreadScalingConfig, WorkerResourceConfig
 from shoal.training.scaling import ScalingConfig
 
@@ -179,6 +180,7 @@ GPUS = (NodeSize(8, 2), NodeSize(8, 2))
         (boosting(num_workers=1, num_cpu_per_worker=1, use_gpu=False), GPUS, (1, 0)),
         (boosting(num_workers=1, num_cpu_per_worker=1, params={"device": "cuda"}), GPUS, (1, 1)),
         (boosting("lightgbm", num_workers=1, num_cpu_per_worker=1), GPUS, (1, 0)),
+        (boosting("lightgbm", num_workers=1, num_cpu_per_worker=1, params={"device_type": "gpu"}), GPUS, (1, 1)),
         (PredictJobSpec(model="/model", dataset=DatasetSpec(paths=("/d",)), output_path="/out"), GPUS, (16, 0)),
         (function(), CPUS, (1, 0)),
         (function(scaling_config=PyTorchScalingConfig(num_nodes=-1, num_workers_per_node=2)), CPUS, (6, 0)),
@@ -213,6 +215,24 @@ def test_what_the_workers_of_a_job_take(spec, nodes, claim):
 
     assert gang.claim(nodes) == claim
     assert Gang(**gang.to_json()) == gang
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "nodes"),
+    [
+        (boosting(), {}, 1),
+        (boosting(), {"min_nodes": 2}, 2),
+        (boosting(num_workers=3, num_cpu_per_worker=2), {}, 3),
+        (boosting(num_workers=9, num_cpu_per_worker=2), {}, 4),
+        (reading(1, 3), {}, 2),
+        (function(room_for=SpreadScalingConfig(num_workers=5)), {}, 3),
+        (boosting(num_workers=3, use_gpu=True), {"gpus_per_node": 1}, 3),
+        (boosting(num_workers=3, use_gpu=True), {"gpus_per_node": -1}, 1),
+    ],
+)
+def test_the_fewest_nodes_on_which_the_workers_fit(spec, options, nodes):
+    pool = PoolSpec(**{"name": "p", "max_nodes": 4, "cpus_per_node": 2, "gpus_per_node": 0, **options})
+    assert fewest_nodes(spec, pool) == nodes
 
 
 def test_a_quarter_of_the_memory_is_for_drivers():

@@ -10,7 +10,7 @@ from shoal.errors import InvalidArgumentError, NoPoolError, PoolNotFoundError
 from shoal.jobs.task_spec import spec_of
 from shoal.pool.api import ComputePool
 from shoal.pool.names import is_pool_name, pool_name_of
-from shoal.pool.selection import which_pool
+from shoal.pool.selection import defined_pool, which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.process import ProcessId, host_id, hostname
@@ -80,6 +80,17 @@ def test_the_variable_names_the_pool(add, monkeypatch):
         which_pool(Store())
 
 
+def test_a_uri_names_its_pool_and_says_its_settings(add, monkeypatch):
+    add("a")
+    assert defined_pool("a") is defined_pool() is None
+    spec = defined_pool("local://a?max_nodes=3")
+    assert (spec.name, spec.max_nodes) == ("a", 3) and which_pool(Store(), "local://a?max_nodes=3") == "a"
+    monkeypatch.setenv("SHOAL_POOL", "local://b")
+    assert defined_pool().name == "b" and defined_pool("a") is None
+    with pytest.raises(PoolNotFoundError, match=r"b.*existing pools: a"):
+        which_pool(Store())
+
+
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -117,6 +128,7 @@ def test_a_script_whose_folder_cannot_travel_to_other_machines_is_refused_before
         lambda: PyTorchDistributor(script, run_config=RunConfig(pool_name="lab")).submit(),
         lambda: TorchDistributor(use_gpu=False).submit(script),
         lambda: submit_directory(tmp_path, "LAB", entrypoint="train.py"),
+        lambda: submit_directory(tmp_path, "ray://lab?address=http://10.0.0.5:8265", entrypoint="train.py"),
         lambda: spec_of({"run_config": {"pool_name": "lab"}}, train_func=script),
     )
     refused = r'at least 2 files of .* pool "lab" may be on other machines: .*\.shoalignore'

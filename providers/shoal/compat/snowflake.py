@@ -6,7 +6,8 @@ snowflake-ml-python 1.3x (`DataConnector`, `snowflake.ml.jobs.remote`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 from shoal import get_nodes as get_nodes
@@ -43,16 +44,17 @@ from shoal.data import RayDataIngester as RayDataIngester
 from shoal.data import connector as own
 from shoal.data.ingest import ArrowIngester, IngesterClass
 from shoal.data.spec import TorchDefaults
+from shoal.distributors import pytorch
 from shoal.distributors.lightgbm import LightGBMEstimator as LightGBMEstimator
 from shoal.distributors.lightgbm import LightGBMScalingConfig as LightGBMScalingConfig
 from shoal.distributors.pytorch import Context as Context
-from shoal.distributors.pytorch import PyTorchDistributor as PyTorchDistributor
 from shoal.distributors.pytorch import PyTorchScalingConfig as PyTorchScalingConfig
 from shoal.distributors.pytorch import WorkerResourceConfig as WorkerResourceConfig
 from shoal.distributors.pytorch import get_context as get_context
 from shoal.distributors.xgboost import XGBEstimator as XGBEstimator
 from shoal.distributors.xgboost import XGBScalingConfig as XGBScalingConfig
 from shoal.errors import InvalidArgumentError
+from shoal.training.run_config import RunConfig
 
 search_algorithm = tune.search
 """The names of ``entities.search_algorithm``."""
@@ -98,6 +100,7 @@ class DataConnector(own.DataConnector):
         ingestor_class: IngesterClass | None = None,
         *,
         expand_dims: bool = True,
+        equal: bool = False,
     ) -> Self:
         """Combine paths, or read the one query of a Snowpark session.
 
@@ -106,6 +109,7 @@ class DataConnector(own.DataConnector):
             sources: Paths, or one object with the attribute `sql`, such as Snowflake's `DataFrameInfo`.
             ingestor_class: Class that reads the rows in the workers.
             expand_dims: Whether a column of numbers is a tensor ``[batch_size, 1]`` instead of ``[batch_size]``.
+            equal: As in `from_dataframe`.
 
         Raises:
             InvalidArgumentError: If `sources` contains a query and anything else.
@@ -120,6 +124,28 @@ class DataConnector(own.DataConnector):
                 "combine the tables in the query (UNION ALL)"
             )
         return cls.from_dataframe(session.sql(queries[0]), ingestor_class, expand_dims=expand_dims)
+
+    @classmethod
+    def from_ray_dataset(
+        cls,
+        ds: Any,
+        ingestor_class: IngesterClass | None = None,
+        *,
+        expand_dims: bool = True,
+        equal: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Write the rows of a Ray dataset as Parquet, as `shoal.data.DataConnector.from_ray_dataset` does.
+
+        Args:
+            ds: The ``ray.data.Dataset``.
+            ingestor_class: Class that reads the rows in the workers.
+            expand_dims: Whether a column of numbers is a tensor ``[batch_size, 1]`` instead of ``[batch_size]``.
+            equal: As in `from_dataframe`.
+            kwargs: Further arguments of `shoal.data.DataConnector.from_ray_dataset`.
+        """
+        connector = super().from_ray_dataset(ds, ingestor_class=ingestor_class or RayDataIngester, **kwargs)
+        return connector._expanding(expand_dims)
 
     @property
     def data_sources(self) -> list[str]:
@@ -137,3 +163,27 @@ class ShardedDataConnector(DataConnector, own.ShardedDataConnector):
     All ranks get the same number of rows, with ``equal=True`` and without: where Snowflake drops rows, a few rows are
     repeated.
     """
+
+
+class PyTorchDistributor(pytorch.PyTorchDistributor):
+    """`shoal.distributors.pytorch.PyTorchDistributor`, which uses the whole pool if `scaling_config` is omitted, as in
+    Snowflake: one worker for each GPU of all active nodes, or one for each node without a GPU.
+
+    Args:
+        train_func: The function, or the path of a script.
+        scaling_config: Number of nodes, workers per node, and resources of each worker.
+        run_config: Pool and limits of the run.
+    """
+
+    def __init__(
+        self,
+        train_func: Callable[..., Any] | str | os.PathLike[str],
+        scaling_config: PyTorchScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+    ) -> None:
+        super().__init__(train_func, scaling_config or _WHOLE_POOL, run_config)
+
+
+_WHOLE_POOL = PyTorchScalingConfig(
+    num_nodes=-1, num_workers_per_node=-1, resource_requirements_per_worker=WorkerResourceConfig(num_gpus=-1)
+)

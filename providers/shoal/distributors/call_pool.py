@@ -14,15 +14,16 @@ from importlib.util import find_spec
 
 from shoal.errors import JobError, NoPoolError, PoolNotFoundError
 from shoal.jobs.journal import attempts
-from shoal.jobs.scheduling import Gang, needs_ray
+from shoal.jobs.scheduling import Gang, fewest_nodes, needs_ray
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import ALL, Gpu, gpu_turn, look, may_be_contended
 from shoal.pool.holder import job_holder
 from shoal.pool.names import is_pool_name, pool_name_of
-from shoal.pool.selection import which_pool
+from shoal.pool.selection import defined_pool, which_pool
 from shoal.pool.spec import PoolSpec
+from shoal.pool.status import LeaseStatus, PoolStatus
 from shoal.pool.timeouts import IDLE_TIMEOUT, JOB_LEASE_TTL
 from shoal.pool.waiting import end_if_abandoned
 from shoal.state import Store
@@ -31,6 +32,7 @@ from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, PoolState
 from shoal.state.store import default_url
 from shoal.training.boosting.request import TrainRequest
+from shoal.training.cluster import Node
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.xgboost.params import has_cuda
 
@@ -43,42 +45,69 @@ def pool_for(
     name: str | None,
     embedded: Callable[[str], AbstractContextManager[str]],
     *,
-    size_on: Callable[[ComputePool], int] | None = None,
+    size_on: Callable[[PoolSpec, Sequence[Node]], int],
+    leases_named: bool = False,
     job_id: str | None = None,
 ) -> Iterator[str]:
     """Yield the name of the pool that a call uses: the pool that the user has named, else the only pool that is up.
     If there is no such pool, start an embedded pool with `embedded`, whose argument says why.
 
+    A pool that the user has named by its URI is leased for the call, which creates it and brings it up if necessary.
+
+    Args:
+        name: Name or URI of the pool.
+        embedded: Function that starts an embedded pool.
+        size_on: Function of a pool's settings and its active nodes that returns how many nodes are leased.
+        leases_named: Whether nodes of a pool without a URI are leased, too.
+        job_id: Id of the job with which the lease ends; None: the lease ends with the call.
+
     Raises:
         PoolNotFoundError: No pool has this name.
+        InvalidArgumentError: The URI is wrong.
         CapacityTimeoutError: Other embedded pools did not release the GPUs in time.
     """
-    selected, why = None, ""
+    defined, selected, why = defined_pool(name), None, ""
     try:
-        selected = which_pool(Store(), name, only_up=True)
+        selected = defined.name if defined else which_pool(Store(), name, only_up=True)
     except NoPoolError as error:
         why = str(error)
     if selected is None:
         with embedded(why) as started:
             yield started
-    elif size_on is None:
+        return
+    if defined is None and not leases_named:
         yield selected
-    elif job_id is None:
-        pool = ComputePool(selected)
-        with pool.lease(size_on(pool), bring_up=True):
+        return
+    pool = ComputePool(defined or selected, holder=job_holder(job_id) if job_id else None)
+    spec, active, leases = defined, list[Node](), tuple[LeaseStatus, ...]()
+    try:
+        status = pool.describe()
+        active, leases = _nodes(status), status.leases
+        if spec is None or status.state == PoolState.UP.value:
+            spec = PoolSpec.parse(status.uri)
+    except PoolNotFoundError:
+        if spec is None:
+            raise
+    size = size_on(spec, active)
+    if job_id is None:
+        with pool.lease(size, bring_up=True):
             yield selected
-    else:
-        pool = ComputePool(selected, holder=job_holder(job_id))
-        # If another call has submitted the same job before, the job has a lease. Do not make this lease smaller.
-        held = [lease.size for lease in pool.describe().leases if lease.holder == pool.holder]
-        with _leased_for_job(pool, max([size_on(pool), *held]), job_id):
-            yield selected
+        return
+    # If another call has submitted the same job before, the job has a lease. Do not make this lease smaller.
+    held = [lease.size for lease in leases if lease.holder == pool.holder]
+    with _leased_for_job(pool, max([size, *held]), job_id):
+        yield selected
+
+
+def _nodes(status: PoolStatus) -> list[Node]:
+    return [Node(name=node.name, cpus=node.cpus, gpus=node.gpus) for node in status.active]
 
 
 def pool_for_job(
     spec: AnyJobSpec | TrainRequest | FunctionRequest, job_id: str | None = None, *, may_call_ray: bool = False
 ) -> AbstractContextManager[str]:
-    """Yield the name of the pool that a job uses (see `pool_for`). No nodes are leased for the job.
+    """Yield the name of the pool that a job uses (see `pool_for`). No nodes are leased for the job, unless the pool is
+    named by its URI.
 
     Args:
         spec: Spec of the job, or the request of an estimator or distributor.
@@ -91,7 +120,9 @@ def pool_for_job(
         timeout_s = spec.run_config.timeout
         return embedded_pool(gpus=gpus, least_gpus=least_gpus, ray=ray, job_id=job_id, timeout_s=timeout_s, why=why)
 
-    return pool_for(spec.run_config.pool_name, embedded, job_id=job_id)
+    return pool_for(
+        spec.run_config.pool_name, embedded, size_on=lambda pool, _: fewest_nodes(spec, pool), job_id=job_id
+    )
 
 
 def gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
@@ -31,7 +31,7 @@ from shoal.training.run_config import RunConfig
 if TYPE_CHECKING:
     from shoal.distributors.dispatch import Call
     from shoal.distributors.submitted_call import Returns, SubmittedCall
-    from shoal.pool.status import PoolStatus
+    from shoal.pool.spec import PoolSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -99,7 +99,8 @@ class Site:
         return pool_for(
             self.run_config.pool_name,
             lambda why: embedded_pool(cpus=cpus, gpus=gpus, job_id=job_id, timeout_s=timeout_s, why=why),
-            size_on=lambda pool: self._size(pool.describe()),
+            size_on=self._size,
+            leases_named=True,
             job_id=job_id,
         )
 
@@ -114,28 +115,22 @@ class Site:
                 "pass remote=True to use the GPUs of a pool, or omit the number of GPUs to run on CPUs"
             )
 
-    def _size(self, pool: PoolStatus) -> int:
+    def _size(self, spec: PoolSpec, active: Sequence[Node]) -> int:
         from shoal.pool.backends.local.gpus import ALL, visible_gpus
-        from shoal.pool.spec import PoolSpec
 
-        spec = PoolSpec.parse(pool.uri)
         gpus = spec.gpus_per_node
         if gpus == ALL:
             # An active node has already claimed all GPUs of the machine, so a new node would have none. If no node is
             # active, a new node would get all GPUs. Counting the GPUs may take seconds, so they are counted only if the
             # workers need GPUs.
             wanted = self.requested.resource_requirements_per_worker.num_gpus
-            gpus = len(visible_gpus(os.environ)) if wanted and not pool.active else 0
-        size = nodes_needed(
-            self.requested,
-            [Node(name=node.name, cpus=node.cpus, gpus=node.gpus) for node in pool.active],
-            Node(name=pool.name, cpus=spec.cpus_per_node, gpus=gpus),
-        )
+            gpus = len(visible_gpus(os.environ)) if wanted and not active else 0
+        size = nodes_needed(self.requested, active, Node(name=spec.name, cpus=spec.cpus_per_node, gpus=gpus))
         if size is None:
             each = self.requested.resource_requirements_per_worker
             raise InvalidArgumentError(
                 f"a worker of {each.num_cpus} CPUs and {each.num_gpus} GPUs does not fit on a node of pool "
-                f'"{pool.name}": a node has {spec.cpus_per_node} CPUs and {gpus} GPUs; request fewer CPUs or GPUs for '
+                f'"{spec.name}": a node has {spec.cpus_per_node} CPUs and {gpus} GPUs; request fewer CPUs or GPUs for '
                 "each worker, or change cpus_per_node and gpus_per_node of the pool"
             )
         return size

@@ -167,6 +167,9 @@ class Gang:
         """Return the group of workers for a job's spec, or for the request that an estimator or distributor creates."""
         if isinstance(spec, FunctionRequest):
             return cls._of_function(spec)
+        # Imported late, because most processes that read the queue submit no training.
+        from shoal.training.boosting.engine import interface_of
+
         if isinstance(spec, PartitionsJobSpec) and spec.scaling_config.num_workers == -1:
             return cls()  # as many workers as have room
         # None means that the job uses GPUs if every node has a GPU. Predictions never use GPUs, and LightGBM uses GPUs
@@ -175,8 +178,7 @@ class Gang:
         uses_gpu: bool | None = False
         train = spec.train if isinstance(spec, TuneJobSpec) else spec
         if isinstance(train, TrainRequest):
-            device = train.params.get("device")
-            uses_gpu = gpu_wish(spec.scaling_config, device if isinstance(device, str) else None)
+            uses_gpu = gpu_wish(spec.scaling_config, interface_of(train.framework).device(train))
             if uses_gpu is None and train.framework == "lightgbm":
                 uses_gpu = False
         elif isinstance(spec, TuneJobSpec):
@@ -276,8 +278,8 @@ def refuse_too_many_workers(spec: AnyJobSpec, pool: PoolSpec) -> None:
         )
 
 
-def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
-    """Return whether a job's workers would fit on the pool if the pool had its largest number of nodes."""
+def could_fit(spec: AnyJobSpec | TrainRequest | FunctionRequest, node: NodeSize, max_nodes: int) -> bool:
+    """Return whether a job's workers would fit on a pool with this number of equal nodes."""
     nodes, clamp = [Node(name="", cpus=node.cpus, gpus=node.gpus)] * max_nodes, spec.run_config.clamp
     with warnings.catch_warnings(action="ignore"):
         try:
@@ -293,6 +295,17 @@ def could_fit(spec: AnyJobSpec, node: NodeSize, max_nodes: int) -> bool:
         except CapacityError:
             return False
     return True
+
+
+def fewest_nodes(spec: AnyJobSpec | TrainRequest | FunctionRequest, pool: PoolSpec) -> int:
+    """Return the smallest number of a pool's nodes on which a job's workers fit, at most its largest number; at least
+    the pool's smallest number, and 1."""
+    if pool.gpus_per_node < 0 and Gang.of(spec).gpus:
+        return max(1, pool.min_nodes)  # the first node gets all GPUs of the machine
+    unclamped = spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"clamp": False})})
+    node = NodeSize(pool.cpus_per_node, max(0, pool.gpus_per_node))
+    sizes = range(max(1, pool.min_nodes), pool.max_nodes)
+    return next((size for size in sizes if could_fit(unclamped, node, size)), pool.max_nodes)
 
 
 @dataclass(frozen=True)

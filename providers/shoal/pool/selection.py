@@ -12,7 +12,7 @@ from shoal.pool import teams
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
 from shoal.pool.journal import rows
-from shoal.pool.spec import PoolSpec
+from shoal.pool.spec import PoolSpec, is_uri
 from shoal.state import Store
 from shoal.state.schema import Pool, PoolState
 
@@ -21,8 +21,20 @@ POOL_VARIABLE = "SHOAL_POOL"
 the pool that the job runs on."""
 
 
+def defined_pool(name: str | None = None) -> PoolSpec | None:
+    """Return the settings of the pool that a call uses if `name`, else ``$SHOAL_POOL``, is a URI such as
+    ``local://retrain?max_nodes=4``. Return None if it is the name of a pool, or if neither is given.
+
+    Raises:
+        InvalidArgumentError: The URI is wrong.
+    """
+    given = name or os.environ.get(POOL_VARIABLE)
+    return PoolSpec.parse(given) if given and is_uri(given) else None
+
+
 def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, team: str | None = None) -> str:
-    """Return the name of the pool to use: `name`, else ``$SHOAL_POOL``, else the only pool that is up.
+    """Return the name of the pool to use: `name`, else ``$SHOAL_POOL``, else the only pool that is up. Both may also be
+    the URI of a pool.
 
     If no pool is up, the only pool in the store is used. A pool that is up on another host does not count as up,
     because only that host can use it, and neither does a pool that belongs to another team than `team`, or than that of
@@ -36,7 +48,8 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
         NoPoolError: No pool was named, and the store contains no pool or several possible pools. The message lists
             these pools.
     """
-    given = name or os.environ.get(POOL_VARIABLE)
+    defined = defined_pool(name)
+    given = defined.name if defined else name or os.environ.get(POOL_VARIABLE)
     with store.reading() as session:
         if given:
             if session.get(Pool, given) is None:
@@ -62,15 +75,16 @@ def is_embedded(store: Store, name: str) -> bool:
 def pool_without_folder(folder: str, name: str | None = None) -> str | None:
     """Return the name of the pool that a call uses (see `which_pool`) if its nodes may be on other machines, which do
     not share a folder with this machine; None if they have the folder, or if the call uses an embedded pool."""
-    store = Store()
-    try:
-        selected = which_pool(store, name, only_up=True)
-    except (NoPoolError, PoolNotFoundError):
-        return None
-    with store.reading() as session:
-        spec = PoolSpec.model_validate(session.get_one(Pool, selected).spec)
+    store, spec = Store(), defined_pool(name)
+    if spec is None:
+        try:
+            selected = which_pool(store, name, only_up=True)
+        except (NoPoolError, PoolNotFoundError):
+            return None
+        with store.reading() as session:
+            spec = PoolSpec.model_validate(session.get_one(Pool, selected).spec)
     has_folder = BACKENDS[spec.backend]().bound_to_host or spec.shares(folder)
-    return None if has_folder else selected
+    return None if has_folder else spec.name
 
 
 def _why_none(known: Sequence[str], up: Sequence[str]) -> str:

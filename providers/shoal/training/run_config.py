@@ -28,7 +28,9 @@ class RunConfig(Settings):
 
     pool_name: str | None = Field(
         default=None,
-        description="Name of the pool that runs the training. None: inside a job the pool of that job, otherwise the "
+        description="Name or URI (`local://retrain?max_nodes=4`) of the pool that runs the training. A call of an "
+        "estimator, a distributor or a decorated function creates the pool of a URI if necessary, brings it up, and "
+        "leases as many nodes as its workers need. None: inside a job the pool of that job, otherwise the "
         "pool named by $SHOAL_POOL, otherwise the only pool that is up.",
     )
     job_id: str | None = Field(

@@ -13,7 +13,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.host import change_directory
-from shoal.training.pytorch import script_folder
+from shoal.training.pytorch import script_folder, worker
 from shoal.training.pytorch.program import Program, may_call_ray
 from shoal.training.pytorch.script import Script
 
@@ -259,3 +259,43 @@ def test_the_error_before_an_exit_is_named() -> None:
     script = Program(Script("main.py", "/", "try:\n    1 / 0\nexcept Exception:\n    raise SystemExit(1)"))  # Hydra
     with pytest.raises(TrainingError, match=r"main.py exited with 1 after ZeroDivisionError: division by zero: only"):
         script()
+
+
+def test_what_a_script_writes_into_the_working_folder_of_its_job_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, work, model = (tmp_path / name for name in ("source", "work", "model"))
+    for folder in (source / "src", work, model):
+        folder.mkdir(parents=True)
+    (source / "src/train.py").write_text(
+        "import os, helper\nos.makedirs('output')\nopen('output/model.bin', 'w').write('weights')\n"
+        "open('src/rows.csv', 'a').write('3')\nopen('log.txt', 'w').write('x')\n"
+    )
+    (source / "src/helper.py").write_text("")
+    (source / "src/rows.csv").write_text("1,2")
+    (source / "base.yaml").write_text("rate: 1")
+    with chdir(source):
+        script = Script.read("src/train.py", ["--config", "base.yaml"]).with_files()
+    monkeypatch.setattr(change_directory, "_entered", str(work))
+    with chdir(work):
+        script()
+    (work / "src/__pycache__").mkdir()
+    (work / "src/__pycache__/helper.pyc").write_text("x")
+    (model / "log.txt").write_text("of the model folder")
+    monkeypatch.setattr(worker, "_folder", model)
+    monkeypatch.setattr(worker, "_placed", script.placed())
+    for variables, limit, kept, lost in (
+        ({"LOCAL_RANK": "1"}, 2**30, {"log.txt"}, {}),
+        ({}, 2, {"log.txt"}, {"output/model.bin": 7, "src/rows.csv": 4, "log.txt": 1}),
+        ({}, 2**30, {"log.txt", "output/model.bin", "src/rows.csv"}, {}),
+    ):
+        monkeypatch.delenv("LOCAL_RANK", raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(worker, "KEEP_BYTES", limit)
+        digests, found = worker.keep_written()
+        assert (set(digests), found) == (kept, lost)
+    assert (model / "output/model.bin").read_text() == "weights"
+    assert (model / "log.txt").read_text() == "of the model folder"
+    monkeypatch.setattr(worker, "_placed", None)  # a function
+    assert worker.keep_written()[1]["output/model.bin"] == 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -153,6 +154,13 @@ def read_metadata(path: str) -> Any:
     """Read a Parquet file's footer, and return it with all statistics as a ``pyarrow.parquet.FileMetaData``."""
     with open_parquet(path) as file:
         return file.metadata
+
+
+def stored_description(metadata: Any) -> dict[str, Any]:
+    """Return the description of a DataFrame that pandas has written into a Parquet file; an empty dict without one."""
+    stored = (metadata.metadata or {}).get(b"pandas")
+    described: dict[str, Any] = json.loads(stored) if stored else {}
+    return described
 
 
 def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any]]:

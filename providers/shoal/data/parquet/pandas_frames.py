@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from shoal.data.parquet.footers import stored_description
 from shoal.data.parquet.schema import EXACT_INTEGER
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     from shoal.data.parquet.source import ParquetSource
 
@@ -80,13 +80,6 @@ def to_exact_frame(table: pa.Table) -> pd.DataFrame:
             columns[name] = nullable.__from_arrow__(values)
     frame: pd.DataFrame = table.to_pandas()
     return frame.assign(**{name: values for name, values in columns.items() if name in frame})
-
-
-def stored_description(metadata: pq.FileMetaData) -> dict[str, Any]:
-    """Return the description of a DataFrame that pandas has written into a Parquet file; an empty dict without one."""
-    stored = (metadata.metadata or {}).get(b"pandas")
-    described: dict[str, Any] = json.loads(stored) if stored else {}
-    return described
 
 
 def _would_be_rounded(values: pa.ChunkedArray) -> bool:

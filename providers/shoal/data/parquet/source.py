@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.digest import footer_texts, rows_digest, texts_digest
 from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows
-from shoal.data.parquet.footers import THREADS, Footer, open_planned, read_footers
+from shoal.data.parquet.footers import THREADS, Footer, open_planned, read_footers, stored_description
 from shoal.data.parquet.listing import WHOLE_NUMBER, DataFile, list_files, partition_type, partition_values
-from shoal.data.parquet.pandas_frames import stored_description
 from shoal.data.parquet.paths import normalise
 from shoal.data.parquet.reading import read_ranges
 from shoal.data.parquet.schema import common_schema, distinct, first_with_rows, to_schema, widened

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.errors import JobError
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.driver.mlflow_feed import MlflowFeed
-from shoal.jobs.files import artifacts, code_store, storage
+from shoal.jobs.files import artifacts, code_store, storage, working_folder
 from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import model_loading, promotion, training_rows
 from shoal.jobs.mlflow.contest import Outcome
@@ -106,6 +106,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         on_note={MOVED_NOTE: partial(_move, place), USAGE_NOTE: usage.log},
         on_node=usage.log_node if tracked and spec.tracking and spec.tracking.system_metrics else None,
         may_publish=place.is_current,
+        loses_folder=working_folder.is_of_attempt(place.environment["PWD"]),
     )
     place.stopwatch.worked(train_s=answer.seconds - answer.start_seconds)
     place.on_trained()
@@ -116,7 +117,10 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     if tracked and spec.register_as:
         with place.stopwatch.scoring(), saved_before(answer.model_dir):
             uri, outcome = _register(spec.register_as, place, tracked, trained_on)
-    print(f"model of {answer.num_workers} workers saved to {answer.model_dir}", flush=True)
+    if answer.model_files:
+        print(f"model of {answer.num_workers} workers saved to {answer.model_dir}", flush=True)
+    else:
+        print(f"{answer.num_workers} workers ended, and wrote no file into the model folder", flush=True)
     result = place.result(
         model_path=answer.model_dir,
         model_uri=uri,

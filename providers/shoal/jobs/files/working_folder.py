@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from shoal.state import Store
 from shoal.state.home import subfolder
 from shoal.state.private_folders import remove_folder
@@ -23,6 +25,11 @@ def of_attempt(store: Store, job: Job, submission_id: str) -> str:
     if pool is not None and pool.owner and callers:
         return str(callers)
     return str(subfolder(_FOLDER, submission_id))
+
+
+def is_of_attempt(folder: str) -> bool:
+    """Return whether a folder belongs to an attempt, with which it is removed, and not to the caller."""
+    return Path(folder).parent == subfolder(_FOLDER)
 
 
 def discard(submission_id: str) -> None:

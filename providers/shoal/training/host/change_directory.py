@@ -46,6 +46,24 @@ def enter(folder: str, gang: str) -> str | None:
         return str(own)
 
 
+def written(known: Mapping[str, int | None]) -> dict[str, int]:
+    """Return the sizes of the files in the entered folder, by their relative paths.
+
+    Args:
+        known: Files that were there before, with their sizes; they are left out if their sizes are the same, or None.
+    """
+    found = {}
+    for parent, folders, names in os.walk(_entered or os.devnull):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for path in map(Path(parent).joinpath, names):
+            name = path.relative_to(str(_entered)).as_posix()
+            with suppress(OSError):
+                size = path.lstat().st_size
+                if not path.is_symlink() and known.get(name, -1) not in (None, size):
+                    found[name] = size
+    return found
+
+
 def remove_from_nodes(folders: Mapping[str, str], timeout: float) -> None:
     """Remove the temporary folders of a gang that has ended. Folders on a lost node are not removed."""
     import ray

@@ -43,6 +43,8 @@ from shoal.training.pytorch.request import (
 from shoal.training.restarts import Restarts
 from shoal.training.timeouts import RESOURCES_WAIT_S
 
+_LOST_FILES_SHOWN = 5
+
 
 def run(
     request: FunctionRequest,
@@ -56,8 +58,12 @@ def run(
     on_note: Mapping[str, Callable[[int, Any], None]] | None = None,
     on_node: Callable[[str, dict[str, float]], None] | None = None,
     may_publish: Callable[[], bool] = lambda: True,
+    loses_folder: bool = False,
 ) -> FunctionResult:
     """Call a function in every worker, wait for all workers and publish the model folder.
+
+    If the workers' working folder is removed after the run (`loses_folder`), what a script has written into it is kept
+    in the model folder, or a line names the files.
 
     Raises:
         InvalidArgumentError: This process is not connected to Ray, the location cannot be written to, or the run must
@@ -82,7 +88,18 @@ def run(
     claim.check(checkpoints.folder, shared=location)
     display = Metrics(metrics, on_progress)
     attempts = _Run(
-        request, program, claim, checkpoints, key, destination, dict(env or {}), display, on_note or {}, on_node, began
+        request,
+        program,
+        claim,
+        checkpoints,
+        key,
+        destination,
+        dict(env or {}),
+        display,
+        on_note or {},
+        on_node,
+        began,
+        loses_folder,
     )
     return attempts.result()
 
@@ -137,6 +154,7 @@ class _Run:
     on_note: Mapping[str, Callable[[int, Any], None]]
     on_node: Callable[[str, dict[str, float]], None] | None
     began: float
+    loses_folder: bool = False
 
     def __post_init__(self) -> None:
         request = self.request
@@ -212,7 +230,12 @@ class _Run:
                 timeout=self._restarts.timeout,
                 on_note=self._note,
             )
-            model_dir = self._publish(gang, [outcome.files for outcome in outcomes])
+            files = [outcome.files for outcome in outcomes]
+            if self.loses_folder:
+                kept = gang.run(worker.keep_written, [()] * len(outcomes), timeout=self._restarts.timeout)
+                files = [digests for digests, _ in kept]
+                _name_lost_files({name: size for _, lost in kept for name, size in lost.items()})
+            model_dir = self._publish(gang, files)
             workers = tuple(
                 RankStats(info.rank, info.node, outcome.peak_rss_bytes)
                 for info, outcome in zip(gang.workers, outcomes, strict=True)
@@ -229,6 +252,7 @@ class _Run:
             seconds=time.monotonic() - self.began,
             workers=workers,
             start_seconds=start_seconds,
+            model_files=len({name for found in files for name in found}),
         )
 
     def _note(self, rank: int, note: dict[str, Any]) -> None:
@@ -275,6 +299,17 @@ class _Run:
             return None
         self._layout = layout
         return f"{layout.num_workers} workers"
+
+
+def _name_lost_files(sizes: Mapping[str, int]) -> None:
+    if sizes:
+        largest = sorted(sizes, key=lambda name: (-sizes[name], name))
+        shown = ", ".join(largest[:_LOST_FILES_SHOWN]) + ", ..." * (len(largest) > _LOST_FILES_SHOWN)
+        say(
+            f"{len(sizes)} file{'s' * (len(sizes) > 1)} in the working folder ({sum(sizes.values()) / 1e6:,.1f} MB: "
+            f"{shown}) will be removed with the job: write results into the model folder, whose path is in "
+            "$SHOAL_MODEL_DIR and get_context().get_model_dir(), or to an absolute path that all nodes can reach"
+        )
 
 
 def _loaded(value: bytes | MissingValue) -> Any:

@@ -331,6 +331,7 @@ class FunctionResult:
         workers: Resources of each worker, by rank.
         start_seconds: Time in seconds from the call until all workers were ready to call the function; after a restart,
             until the new workers were ready.
+        model_files: Number of files in the merged model folder.
     """
 
     results: tuple[Any, ...]
@@ -341,3 +342,4 @@ class FunctionResult:
     seconds: float
     workers: tuple[RankStats, ...]
     start_seconds: float = 0.0
+    model_files: int = 0

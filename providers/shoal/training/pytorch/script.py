@@ -126,6 +126,12 @@ class Script:
                 sys.argv, sys.path[:] = argv, path
                 os.chdir(working_folder)  # scripts may change into their own folder, which is removed now
 
+    def placed(self) -> dict[str, int | None]:
+        """Return the files that are put where relative paths lead to them, with their sizes; None if not known."""
+        files = {} if self.beside is None else {**self.beside.files, os.path.join(self.inside, self.name): None}
+        paths = {os.path.join(self.place, name): content for name, content in files.items()} | self.named
+        return {os.path.normpath(path): None if content is None else len(content) for path, content in paths.items()}
+
     def _lay_out_for_relative_paths(self, beside: ScriptFolder) -> None:
         """Put the files where relative paths lead to them from the job's working folder, as from that of the caller.
         The workers of a host share the job's folder."""

@@ -27,7 +27,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.training.cluster import LeavingNodes, own_address, ray_if_connected
 from shoal.training.context import gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
-from shoal.training.host import interpreter_end, memory
+from shoal.training.host import change_directory, interpreter_end, memory
 from shoal.training.host.forks import ending_forks
 from shoal.training.host.usage import USAGE_NOTE, measured
 from shoal.training.mlflow.user_calls import adopt_model, let_user_choose_experiment
@@ -37,7 +37,7 @@ from shoal.training.pytorch.context import Context, set_context, tagged_output
 from shoal.training.pytorch.environment import Machine
 from shoal.training.pytorch.program import name_of
 from shoal.training.pytorch.request import MissingValue
-from shoal.training.pytorch.script import SCRIPT_FOLDER
+from shoal.training.pytorch.script import SCRIPT_FOLDER, Script
 from shoal.training.timeouts import TORCH_JOIN_S
 
 if TYPE_CHECKING:
@@ -59,6 +59,10 @@ _SPAWN_ADVICE = (
     'cannot import: move it into a module, or use DataLoader(..., multiprocessing_context="fork")'
 )
 _MODEL = "shoal-model-"
+KEEP_BYTES = 2**30
+"""Most bytes that are kept of a script's working folder. More are probably a downloaded dataset."""
+MODEL_DIR_VARIABLE = "SHOAL_MODEL_DIR"
+"""Environment variable with the rank's model folder, for scripts and the processes that they start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class Outcome:
 # process serves only one run.
 _store: TCPStore | None = None
 _folder: Path | None = None
+_placed: Mapping[str, int | None] | None = None
+"""The files that travelled with the script; None if the program is a function."""
 _kept_groups: list[Any] = []
 """Process groups that were destroyed (see `keep_groups`)."""
 
@@ -148,7 +154,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         PeerError: The function failed because another rank is gone.
         Exception: Any other exception that the function raised.
     """
-    global _folder
+    global _folder, _placed
     import torch
 
     gang = gang_context()
@@ -161,6 +167,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
     set_gang_context(replace(gang, position=replace(gang.position, seed=assignment.seed)))
     _remove_folders_of_dead_workers()
     _folder = Path(tempfile.mkdtemp(prefix=f"{_MODEL}{os.getpid()}-"))
+    os.environ[MODEL_DIR_VARIABLE] = str(_folder)
     let_user_choose_experiment(gang)
     memory.reset_peak()
     set_context(
@@ -199,7 +206,35 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         # Files that the function has left open may lie in the model folder; and a worker that failed is killed.
         interpreter_end.write_open_files()
     adopt_model(gang.log)
+    _placed = program.target.placed() if isinstance(program.target, Script) else None
     return Outcome(value, model_dir.digests(_folder), memory.peak_rss_bytes())
+
+
+def keep_written() -> tuple[dict[str, str], dict[str, int]]:
+    """Copy the files that a script has written into the working folder to the model folder, on one rank of each node.
+
+    This function is called when all ranks have ended the script.
+
+    Returns:
+        SHA-256 digests of all files in this rank's model folder; and the sizes of the files in the working folder that
+        are not kept: those of a function, and of a script that has written more than :data:`KEEP_BYTES`.
+    """
+    assert _folder is not None
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        return model_dir.digests(_folder), {}
+    written = change_directory.written(_placed or {})
+    if _placed is None or sum(written.values()) > KEEP_BYTES:
+        return model_dir.digests(_folder), written
+    lost = {}
+    for name, size in written.items():
+        target = _folder / name
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists():
+                shutil.copy2(Path(change_directory.entered() or "", name), target)
+        except OSError:
+            lost[name] = size
+    return model_dir.digests(_folder), lost
 
 
 def keep_groups() -> None:
