@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from shoal.data.predicted_rows import with_predictions
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.partitions.keys import Key, check_same_kinds, shown_key
 from shoal.jobs.partitions.messages import ModelBytes
 from shoal.jobs.partitions.models import rows_bytes
 from shoal.jobs.partitions.results import PartitionResults
-from shoal.jobs.prediction.output_files import with_predictions
 from shoal.training.context import say
 from shoal.training.host.imports import NOT_NEEDED, import_lean
 
