@@ -139,13 +139,13 @@ def test_models_of_a_function_predict_and_a_key_without_a_model_is_refused_or_nu
     nulls = found.groupby("store", dropna=False)["prediction"].apply(lambda values: values.isna().all())
     assert [str(key) for key in nulls.index if nulls[key]] == ["2.0", "3.0", "5.0", "nan"]
     lost = int(new["store"].isin([2, 3, 5, np.nan]).sum())
-    said = f"{lost} of {len(new):,} rows have null predictions, because the 4 keys 2.0, 3.0, 5.0, None have no model"
+    said = f"{lost} of {len(new):,} rows have null predictions, because these keys have no model: 2.0, 3.0, 5.0, None"
     assert said in capsys.readouterr().out
     part = found[found["store"] == 1]
     np.testing.assert_array_equal(part["prediction"], models[1].value.predict(part[COLUMNS]))
     for key, error, said in (
         ("text", DataError, r"of type string \(text\), but those of the models are of type int64 \(number\)"),
-        (40, DataError, "no key of the dataset has a model: the 1 keys 40 of all 3 rows"),
+        (40, DataError, "none of the 3 rows has a key with a model; their keys are 40"),
     ):
         with pytest.raises(error, match=said.replace("string", "(large_)?string")):
             many.predict(models, new.head(3).assign(store=key), "store", missing="null", scaling_config=ONE)
