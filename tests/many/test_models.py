@@ -110,7 +110,7 @@ def test_each_model_is_that_of_the_plain_library_byte_for_byte(
 
 
 def test_models_of_a_function_predict_and_a_key_without_a_model_is_refused_or_null(
-    rows: DataConnector, frame: pd.DataFrame
+    rows: DataConnector, frame: pd.DataFrame, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from sklearn.linear_model import LinearRegression
 
@@ -132,11 +132,25 @@ def test_models_of_a_function_predict_and_a_key_without_a_model_is_refused_or_nu
     new = frame[frame["store"] < 6]
     with pytest.raises(DataError, match=r'3 keys of the dataset have no model.* or set missing="null"'):
         many.predict(models, new, "store", scaling_config=ONE)
+    # One null makes floats of the keys, which select the same models.
+    new = pd.concat([new, new.head(1).assign(store=np.nan)], ignore_index=True)
+    capsys.readouterr()
     found = pd.concat(many.predict(models, new, "store", missing="null", scaling_config=ONE).rows())
-    nulls = found.groupby("store")["prediction"].apply(lambda values: values.isna().all())
-    assert [key for key in nulls.index if nulls[key]] == [2, 3, 5]
+    nulls = found.groupby("store", dropna=False)["prediction"].apply(lambda values: values.isna().all())
+    assert [str(key) for key in nulls.index if nulls[key]] == ["2.0", "3.0", "5.0", "nan"]
+    lost = int(new["store"].isin([2, 3, 5, np.nan]).sum())
+    said = f"{lost} of {len(new):,} rows have null predictions, because these keys have no model: 2.0, 3.0, 5.0, None"
+    assert said in capsys.readouterr().out
     part = found[found["store"] == 1]
     np.testing.assert_array_equal(part["prediction"], models[1].value.predict(part[COLUMNS]))
+    for key, error, said in (
+        ("text", DataError, r"of type string \(text\), but those of the models are of type int64 \(number\)"),
+        (40, DataError, "none of the 3 rows has a key with a model; their keys are 40"),
+    ):
+        with pytest.raises(error, match=said.replace("string", "(large_)?string")):
+            many.predict(models, new.head(3).assign(store=key), "store", missing="null", scaling_config=ONE)
+    with pytest.raises(InvalidArgumentError, match='a column "y", and prediction_col has the same name'):
+        many.predict(models, new, "store", prediction_col="y")
 
 
 def test_an_objective_of_the_user_is_used(rows: DataConnector, frame: pd.DataFrame) -> None:
@@ -164,6 +178,7 @@ def test_wrong_arguments_are_refused_before_a_worker_starts(rows: DataConnector)
         ({"label_col": "z"}, DataError, '"z"'),
         ({"label_col": None}, InvalidArgumentError, "label_col"),
         ({"label_col": "a"}, InvalidArgumentError, 'the label "a" is also in input_cols'),
+        ({"label_col": "store"}, InvalidArgumentError, 'by names the label column "store"'),
         ({"columns": ["a"]}, InvalidArgumentError, "columns can be given only with a function"),
         ({"fn_or_estimator": print}, InvalidArgumentError, "input_cols, label_col can be given only with an estimator"),
         ({"fn_or_estimator": XGBEstimator(3, params={"max_deep": 3})}, InvalidArgumentError, "max_deep"),

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from shoal.data.predicted_rows import kept_columns
 from shoal.distributors import dispatch
 from shoal.distributors.dispatch import Call
 from shoal.distributors.estimator import BoostingEstimator
@@ -17,7 +18,6 @@ from shoal.jobs.partitions.keys import check_same_kinds, key_type, shown_key
 from shoal.jobs.partitions.models import SavedModel
 from shoal.jobs.partitions.predictions import NO_MODEL, PartitionPrediction, report_unknown
 from shoal.jobs.partitions.results import PartitionResults, load_partitions
-from shoal.jobs.prediction.output_files import kept_columns
 from shoal.jobs.specs.partitions import PartitionEstimator, PartitionsRegister
 from shoal.many.functions import Dataset, call_of, connected
 from shoal.training.mlflow.model_uris import check_version, is_mlflow

@@ -12,6 +12,7 @@ from shoal.jobs import Register
 from shoal.jobs.mlflow.promotion_decision import (
     Baseline,
     Candidate,
+    CommonKeys,
     Evaluation,
     Recency,
     Slice,
@@ -283,6 +284,15 @@ SEEN = seen_partly(candidate("1", 0.1, overlap=200), NAN, NAN, rows=0)
         ),
         (
             {},
+            5.0,
+            replace(candidate("1", 6.0), common=CommonKeys(5, 200, Evaluation(NAN), {"4": 194, "7": 1})),
+            9.0,
+            "no_common_keys",
+            "is not promoted: champion version 1 stays, because rmse is not defined on the 5 rows whose keys both "
+            "know; measured on the 5 of 200 rows whose keys both know. Left out: keys 4 (194 rows), 7 (1 row)",
+        ),
+        (
+            {},
             candidate("2", 0.2, overlap=1),
             SEEN,
             9.0,
@@ -352,7 +362,13 @@ def test_decisions_and_their_sentences(options, challenger, champion, baseline, 
         reason in ("first", "better", "champion_not_comparable"),
     )
     decided = mine if champion is None else Candidate("2", compared(mine, champion)[0])
-    if decision.reason in ("bound_missed", "champion_newer", "champion_not_comparable", "baseline_not_beaten"):
+    if decision.reason in (
+        "no_common_keys",
+        "bound_missed",
+        "champion_newer",
+        "champion_not_comparable",
+        "baseline_not_beaten",
+    ):
         decided = mine
     assert decision.sentence == f"m version 2 ({register.metric}={decided.value:.6g}) {sentence}"
 

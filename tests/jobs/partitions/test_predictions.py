@@ -165,9 +165,9 @@ def test_rows_without_a_model_are_counted_and_a_prediction_without_any_model_fai
     report_unknown({}, 10)
     assert capsys.readouterr().out == ""
     report_unknown({str(key): 2 for key in range(7)}, 100)
-    said = "14 of 100 rows have null predictions, because the 7 keys 0, 1, 2, 3, 4 and others have no model"
+    said = "14 of 100 rows have null predictions, because these keys have no model: 0, 1, 2, 3, 4 and 2 more"
     assert said in capsys.readouterr().out
-    with pytest.raises(DataError, match=r"no key of the dataset has a model: the 2 keys 1, 2 of all 5 rows"):
+    with pytest.raises(DataError, match="none of the 5 rows has a key with a model; their keys are 1, 2"):
         report_unknown({"1": 2, "2": 3}, 5)
 
 

@@ -13,6 +13,7 @@ from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.promotion_decision import (
     Baseline,
     Candidate,
+    CommonKeys,
     Evaluation,
     UnseenRows,
     compared,
@@ -71,13 +72,7 @@ def build(
         "champion": None if champion is None else _candidate(champion),
         "baseline": None if baseline is None else {"kind": baseline.kind, register.metric: baseline.value},
         "slices": _slices(register, mine, theirs, decided),
-        "common": common
-        and {
-            "rows": common.rows,
-            "challenger": dict(common.challenger.metrics),
-            "champion": dict(champion.evaluation.metrics),
-            "other_keys": dict(common.others),
-        },
+        "common": common and theirs and _common(common, theirs),
         "unseen": unseen and _unseen(register, unseen),
         "promotions": [
             {
@@ -154,6 +149,15 @@ def _unseen(register: Register, unseen: UnseenRows) -> dict[str, Any]:
         "challenger": dict(unseen.challenger.metrics),
         "champion": dict(unseen.champion.metrics),
         "slices": _slices(register, unseen.challenger, unseen.champion, unseen.enough),
+    }
+
+
+def _common(common: CommonKeys, champion: Evaluation) -> dict[str, Any]:
+    return {
+        "rows": common.rows,
+        "challenger": dict(common.challenger.metrics),
+        "champion": dict(champion.metrics),
+        "other_keys": dict(common.others),
     }
 
 

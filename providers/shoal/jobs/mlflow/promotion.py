@@ -174,10 +174,9 @@ class Challenge:
         rows = trained_on or TrainingRows()
         overlap = _overlap(rows if rows.files else None, holdout)
         evaluation = holdout_evaluation.evaluate(model, holdout, register.all_metrics, overlap=overlap)
-        known = evaluation.predictions and evaluation.predictions.unknown
-        baseline = None
-        if known is None or not known.all():
-            baseline = (holdout if known is None else holdout.part(~known)).baseline(register)
+        unknown = None if evaluation.predictions is None else evaluation.predictions.unknown
+        known = holdout if unknown is None else holdout.part(~unknown)
+        baseline = known.baseline(register) if len(known.labels) else None
         return cls(run, register, holdout, baseline, input_cols, rows, overlap, evaluation)
 
     def contest(self, ledger: Ledger, challenger: Candidate, key: Key) -> Contest:

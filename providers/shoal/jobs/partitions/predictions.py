@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from shoal.data.predicted_rows import with_predictions
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.partitions.keys import Key, check_same_kinds, shown_key
 from shoal.jobs.partitions.messages import ModelBytes
 from shoal.jobs.partitions.models import rows_bytes
 from shoal.jobs.partitions.results import PartitionResults
-from shoal.jobs.prediction.output_files import with_predictions
 from shoal.training.context import say
 from shoal.training.host.imports import import_lean
 
@@ -86,13 +86,14 @@ def report_unknown(rows_of: Mapping[str, int], rows: int) -> None:
     if not rows_of:
         return
     some, number = ", ".join([*rows_of][:_NAMED_KEYS]), sum(rows_of.values())
-    named = f"the {len(rows_of):,} keys {some}{' and others' if len(rows_of) > _NAMED_KEYS else ''}"
+    if (more := len(rows_of) - _NAMED_KEYS) > 0:
+        some += f" and {more:,} more"
     if number == rows:
         raise DataError(
-            f"no key of the dataset has a model: {named} of all {rows:,} rows are not among the keys of the models. "
-            "Check the column of the keys"
+            f"none of the {rows:,} rows has a key with a model; their keys are {some}: name the column of the keys in "
+            "by, and the models of these keys"
         )
-    say(f"{number:,} of {rows:,} rows have null predictions, because {named} have no model")
+    say(f"{number:,} of {rows:,} rows have null predictions, because these keys have no model: {some}")
 
 
 _NAMED_KEYS = 5

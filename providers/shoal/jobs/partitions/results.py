@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.pandas_frames import to_exact_frame, without_row_numbers
 from shoal.data.parquet.schema import fitted, united
+from shoal.data.predicted_rows import write_tables
 from shoal.errors import InvalidArgumentError, JobError, TrainingError
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
@@ -28,7 +29,6 @@ from shoal.jobs.partitions.result_files import (
     manifest_of,
     read_manifest,
 )
-from shoal.jobs.prediction.output_files import write_tables
 from shoal.jobs.specs.partitions import PARTITIONS
 from shoal.state import Store
 from shoal.training.locations import filesystem, local_path, resolved
@@ -155,7 +155,10 @@ class PartitionResults:
         self._fill(content)
 
     def _fill(self, content: bytes | None, *, reads_values: bool = True) -> None:
-        self.key_type, rows = (None, []) if content is None else read_manifest(content)
+        rows: list[ManifestRow] = []
+        self.key_type: pa.DataType | None = None
+        if content is not None:
+            self.key_type, rows = read_manifest(content)
         self._rows = {row.text: row for row in rows}
         self._reader = ResultReader(f"{self.manifest.rpartition('/')[0]}/results", reads_values=reads_values)
 

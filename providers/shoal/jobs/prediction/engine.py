@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.data.connector import DataConnector
+from shoal.data.predicted_rows import kept_columns
 from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs.mlflow import model_loading
 from shoal.jobs.mlflow.registry import VersionId
 from shoal.jobs.partitions.predictions import report_unknown
 from shoal.jobs.prediction import worker
-from shoal.jobs.prediction.output_files import Output, kept_columns, predictions_key
+from shoal.jobs.prediction.output_files import Output, predictions_key
 from shoal.jobs.prediction.worker import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import cluster, locations

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.parquet.paths import is_local, resolve
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import RowGroup, RowRange
+from shoal.data.predicted_rows import with_predictions, write_tables
 from shoal.errors import DataError
 from shoal.jobs.mlflow import model_loading
 from shoal.jobs.mlflow.model_loading import Predictor
 from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
 from shoal.jobs.prediction import output_files
-from shoal.jobs.prediction.output_files import is_complete, with_predictions, write_tables
+from shoal.jobs.prediction.output_files import is_complete
 from shoal.training.context import gang_context
 from shoal.training.host import memory
 
