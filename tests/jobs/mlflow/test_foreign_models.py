@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -257,3 +258,29 @@ def test_margins_of_a_model_that_shoal_logged_are_added_as_the_library_adds_them
         predicted(tmp_path, uri, rows.assign(m0=rows["m0"].where(rows.index > 0)))
     with pytest.raises(DataError, match='base_margin "m0" is null, NaN or infinite in 300 of 300 rows'):
         predicted(tmp_path, uri, rows.assign(m0=np.inf))
+
+
+class Forking(mlflow.pyfunc.PythonModel):
+    """A model that forks while it predicts, and notes the exit code of its child."""
+
+    def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> np.ndarray:
+        if child := os.fork():
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            Path(os.environ["EXIT_CODE"]).write_text(str(code))
+        return model_input["a"].to_numpy()
+
+
+@pytest.mark.processes
+def test_a_process_that_a_model_forks_does_not_go_on_with_the_prediction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EXIT_CODE", str(tmp_path / "code"))
+    mlflow.pyfunc.save_model(tmp_path / "model", python_model=Forking(), pip_requirements=[])
+    process = os.getpid()
+    try:
+        found = predicted(tmp_path, str(tmp_path / "model"), NUMBERS, input_cols=["a", "zip"])
+    finally:
+        if os.getpid() != process:
+            os._exit(42)
+    np.testing.assert_array_equal(found, NUMBERS["a"])
+    assert (tmp_path / "code").read_text() == "1"

@@ -16,13 +16,9 @@ from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
-import pandas as pd
 import psutil
 import pytest
 
-from shoal import RunConfig
-from shoal.data import DataConnector
-from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
 from shoal.known_secrets import KnownSecrets
 from shoal.redaction import hiding
@@ -83,8 +79,6 @@ def leave_something() -> list[str]:
     """Look for what an earlier worker has left, and leave it for the next one."""
     import random
 
-    import numpy as np
-
     found = [name for name in ("LEFT",) if name in os.environ] + [name for name in ("left",) if hasattr(np, name)]
     os.environ["LEFT"] = np.left = "by an earlier worker"  # type: ignore[attr-defined]
     return [*found, str(random.random()), str(np.random.random())]
@@ -133,16 +127,6 @@ def fork_and_return(folder: str) -> int:
             gang_context().note({"metrics": {"loss": 0.0}})
             Path(folder, "noted").touch()
     return os.getpid()
-
-
-def fork_in_round_2(env: Any) -> None:
-    if env.iteration == 2:
-        os.fork()
-
-
-def fork_and_measure(*_: Any) -> tuple[str, float, bool]:
-    os.fork()
-    return "mine", 0.5, False
 
 
 def fork_and_die(file: str) -> None:
@@ -363,22 +347,6 @@ def test_a_fork_of_a_worker_ends_when_it_returns_from_the_function_and_sends_not
     lines = [f"(worker pid={pid}) {text}" for pid in pids for text in ("said by the fork", "the process ")]
     wait_until(lambda: all(line in said() for line in lines), "the lines of the forks")
     assert "because it returned from the user's function" in said()
-
-
-def test_a_fork_that_returns_from_a_callback_or_metric_does_not_go_on_with_the_training(tmp_path: Path) -> None:
-    numbers = np.random.default_rng(0).random((400, 2))
-    file = tmp_path / "rows.parquet"
-    pd.DataFrame({"x": numbers[:, 0], "y": numbers.sum(axis=1)}).to_parquet(file, row_group_size=50)
-    rows = DataConnector.from_parquet(file)
-    estimator = LightGBMEstimator(
-        5,
-        callbacks=[fork_in_round_2],
-        custom_metric=fork_and_measure,
-        scaling_config=LightGBMScalingConfig(num_workers=2, num_cpu_per_worker=1),
-        run_config=RunConfig(timeout=30),
-    )
-    assert estimator.fit(rows, ["x"], "y", eval_set=rows).num_trees() == 5
-    assert set(estimator.get_eval_results()["eval"]["mine"]) == {0.5}
 
 
 def test_a_fork_does_not_hide_the_end_of_its_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,16 +102,26 @@ def _lacks_estimators(library: str) -> bool:
 
 
 def _modules_of(library: str) -> list[str]:
-    return [name for name in sys.modules if name.partition(".")[0] == library]
+    return [name for name in list(sys.modules) if name.partition(".")[0] == library]
 
 
 def _is_used(library: str) -> bool:
     """Return whether a module outside of a library contains a module, class or function of the library."""
-    others = [module for name, module in sys.modules.items() if name.partition(".")[0] != library]
-    values = (value for module in others for value in getattr(module, "__dict__", {}).values())
-    kinds = {types.ModuleType: "__name__", type: "__module__", types.FunctionType: "__module__"}
-    origins = (getattr(value, kinds[type(value)]) for value in values if type(value) in kinds)
-    return any(str(origin).partition(".")[0] == library for origin in origins)
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == library or not issubclass(type(module), types.ModuleType):
+            continue
+        # Other ways to look at a lazy module or an object may import a module.
+        for value in list(object.__getattribute__(module, "__dict__").values()):
+            kind = type(value)
+            if kind is types.ModuleType:
+                origin = value.__name__
+            elif kind is types.FunctionType or issubclass(kind, type):
+                origin = value.__module__
+            else:
+                continue
+            if str(origin).partition(".")[0] == library:
+                return True
+    return False
 
 
 @contextlib.contextmanager
