@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.footers import stored_description
 from shoal.data.parquet.schema import EXACT_INTEGER
