@@ -14,6 +14,7 @@ from shoal.errors import PoolNotFoundError, ScaleError, StoreUnreachableError
 from shoal.pool.journal import rows
 from shoal.pool.lease_queue import nodes_for
 from shoal.pool.reconcile.rounds import Clock, is_abandoned, owner_has_ended, reconcile
+from shoal.pool.selection import is_embedded
 from shoal.pool.status import PoolStatus, status_of
 from shoal.pool.timeouts import DOWN_PATIENCE, STORE_PERIOD, TURN_PATIENCE, WAIT_PERIOD, WAIT_PERIOD_MOST
 from shoal.state import Store
@@ -164,6 +165,8 @@ def end_if_abandoned(store: Store, name: str) -> None:
     Raises:
         ScaleError: A node could not be ended. The message names the remaining processes.
     """
+    if not is_embedded(store, name):
+        return
     with suppress(PoolNotFoundError):
         with store.reading() as session:
             snapshot = rows.load(session, name, lock=False)
