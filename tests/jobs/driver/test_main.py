@@ -478,7 +478,7 @@ class TestDriver:
         code, job = drive(store, spec)
 
         assert (code, job.state, trained) == (1, JobState.FAILED, [])
-        assert f"50 rows of {spec.dataset.paths[0]}. Name a holdout without rows of the training data" in str(job.error)
+        assert f"50 rows of {spec.dataset.paths[0]}. Name a holdout without these rows" in str(job.error)
         assert job.error_is_permanent is True
 
     @pytest.mark.parametrize(
