@@ -342,6 +342,17 @@ def test_wrong_arguments_are_refused_before_anything_starts(fresh_home, tuned_ro
     assert jobs.list_jobs() == []
 
 
+def test_a_metric_whose_direction_nobody_tells_is_refused_before_anything_starts(fresh_home, tuned_rows):
+    estimator = XGBEstimator(3, custom_metric=lambda predicted, matrix: ("mine", 1.0))
+    options = data(tuned_rows)
+    with pytest.raises(InvalidArgumentError, match='set direction="minimize" or direction="maximize"'):
+        search(estimator, SPACE, **options)
+    with pytest.raises(InvalidArgumentError, match='set direction="minimize" or direction="maximize"'):
+        rows = options["dataset"]
+        estimator.fit(rows, options["input_cols"], options["label_col"], eval_set=rows, early_stopping_rounds=2)
+    assert jobs.list_jobs() == []
+
+
 def test_a_missing_optuna_is_an_error_that_names_the_extra(fresh_home, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"shoal\[tune\]"):

@@ -115,11 +115,12 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
 
     Raises:
         DataError: The footers of the Parquet files show that the data cannot be used.
-        InvalidArgumentError: The folder for the model cannot be written.
+        InvalidArgumentError: The folder for the model cannot be written, or early stopping needs `direction`.
     """
     from shoal.jobs import load_training
     from shoal.jobs.files import code_store, storage
     from shoal.jobs.specs.training import JobSpec
+    from shoal.training.boosting.engine import interface_of
     from shoal.training.boosting.init_model import InitModel
     from shoal.training.boosting.inputs import checked_data
 
@@ -128,6 +129,8 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     # The job repeats the following checks. The checks here find errors, such as a misspelt column or folder, before a
     # pool is started.
     train, _ = checked_data(request)
+    if request.early_stopping_rounds is not None:
+        interface_of(request.framework).refuse_untold(user_code, request.direction)
     if request.init_model is not None and importlib.util.find_spec(request.framework):
         InitModel.read(request.framework, code_store.read(request.init_model)).check(request, train.source)
     locations.try_out(storage.root(location))
@@ -206,10 +209,11 @@ def search(prepared: Prepared) -> JobCall[SearchResult]:
 
     Raises:
         DataError: The footers of the Parquet files show that the data cannot be used.
-        InvalidArgumentError: The folder for the model cannot be written.
+        InvalidArgumentError: The folder for the model cannot be written, or the search needs `direction`.
     """
     from shoal.jobs.files import code_store, storage
     from shoal.jobs.mlflow import job_run
+    from shoal.training.boosting.engine import interface_of
     from shoal.training.boosting.inputs import checked_data
 
     given = prepared.spec
@@ -217,6 +221,8 @@ def search(prepared: Prepared) -> JobCall[SearchResult]:
     # The job repeats the following checks, which find errors before a pool is started.
     if given.train is not None:
         checked_data(given.trial_request())
+        if given.metric is None:
+            interface_of(given.train.framework).refuse_untold(prepared.user_code, given.direction)
     locations.try_out(storage.root(config.artifact_location))
     if "tracking" not in given.model_fields_set and given.register_as is None and given.train is not None:
         given = given.model_copy(update={"tracking": job_run.tracking_of_training(os.environ)})

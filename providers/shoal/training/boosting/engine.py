@@ -111,14 +111,22 @@ class Library(Protocol):
         if request.early_stopping_rounds is None:
             return None
         if user_code.metrics:
-            if self.functions_tell_direction:
-                return request.direction
-            return agreed(custom_text(user_code), None, request.direction)
+            self.refuse_untold(user_code, request.direction)
+            return request.direction
         metrics = self.metrics(request, params, user_code)
         if not metrics:
             return agreed("the metric of the objective", None, request.direction)
         last = next(reversed(metrics))
         return agreed(f'the metric "{last}"', metrics[last], request.direction)
+
+    def refuse_untold(self, user_code: UserCode, given: Direction | None) -> None:
+        """Refuse metrics of the user if neither they nor the user tell the direction of the deciding one.
+
+        Raises:
+            InvalidArgumentError: The direction is not known.
+        """
+        if user_code.metrics and not self.functions_tell_direction:
+            agreed(custom_text(user_code), None, given)
 
     def inexact_leaves(self, params: Mapping[str, Any], num_workers: int) -> str | None:
         """Return a line for the log if workers that divide the rows set the values of leaves only approximately; None
