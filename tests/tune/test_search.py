@@ -347,8 +347,8 @@ def test_a_metric_whose_direction_nobody_tells_is_refused_before_anything_starts
     options = data(tuned_rows)
     with pytest.raises(InvalidArgumentError, match='set direction="minimize" or direction="maximize"'):
         search(estimator, SPACE, **options)
+    rows = options["dataset"]
     with pytest.raises(InvalidArgumentError, match='set direction="minimize" or direction="maximize"'):
-        rows = options["dataset"]
         estimator.fit(rows, options["input_cols"], options["label_col"], eval_set=rows, early_stopping_rounds=2)
     assert jobs.list_jobs() == []
 
