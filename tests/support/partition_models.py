@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from shoal.jobs.partitions import models
-from shoal.jobs.partitions.keys import Key, key_text
+from shoal.jobs.partitions.keys import Key
 from shoal.jobs.partitions.messages import ModelBytes, Outcome
 from shoal.jobs.partitions.pyfunc_loader import OPTIONS, PartitionedModel
 from shoal.jobs.partitions.result_files import MANIFEST, ResultWriter, complete_files, manifest_of
@@ -38,7 +38,7 @@ def written(folder: Path, values: Mapping[Key, ModelBytes | None], key_type: pa.
         writer.expect(len(part))
         for key, value in part:
             status, error = ("failed", "too few rows") if value is None else ("succeeded", "")
-            writer.add(Outcome(key, key_text(key), status, 1, 1, 0.0, {}, error, "", value))
+            writer.add(Outcome(key, status, 1, 1, 0.0, {}, error, "", value))
         writer.close()
     tables = complete_files(str(folder / "results"))
     (folder / MANIFEST).write_bytes(manifest_of(tables.values()))

@@ -219,7 +219,7 @@ def test_trials_are_runs_below_that_of_the_job(pool, tuned_rows, tmp_path):
 
 def opens_runs(params: dict[str, Any], context: Any) -> float:
     if context.number == 0:
-        mlflow.log_metric("loss", 5)
+        mlflow.log_metrics({"loss": 5, "x": 9})
     elif context.number == 1:
         with mlflow.start_run(run_name="mine"):
             mlflow.log_params({"x": "as I write it"})
@@ -228,6 +228,10 @@ def opens_runs(params: dict[str, Any], context: Any) -> float:
     elif context.number == 2:
         with mlflow.start_run():
             raise ValueError("no")
+    elif context.number == 3:
+        with mlflow.start_run() as run:
+            pass
+        mlflow.delete_run(run.info.run_id)
     return params["x"]
 
 
@@ -245,7 +249,7 @@ def test_a_trial_whose_function_opens_a_run_has_one_run(pool, tmp_path):
     assert [each.data.tags["shoal.trial"] for each in trials] == ["0", "1", "2", "3"]
     assert [each.info.status for each in trials] == ["FINISHED", "FINISHED", "FAILED", "FINISHED"]
     assert {each.data.tags["mlflow.parentRunId"] for each in trials} == {job.info.run_id}
-    assert trials[0].data.metrics == {"loss": 5.0, "value": 1.0}
+    assert trials[0].data.metrics == {"loss": 5.0, "x": 9.0, "value": 1.0}
     assert (trials[0].data.params, trials[1].data.params) == ({"x": "1"}, {"x": "as I write it"})
     assert runs["inner"].data.tags["mlflow.parentRunId"] == runs["mine"].info.run_id
 

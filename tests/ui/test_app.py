@@ -281,7 +281,7 @@ def test_the_page_shows_the_worst_partitions_first(client, store, fresh_home, st
     for key, seconds, error in (("fast", 1.0, ""), ("slow", 90.0, ""), (HOSTILE, 0.1, HOSTILE)):
         value = None if error else ModelBytes("pickle", b"")
         status = "failed" if error else "succeeded"
-        writer.add(Outcome(key, f"str:{key}", status, 1, 10, seconds, {}, error, "", value))
+        writer.add(Outcome(key, status, 1, 10, seconds, {}, error, "", value))
     writer.close()
     content = manifest_of(complete_files(str(folder / "results")).values())
     (folder / "manifest.parquet").write_bytes(content)

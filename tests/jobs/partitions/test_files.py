@@ -46,7 +46,7 @@ def attempt(root: str, number: int, job: str = "job") -> tuple[str, WorkFolder]:
 
 def outcome(key: int, value: bytes = b"", status: Status = "succeeded") -> Outcome:
     content = ModelBytes("pickle", value) if status == "succeeded" else None
-    return Outcome(key, f"int:{key}", status, 1, 10 * key, 0.5, {"loss": 0.1}, "" if content else "why", "log", content)
+    return Outcome(key, status, 1, 10 * key, 0.5, {"loss": 0.1}, "" if content else "why", "log", content)
 
 
 def test_results_are_read_as_they_were_written(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,6 +90,24 @@ def test_a_file_that_lacks_partitions_is_not_complete(root: str) -> None:
     writer.close()
     storage.write(f"{work.results}/bucket-00001.parquet", b"half")
     assert complete_files(work.results, pa.int64()) == {}
+
+
+def test_kept_outcomes_that_are_gone_or_damaged_are_called_again(root: str) -> None:
+    now = 100.0
+    _, work = attempt(root, 1)
+    work.prepare("key", [])
+    writer = ResultWriter(work.results, 0, pa.int64(), clock=lambda: now)
+    writer.add(outcome(1))
+    now += KEEP_EVERY_S
+    writer.keep()
+    [name] = kept_outcomes(work.results, pa.int64())[0].column("file").to_pylist()
+    storage.write(f"{work.results}/kept-00000-damaged.parquet", b"half")
+    names = ["kept-00000-damaged.parquet", name, "kept-00000-gone.parquet"]
+    assert ResultWriter(work.results, 0, pa.int64(), names).ended == {"int:1"}
+
+    storage.write(f"{work.results}/bucket-00000.parquet", b"half")
+    result_files.discard_leftovers(work.results)
+    assert list(kept_outcomes(work.results, pa.int64())) == [0], "only a complete file replaces kept outcomes"
 
 
 def test_outcomes_of_an_unfinished_bucket_are_kept_every_few_seconds_and_continued(root: str) -> None:

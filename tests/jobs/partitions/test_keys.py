@@ -155,7 +155,7 @@ def test_a_table_of_any_type_is_divided_as_by_pandas_and_its_results_are_found_b
     writer.expect(len(rows))
     for text, key in partitions.order:
         value = ModelBytes("pickle", text.encode())
-        writer.add(Outcome(key, text, "succeeded", 1, len(rows[text]), 0.0, {}, "", "", value))
+        writer.add(Outcome(key, "succeeded", 1, len(rows[text]), 0.0, {}, "", "", value))
     writer.close()
     (tmp_path / "manifest.parquet").write_bytes(manifest_of(complete_files(str(tmp_path / "results"), found).values()))
     results = PartitionResults(str(tmp_path / "manifest.parquet"))
@@ -179,6 +179,9 @@ def test_keys_of_several_columns_are_the_tuples_that_occur() -> None:
     ):
         with pytest.raises(DataError, match=said):
             check_same_kinds(type_of_columns(table.schema, by), type_, by)
+    other = table.rename_columns(["item", "price"])
+    with pytest.raises(DataError, match="the keys of the models are store, item: name the columns in this order"):
+        check_same_kinds(type_of_columns(other.schema, ["item", "price"]), type_, ["item", "price"])
     wrong = table.set_column(1, "item", pa.array([1] * 5))
     with pytest.raises(DataError, match=r'in column "item" are of type int64 \(number\), but .* string \(text\)'):
         check_same_kinds(type_of_columns(wrong.schema, ["store", "item"]), type_, ["store", "item"])

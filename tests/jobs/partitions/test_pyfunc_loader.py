@@ -50,7 +50,7 @@ def test_a_null_is_a_key_of_its_own_in_tables_and_in_mlflow(
     if type_ == pa.int64():
         frames = [table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)]
         for rounded in (as_objects, table.to_pandas()):
-            with pytest.raises(DataError, match="may be rounded integers: give the column the type Int64"):
+            with pytest.raises(DataError, match="may be a rounded integer, but the keys of the models are integers"):
                 loaded.predict(rounded)
     else:
         frames = [as_objects, table.to_pandas()]
@@ -58,6 +58,20 @@ def test_a_null_is_a_key_of_its_own_in_tables_and_in_mlflow(
         assert loaded.predict(frame).tolist() == [3.0, 50.0, 200.0]
     for other in others:
         assert loaded.predict(pd.DataFrame({"key": [other], "a": [1]})).tolist() == [2.0]
+
+
+@pytest.mark.parametrize(("type_", "rounded"), [(pa.float64(), 2**53), (pa.float32(), 2**24)], ids=str)
+def test_a_float_that_may_be_a_rounded_integer_gets_no_model_of_another_integer(
+    type_: pa.DataType, rounded: int, tmp_path: Path
+) -> None:
+    table = pa.table({"key": pa.array([float(rounded), None, 7.0], type_), "a": [1, 1, 1]})
+    model = model_of(tmp_path / "integers", {rounded: 2.0, 7: 3.0}, pa.int64())
+    for reads in (model.predict_table, model.unknown):
+        with pytest.raises(DataError, match=f'"key" are floats, and {float(rounded)} may be a rounded integer'):
+            reads(table)
+    floats = model_of(tmp_path / "floats", {float(rounded): 2.0, 7.0: 3.0}, pa.float64())
+    assert floats.predict_table(table.slice(2)).tolist() == [3.0]
+    assert floats.predict_table(table.slice(0, 1)).tolist() == [2.0]
 
 
 def test_features_of_mlflow_may_be_nullable_integers(tmp_path: Path) -> None:

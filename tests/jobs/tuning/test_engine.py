@@ -403,6 +403,12 @@ def test_a_metric_of_the_user_decides_in_its_direction(metric_rows, case, metric
             assert trial.value == best_of(values[: trial.rounds + 2])
 
 
+def test_a_direction_that_contradicts_what_the_users_metric_tells_is_refused(metric_rows):
+    case = MetricCase("lightgbm", "binary_logloss", {"objective": "binary"}, "binary")
+    with pytest.raises(InvalidArgumentError, match='direction="minimize" contradicts the custom_metric hits'):
+        engine.run(metric_spec(metric_rows, case, direction="minimize"), SearchCode(), UserCode(metrics=(hits,)))
+
+
 def test_a_search_that_continues_keeps_the_direction_that_a_function_has_told(metric_rows):
     case = MetricCase("lightgbm", "binary_logloss", {"objective": "binary"}, "binary")
     storage = optuna.storages.InMemoryStorage()

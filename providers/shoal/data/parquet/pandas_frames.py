@@ -79,7 +79,9 @@ def to_exact_frame(table: pa.Table) -> pd.DataFrame:
             nullable: Any = pd.api.types.pandas_dtype(str(values.type).replace("i", "I").replace("u", "U"))
             columns[name] = nullable.__from_arrow__(values)
     frame: pd.DataFrame = table.to_pandas()
-    return frame.assign(**{name: values for name, values in columns.items() if name in frame})
+    for name in columns.keys() & set(frame.columns):
+        frame[name] = columns[name]
+    return frame
 
 
 def _would_be_rounded(values: pa.ChunkedArray) -> bool:

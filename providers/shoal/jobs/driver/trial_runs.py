@@ -86,7 +86,9 @@ class TrialRuns:
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-            return None  # the function has deleted it
+            return None
+        if run.info.lifecycle_stage == "deleted":  # by the function; MLflow refuses tags of such a run
+            return None
         for name, value in tags.items():
             client.set_tag(run.info.run_id, name, value)
         return run
@@ -104,13 +106,13 @@ class TrialRuns:
             tags=redact_all(tags),
             run_name=f"trial {trial.number}",
         )
-        known = {*run.data.params, *run.data.metrics}
         chosen = {legal_name(name): str(value)[:_LONGEST_VALUE] for name, value in redact_all(trial.params).items()}
         values: dict[str, Any] = {**trial.metrics}
         if trial.value is not None:
             values["value"] = trial.value
         named = {legal_name(name): float(value) for name, value in values.items()}
-        metrics = [Metric(name, value, int(now * 1000), 0) for name, value in named.items() if name not in known]
-        params = [Param(name, value) for name, value in chosen.items() if name not in known]
+        metrics = [Metric(name, value, int(now * 1000), 0) for name, value in named.items()]
+        metrics = [each for each in metrics if each.key not in run.data.metrics]
+        params = [Param(name, value) for name, value in chosen.items() if name not in run.data.params]
         client.log_batch(run.info.run_id, metrics=metrics, params=params)
         client.set_terminated(run.info.run_id, _STATUS[trial.state])

@@ -99,7 +99,7 @@ def _keep(folder: Path, results: PartitionResults, champion: str) -> int:
     for mine, theirs in found:
         error = f"this is the model of {champion}, because the training failed: {mine.error}"
         value = ModelBytes(theirs.kind, theirs.content())
-        writer.add(Outcome(mine.key, mine.text, "succeeded", mine.attempts, mine.rows, 0.0, {}, error, "", value))
+        writer.add(Outcome(mine.key, "succeeded", mine.attempts, mine.rows, 0.0, {}, error, "", value))
     writer.close()
     replaced = {mine.text for mine, _ in found}
     tables = complete_files(str(folder / "results"))

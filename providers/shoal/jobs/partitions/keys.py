@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 Key = Any
 """Type of a key."""
 
+_EXACT_FLOAT32 = 2**24
+"""The float32 of this integer is also that of the next one."""
+
 
 def key_type(source: ParquetSource, by: Sequence[str]) -> pa.DataType:
     """Check the columns of the keys, and return the type of the keys: that of the column, or a struct of several
@@ -114,7 +117,7 @@ def check_same_kinds(found: pa.DataType, wanted: pa.DataType, by: Sequence[str])
             f"{len(theirs)}: name as many columns in by as in the training"
         )
     order = [name for name, _ in theirs]
-    if list(by) != order and sorted(by) == sorted(order):
+    if any(name in order and name != other for name, other in zip(by, order, strict=True)):
         raise DataError(
             f"by names the columns {', '.join(by)}, but the keys of the models are {', '.join(order)}: name the "
             "columns in this order"
@@ -128,20 +131,40 @@ def check_same_kinds(found: pa.DataType, wanted: pa.DataType, by: Sequence[str])
             )
 
 
-def check_not_rounded(values: pa.Array, name: str) -> None:
-    """Check that pandas has not rounded integers: beside a null, it makes floats of them.
+def check_not_rounded(keys: Iterable[Key], found: pa.DataType, wanted: pa.DataType, by: Sequence[str]) -> None:
+    """Check that no key of rows is a rounded integer, whose float could be the key of another integer's model: beside a
+    null, pandas makes floats of integers.
+
+    Args:
+        keys: Keys of the rows.
+        found: Type of the keys of the rows.
+        wanted: Type of the keys of the models.
+        by: Columns of the keys of the rows.
 
     Raises:
-        DataError: A float is so large that it may have been another integer.
+        DataError: The models have integers as keys, and a float is so large that it may have been another integer.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    pairs = zip(_columns(found), _columns(wanted), strict=True)
+    limits = [_first_rounded(mine, theirs) for (_, mine), (_, theirs) in pairs]
+    if not any(limits):
+        return
+    for key in keys:
+        for value, limit, name in zip(key if isinstance(key, tuple) else (key,), limits, by, strict=True):
+            if limit is not None and value is not None and limit <= abs(value) < math.inf:
+                raise DataError(
+                    f'the keys in column "{name}" are floats, and {value!r} may be a rounded integer, but the keys of '
+                    "the models are integers: give the column an integer type, such as Int64 in pandas"
+                )
 
-    if pa.types.is_floating(values.type) and pc.any(pc.greater_equal(pc.abs(values), float(EXACT_INTEGER))).as_py():
-        raise DataError(
-            f'the keys in column "{name}" have floats of {EXACT_INTEGER} or more, which may be rounded integers: give '
-            "the column the type Int64"
-        )
+
+def _first_rounded(found: pa.DataType, wanted: pa.DataType) -> int | None:
+    """Return the smallest value of a type that may be another, rounded integer; None if integers are not rounded, or
+    not wanted."""
+    import pyarrow as pa
+
+    if not (pa.types.is_floating(found) and pa.types.is_integer(wanted)):
+        return None
+    return _EXACT_FLOAT32 if found == pa.float32() else EXACT_INTEGER
 
 
 def _columns(type_: pa.DataType) -> list[tuple[str, pa.DataType]]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shoal.data.parquet.source import ParquetSource
 from shoal.jobs.partitions.bucket_rows import BatchInfo
 from shoal.jobs.partitions.keys import Key
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Status = Literal["succeeded", "failed"]
 
@@ -22,6 +26,24 @@ class ModelBytes:
 
     kind: Kind
     content: bytes
+
+
+class PartitionFunction(ABC):
+    """Base class of shoal's own functions that are called for each partition.
+
+    Attributes:
+        takes_table: Whether the function gets the rows as a table, too, whose columns it returns with their types.
+    """
+
+    takes_table: ClassVar[bool] = False
+    __call__: Callable[..., ModelBytes]
+
+    @abstractmethod
+    def import_library(self) -> None:
+        """Import what the function needs, so that the processes that are forked from this worker share it."""
+
+    def check_keys(self, found: pa.DataType, by: Sequence[str]) -> None:  # noqa: B027
+        """Check the keys of the rows, of type `found`; else raise a DataError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +134,6 @@ class Outcome:
 
     Args:
         key: Key of the partition.
-        text: Text of the key.
         status: Whether the function has returned.
         attempts: Number of attempts.
         rows: Number of rows.
@@ -124,7 +145,6 @@ class Outcome:
     """
 
     key: Key
-    text: str
     status: Status
     attempts: int
     rows: int

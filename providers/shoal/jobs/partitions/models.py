@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.partitions.keys import Key
-from shoal.jobs.partitions.messages import Kind, ModelBytes
+from shoal.jobs.partitions.messages import Kind, ModelBytes, PartitionFunction
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import import_lean
 
@@ -87,7 +87,7 @@ class SavedModel:
 
 
 @dataclass(frozen=True)
-class EstimatorTraining:
+class EstimatorTraining(PartitionFunction):
     """Function that trains a booster on the rows of a partition, as the plain library does in one process.
 
     Args:

@@ -34,6 +34,7 @@ from shoal.jobs.partitions.messages import (
     Ended,
     Message,
     ModelBytes,
+    PartitionFunction,
     Read,
     Work,
 )
@@ -197,7 +198,8 @@ def _called(work: Work, partitions: _Partitions, context: PartitionContext, text
         _seed(context.seed)
         set_context(context)
         began = time.perf_counter()
-        arguments = (table, frame) if getattr(work.function, "takes_table", False) else (frame,)
+        takes_table = isinstance(work.function, PartitionFunction) and work.function.takes_table
+        arguments = (table, frame) if takes_table else (frame,)
         with ending_forks():
             value = work.function(*arguments, context.key)
             seconds = time.perf_counter() - began

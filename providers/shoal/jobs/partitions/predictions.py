@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.data.predicted_rows import with_predictions
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.jobs.partitions.keys import Key, check_same_kinds, shown_key
-from shoal.jobs.partitions.messages import ModelBytes
+from shoal.jobs.partitions.keys import Key, check_not_rounded, check_same_kinds, shown_key
+from shoal.jobs.partitions.messages import ModelBytes, PartitionFunction
 from shoal.jobs.partitions.models import rows_bytes
 from shoal.jobs.partitions.results import PartitionResults
 from shoal.training.context import say
@@ -103,7 +103,7 @@ NO_MODEL = "this key has no model"
 """Beginning of the error of a partition without a model."""
 
 
-class PartitionPrediction:
+class PartitionPrediction(PartitionFunction):
     """Function that predicts the rows of a partition with the model of their key.
 
     Args:
@@ -117,7 +117,6 @@ class PartitionPrediction:
     """
 
     takes_table = True
-    """Whether the function gets the rows as a table, too, whose columns it returns with their types."""
 
     def __init__(
         self,
@@ -138,6 +137,8 @@ class PartitionPrediction:
         self._missing = missing
         self._predict_fn = predict_fn
         self._models: PartitionResults | None = None
+        self._found: pa.DataType | None = None
+        self._by: tuple[str, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_models": None}
@@ -155,6 +156,7 @@ class PartitionPrediction:
     def check_keys(self, found: pa.DataType, by: Sequence[str]) -> None:
         """Check that the keys of the rows and those of the models can be the same; else raise a DataError."""
         check_same_kinds(found, self._read().key_type, by)
+        self._found, self._by = found, tuple(by)
 
     def __call__(self, table: pa.Table, rows: pd.DataFrame, key: Key) -> ModelBytes:
         """Predict the rows of a partition, and return them with their predictions.
@@ -176,6 +178,8 @@ class PartitionPrediction:
         return rows_bytes(with_predictions(kept, one_per_row(predicted, rows), self._prediction_col))
 
     def _predicted(self, rows: pd.DataFrame, key: Key) -> Any:
+        if self._found is not None:
+            check_not_rounded([key], self._found, self._read().key_type, self._by)
         found = self._read().get(key)
         if found is None or not self._read().predicts(key):
             if self._missing == "null":

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError
 from shoal.jobs.partitions.keys import (
+    Key,
     check_not_rounded,
     check_same_kinds,
     encoded,
@@ -96,7 +97,6 @@ class PartitionedModel:
                 keys[name] = pa.array(rows[name], from_pandas=True)
             except (pa.ArrowException, TypeError, ValueError) as error:
                 raise DataError(f'the column "{name}" has values that cannot be keys: {error}') from error
-            check_not_rounded(keys[name], name)
         # MLflow makes objects of nullable numbers, which the boosting libraries refuse.
         for name in [name for name in self.input_cols if rows[name].dtype == object]:
             with contextlib.suppress(pa.ArrowException, TypeError, ValueError):
@@ -111,10 +111,18 @@ class PartitionedModel:
         """Return which rows of a table have a key without a model, and the number of rows of each such key."""
         import numpy as np
 
-        codes, keys = encoded(table, self.by)
+        codes, keys = self._encoded(table)
         rows = np.bincount(codes, minlength=len(keys))
         lacks = np.array([not self.results.predicts(key) for key in keys], bool)
         return lacks[codes], {shown_key(keys[code]): int(rows[code]) for code in np.flatnonzero(lacks).tolist()}
+
+    def _encoded(self, table: pa.Table) -> tuple[np.ndarray, list[Key]]:
+        """Return the index of each row's key and the different keys, which are of the kind that the models have."""
+        found, wanted = type_of_columns(table.schema, self.by), self.results.key_type
+        check_same_kinds(found, wanted, self.by)
+        codes, keys = encoded(table, self.by)
+        check_not_rounded(keys, found, wanted, self.by)
+        return codes, keys
 
     def _check_columns(self, names: Iterable[str]) -> None:
         if missing := sorted(set(self.columns) - set(names)):
@@ -127,8 +135,7 @@ class PartitionedModel:
         """Predict rows, of which `table` has the keys."""
         import numpy as np
 
-        check_same_kinds(type_of_columns(table.schema, self.by), self.results.key_type, self.by)
-        codes, keys = encoded(table, self.by)
+        codes, keys = self._encoded(table)
         found = {code: self.results[key] for code, key in enumerate(keys) if self.results.predicts(key)}
         predicted: np.ndarray | None = None
         # In the order of the files, so that each row group is read once.

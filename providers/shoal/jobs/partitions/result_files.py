@@ -16,6 +16,7 @@ from shoal.data.parquet.paths import is_local, resolve
 from shoal.errors import JobError
 from shoal.jobs.partitions.keys import Key, key_column, key_text, keys_in
 from shoal.jobs.partitions.messages import Kind, Outcome, Status
+from shoal.training.context import say
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,12 +75,11 @@ def discard_leftovers(folder: str) -> None:
     from pyarrow import fs
 
     filesystem, root = resolve(folder)
-    paths = {
-        info.base_name: info.path for info in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
-    }
-    for name, path in paths.items():
-        if name.startswith(".") or (name.startswith(_KEPT) and file_name(_bucket_of(name)) in paths):
-            filesystem.delete_file(path)
+    complete = complete_files(folder)
+    for info in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True)):
+        name = info.base_name
+        if name.startswith(".") or (name.startswith(_KEPT) and _bucket_of(name) in complete):
+            filesystem.delete_file(info.path)
 
 
 def _bucket_of(name: str) -> int:
@@ -148,13 +148,19 @@ class ResultWriter:
     def keep(self) -> None:
         """Write the outcomes that are only in memory into a small file, if it is time."""
         is_due = self._unkept_bytes >= _MOST_UNKEPT_BYTES or self._clock() - self._unkept_since >= KEEP_EVERY_S
-        if self._unkept and is_due:
-            path = f"{self._root}/{_KEPT}{self._bucket:05d}-{uuid.uuid4().hex}.parquet"
+        if not self._unkept or not is_due:
+            return
+        path = f"{self._root}/{_KEPT}{self._bucket:05d}-{uuid.uuid4().hex}.parquet"
+        try:
             file = _OutcomeFile(self._filesystem, path, self._key_type, len(self._unkept), is_local=self._is_local)
             file.write(_table(self._unkept, self._key_type))
             file.close()
-            self._kept.append(path)
-            self._unkept, self._unkept_bytes = [], 0
+        except OSError as error:
+            say(f"outcomes of partitions could not be kept, which is tried again later: {error}")
+            self._unkept_since = self._clock()
+            return
+        self._kept.append(path)
+        self._unkept, self._unkept_bytes = [], 0
 
     def close(self) -> None:
         """Write the rest, give the file its name, and remove the small files."""
@@ -218,8 +224,11 @@ def _kept_tables(filesystem: Any, paths: Sequence[str], key_type: pa.DataType) -
     schema, seen = _schema(key_type), set[str]()
     tables: list[pa.Table] = []
     for path in paths:
-        with parquet.ParquetFile(filesystem.open_input_file(path)) as file:
-            table = _first_of_keys(file.read(), seen).cast(schema)
+        try:
+            with parquet.ParquetFile(filesystem.open_input_file(path)) as file:
+                table = _first_of_keys(file.read().cast(schema), seen)
+        except (OSError, pa.ArrowException):  # removed by the worker that has completed the bucket, or damaged
+            continue
         if tables and tables[-1].nbytes + table.nbytes < ROW_GROUP_BYTES:
             table = pa.concat_tables([tables.pop(), table])
         tables.append(table)

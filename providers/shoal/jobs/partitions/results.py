@@ -103,7 +103,7 @@ class PartitionResult:
 
     @property
     def text(self) -> str:
-        """Text that identifies the key, with its type."""
+        """Text that identifies the key, such as ``int:7`` for 7 and 7.0."""
         return self._row.text
 
     @property
@@ -369,7 +369,8 @@ def load_partitions(result: JobResult, artifact_location: str | None = None) -> 
 def partitions_so_far(
     job_id: str, artifact_location: str | None = None, *, attempt: int | None = None
 ) -> PartitionResults:
-    """Return the outcomes of the partitions of a job that have ended until now, also if the job runs or has failed.
+    """Return the outcomes of the partitions of a job whose buckets have ended until now, also if the job runs or has
+    failed.
 
     Args:
         job_id: Id of the job.

@@ -26,6 +26,7 @@ from shoal.jobs.partitions.messages import (
     BucketFailed,
     Ended,
     Outcome,
+    PartitionFunction,
     Read,
     Work,
 )
@@ -136,9 +137,8 @@ def process(assignment: Assignment, orders: Sequence[Order]) -> int:
     work.source.metadata(
         work.source.reference().path
     )  # reads the footer that the conversion to pandas needs, once for all forks
-    if hasattr(work.function, "import_library"):  # a function of shoal
+    if isinstance(work.function, PartitionFunction):
         work.function.import_library()
-    if hasattr(work.function, "check_keys"):
         work.function.check_keys(assignment.key_type, assignment.by)
     hidden = KnownSecrets(assignment.secrets)
     reporter = _Reporter()
@@ -254,7 +254,6 @@ class _Processes:
         log = self._log()
         return Outcome(
             begun.key,
-            begun.text,
             ended.status,
             attempt,
             begun.rows,

@@ -105,7 +105,7 @@ def _predict_all(
 
     def attempt() -> list[int]:
         done = 0
-        unknown.clear()  # what an earlier attempt has begun is predicted again
+        unknown.clear()  # the workers count them again, also in the files that are complete
 
         def report(_rank: int, note: dict[str, Any]) -> None:
             nonlocal done

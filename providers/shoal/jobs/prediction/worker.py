@@ -58,12 +58,15 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
     filesystem, folder = resolve(assignment.folder)
     for file in files:
         path = f"{folder}/{file.name}"
-        if is_complete(filesystem, path, file.rows):
-            gang_context().note({"rows": file.rows})
-            continue
         predictor = predictor or model_loading.load(
             assignment.model_uri, assignment.input_cols, category_codes=assignment.category_codes
         )
+        if is_complete(filesystem, path, file.rows):
+            gang_context().note({"rows": file.rows})
+            if isinstance(predictor, PartitionedModel):
+                for table in assignment.source.read(file.ranges, predictor.by):
+                    gang_context().note({"rows": 0, "unknown": predictor.unknown(table)[1]})
+            continue
         # A local file is written under a temporary name, and is renamed when it is complete. An object store cannot
         # rename, so a file there has its final name from the start. A worker that is stopped while it writes such a
         # file closes the file, and the file then looks complete. Therefore `is_complete` counts the rows.

@@ -119,12 +119,10 @@ def run(
             gang.preload(preloaded, complete=spec.train is None or bool(user_code))
             yield gang
 
-    direction: Direction | None = _kept_direction(storage)
-    if direction is None:
-        direction = (spec.direction or "minimize") if plan is None else plan.direction
-    if direction is None:
-        assert plan is not None
-        direction = _told_direction(work, plan, workers, restarts, size)
+    direction = _kept_direction(storage)
+    if direction is None and plan is not None:
+        direction = _told_direction(work, plan, workers, restarts, size) if plan.is_told else plan.direction
+    direction = direction or spec.direction or "minimize"
     metric = spec.metric if plan is None else plan.compared_by
     progress = _TrialProgress(spec, metric, on_end, on_progress)
     search = _search(
@@ -222,7 +220,7 @@ def _told_direction(
             return answers[0]
 
     told = restarts.run(ask, checkpoint=lambda: "the start", shrink=lambda: None)
-    return agreed(custom_text(plan.user_code), told, None)
+    return agreed(custom_text(plan.user_code), told, plan.direction)
 
 
 def _unchecked(params: Mapping[str, Any]) -> None:

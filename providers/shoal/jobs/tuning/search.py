@@ -36,6 +36,7 @@ from shoal.jobs.tuning.trials import (
 from shoal.training.boosting.trials import TrialParams
 from shoal.training.context import say
 from shoal.training.gang.gang import Reply
+from shoal.training.host.forks import ending_forks
 from shoal.training.trials.worker import Trial
 
 if TYPE_CHECKING:
@@ -221,7 +222,8 @@ class Search:
             self.study.sampler = seeded(self.sampler, self.seed, number)
             trial = self.study.ask()
             try:
-                params = dict(self.suggest(trial))
+                with ending_forks():
+                    params = dict(self.suggest(trial))
                 json.dumps(params)
                 trial.set_user_attr(PARAMS, params)
                 checked = self.check(params)

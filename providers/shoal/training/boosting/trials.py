@@ -176,6 +176,7 @@ class TrialPlan:
         metric: Name of the deciding metric; None: the last one.
         compared_by: This name, or that of the library's last metric; None: that of the user's last function.
         direction: Its direction; None: only the user's function tells it, in a worker.
+        is_told: Whether the user's function tells the direction, which a given direction must not contradict.
 
     Raises:
         InvalidArgumentError: The library refuses the parameters that the search does not vary, or all samples; the
@@ -203,6 +204,7 @@ class TrialPlan:
         self.metric = self._resolved(metric)
         self._compared, self.direction, self._sample = self._decide(direction, samples)
         self.compared_by = self.metric or self._compared
+        self.is_told = self._compared is None and self._library.functions_tell_direction
         if self._compared is None and (self.metric is None or len(user_code.metrics) == 1):
             # The metric that stops a trial early is the deciding one.
             self._request = self._request.model_copy(update={"direction": direction})

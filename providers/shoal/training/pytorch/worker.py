@@ -230,7 +230,9 @@ def keep_written() -> tuple[dict[str, str], dict[str, int]]:
         target = _folder / name
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            if not target.exists():
+            if target.exists():  # the script has saved another file with this name there
+                lost[name] = size
+            else:
                 shutil.copy2(Path(change_directory.entered() or "", name), target)
         except OSError:
             lost[name] = size
