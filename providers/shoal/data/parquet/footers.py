@@ -156,10 +156,14 @@ def read_metadata(path: str) -> Any:
         return file.metadata
 
 
-def stored_description(metadata: Any) -> dict[str, Any]:
-    """Return the description of a DataFrame that pandas has written into a Parquet file; an empty dict without one."""
-    stored = (metadata.metadata or {}).get(b"pandas")
-    described: dict[str, Any] = json.loads(stored) if stored else {}
+def stored_description(stored: Any) -> dict[str, Any]:
+    """Return the description of a DataFrame that pandas has written; an empty dict without one.
+
+    Args:
+        stored: Metadata of a Parquet file, or a schema.
+    """
+    text = (stored.metadata or {}).get(b"pandas")
+    described: dict[str, Any] = json.loads(text) if text else {}
     return described
 
 

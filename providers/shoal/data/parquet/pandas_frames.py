@@ -31,38 +31,35 @@ def described(table: pa.Table, source: ParquetSource) -> pa.Table:
     import pyarrow as pa
 
     reference = source.reference()
-    types = {field.name: field.type for field in reference.schema}
-    described = stored_description(source.metadata(reference.path))
-    stored = bool(described)
-    described = described or {"index_columns": [], "column_indexes": []}
-    columns = {column.get("field_name", column["name"]): column for column in described.get("columns", [])}
-    changed = False
+    footer = source.metadata(reference.path)
+    description = stored_description(footer)
+    known = {column.get("field_name", column["name"]): column for column in description.get("columns", [])}
+    changed = {}
     for field, values in zip(table.schema, table.columns, strict=True):
         name = field.name
-        known = columns.get(name)
-        if known is not None and field.type != types.get(name):
+        in_file = reference.schema.field(name).type if name in reference.schema.names else None
+        if name in known and field.type != in_file:
             # Another file has a wider type, or the column is a partition directory: pandas' type does not apply.
-            columns[name] = {**known, "numpy_type": "object", "metadata": None}
-            changed = True
+            changed[name] = {**known[name], "numpy_type": "object", "metadata": None}
         if pa.types.is_integer(field.type) and values.null_count and _would_be_rounded(values):
             nullable = "Int64" if pa.types.is_signed_integer(field.type) else "UInt64"
             plain = {"name": name, "field_name": name, "pandas_type": str(field.type), "metadata": None}
-            columns[name] = {**(known or plain), "numpy_type": nullable}
-            changed = True
+            changed[name] = {**known.get(name, plain), "numpy_type": nullable}
+    text = (footer.metadata or {}).get(b"pandas")
     if changed:
-        described["columns"] = list(columns.values())
-    return table.replace_schema_metadata({b"pandas": json.dumps(described).encode()} if stored or changed else None)
+        columns = list((known | changed).values())
+        text = json.dumps({"index_columns": [], "column_indexes": [], **description, "columns": columns}).encode()
+    return table.replace_schema_metadata({b"pandas": text} if text else None)
 
 
 def without_row_numbers(schema: pa.Schema) -> pa.Schema:
     """Remove an index that only counts the rows from pandas' text in a schema, because the rows are in another order
     now."""
-    metadata = schema.metadata or {}
-    if b"pandas" not in metadata:
+    description = stored_description(schema)
+    if not description:
         return schema
-    described: dict[str, Any] = json.loads(metadata[b"pandas"])
-    described["index_columns"] = [each for each in described["index_columns"] if isinstance(each, str)]
-    return schema.with_metadata({**metadata, b"pandas": json.dumps(described).encode()})
+    description["index_columns"] = [each for each in description["index_columns"] if isinstance(each, str)]
+    return schema.with_metadata({**schema.metadata, b"pandas": json.dumps(description).encode()})
 
 
 def to_exact_frame(table: pa.Table) -> pd.DataFrame:

@@ -75,11 +75,12 @@ def discard_leftovers(folder: str) -> None:
     from pyarrow import fs
 
     filesystem, root = resolve(folder)
-    complete = complete_files(folder)
-    for info in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True)):
-        name = info.base_name
-        if name.startswith(".") or (name.startswith(_KEPT) and _bucket_of(name) in complete):
-            filesystem.delete_file(info.path)
+    found = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
+    paths = {info.base_name: info.path for info in found if info.base_name.startswith((".", _KEPT))}
+    complete = complete_files(folder) if any(name.startswith(_KEPT) for name in paths) else {}
+    for name, path in paths.items():
+        if name.startswith(".") or _bucket_of(name) in complete:
+            filesystem.delete_file(path)
 
 
 def _bucket_of(name: str) -> int:

@@ -57,7 +57,9 @@ class ProcessChannel:
         Raises:
             BrokenPipeError: The other process has ended.
         """
-        for part in (_HEADER.pack(os.getpid(), len(message)), message):
+        header = _HEADER.pack(os.getpid(), len(message))
+        # Most messages are short, and a system call for each of two parts would cost more than a copy.
+        for part in (header + message,) if len(message) < _CHUNK_BYTES else (header, message):
             rest = memoryview(part)
             while rest:
                 if self._pidfd in [descriptor for descriptor, _ in self._writable.poll()]:
