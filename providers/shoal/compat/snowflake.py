@@ -6,8 +6,7 @@ snowflake-ml-python 1.3x (`DataConnector`, `snowflake.ml.jobs.remote`).
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 from shoal import get_nodes as get_nodes
@@ -54,7 +53,6 @@ from shoal.distributors.pytorch import get_context as get_context
 from shoal.distributors.xgboost import XGBEstimator as XGBEstimator
 from shoal.distributors.xgboost import XGBScalingConfig as XGBScalingConfig
 from shoal.errors import InvalidArgumentError
-from shoal.training.run_config import RunConfig
 
 search_algorithm = tune.search
 """The names of ``entities.search_algorithm``."""
@@ -168,22 +166,8 @@ class ShardedDataConnector(DataConnector, own.ShardedDataConnector):
 class PyTorchDistributor(pytorch.PyTorchDistributor):
     """`shoal.distributors.pytorch.PyTorchDistributor`, which uses the whole pool if `scaling_config` is omitted, as in
     Snowflake: one worker for each GPU of all active nodes, or one for each node without a GPU.
-
-    Args:
-        train_func: The function, or the path of a script.
-        scaling_config: Number of nodes, workers per node, and resources of each worker.
-        run_config: Pool and limits of the run.
     """
 
-    def __init__(
-        self,
-        train_func: Callable[..., Any] | str | os.PathLike[str],
-        scaling_config: PyTorchScalingConfig | None = None,
-        run_config: RunConfig | None = None,
-    ) -> None:
-        super().__init__(train_func, scaling_config or _WHOLE_POOL, run_config)
-
-
-_WHOLE_POOL = PyTorchScalingConfig(
-    num_nodes=-1, num_workers_per_node=-1, resource_requirements_per_worker=WorkerResourceConfig(num_gpus=-1)
-)
+    _default_scaling = PyTorchScalingConfig(
+        num_nodes=-1, num_workers_per_node=-1, resource_requirements_per_worker=WorkerResourceConfig(num_gpus=-1)
+    )

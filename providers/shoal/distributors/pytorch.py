@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.data.connector import DataConnector
 from shoal.distributors import dispatch
@@ -51,6 +51,8 @@ class PyTorchDistributor:
         [0, 1]
     """
 
+    _default_scaling: ClassVar = PyTorchScalingConfig()
+
     def __init__(
         self,
         train_func: Callable[..., Any] | str | os.PathLike[str],
@@ -59,7 +61,7 @@ class PyTorchDistributor:
     ) -> None:
         check_runnable(train_func, "train_func")
         self.train_func = train_func
-        self.scaling_config = scaling_config or PyTorchScalingConfig()
+        self.scaling_config = scaling_config or self._default_scaling
         self.run_config = run_config or RunConfig()
 
     def run(

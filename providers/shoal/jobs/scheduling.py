@@ -167,9 +167,6 @@ class Gang:
         """Return the group of workers for a job's spec, or for the request that an estimator or distributor creates."""
         if isinstance(spec, FunctionRequest):
             return cls._of_function(spec)
-        # Imported late, because most processes that read the queue submit no training.
-        from shoal.training.boosting.engine import interface_of
-
         if isinstance(spec, PartitionsJobSpec) and spec.scaling_config.num_workers == -1:
             return cls()  # as many workers as have room
         # None means that the job uses GPUs if every node has a GPU. Predictions never use GPUs, and LightGBM uses GPUs
@@ -178,6 +175,9 @@ class Gang:
         uses_gpu: bool | None = False
         train = spec.train if isinstance(spec, TuneJobSpec) else spec
         if isinstance(train, TrainRequest):
+            # Imported late, because most processes that read the queue submit no training.
+            from shoal.training.boosting.engine import interface_of
+
             uses_gpu = gpu_wish(spec.scaling_config, interface_of(train.framework).device(train))
             if uses_gpu is None and train.framework == "lightgbm":
                 uses_gpu = False

@@ -34,11 +34,11 @@ def described(table: pa.Table, source: ParquetSource) -> pa.Table:
     footer = source.metadata(reference.path)
     description = stored_description(footer)
     known = {column.get("field_name", column["name"]): column for column in description.get("columns", [])}
+    in_file = {field.name: field.type for field in reference.schema} if known else {}
     changed = {}
     for field, values in zip(table.schema, table.columns, strict=True):
         name = field.name
-        in_file = reference.schema.field(name).type if name in reference.schema.names else None
-        if name in known and field.type != in_file:
+        if name in known and field.type != in_file.get(name):
             # Another file has a wider type, or the column is a partition directory: pandas' type does not apply.
             changed[name] = {**known[name], "numpy_type": "object", "metadata": None}
         if pa.types.is_integer(field.type) and values.null_count and _would_be_rounded(values):

@@ -13,7 +13,7 @@ from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.option_validation import Settings
-from shoal.training.boosting.direction import Direction
+from shoal.training.boosting.direction import Direction, agreed
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.pytorch.program import is_name
 from shoal.training.scaling import ScalingConfig
@@ -279,11 +279,8 @@ class TuneJobSpec(AnySpec):
             raise ValueError("register needs train: a search over a function registers no model")
         if self.holdout is not None:
             raise ValueError('holdout needs train: give the rows to a function as dataset_map["holdout"]')
-        if self.metric is not None and self.direction is None:
-            raise InvalidArgumentError(
-                f'it is not known whether a lower or a higher value of the metric "{self.metric}" of a function is '
-                'better: set direction="minimize" or direction="maximize"'
-            )
+        if self.metric is not None:
+            agreed(f'the metric "{self.metric}" of a function', None, self.direction)
         if self.user_code is not None or self.early_stopping_rounds is not None:
             raise ValueError("user_code and early_stopping_rounds need train")
         return self
