@@ -60,11 +60,11 @@ def predicted(data: DataConnector, folder: Path, factors: dict[Any, Any], **opti
     model = model_of(folder / "models", factors, pa.int64())
     given = {"input_cols": ("a",), "keep_cols": None, "prediction_col": "prediction", "predict_fn": None, **options}
     function = PartitionPrediction(model.results.manifest, model.results.digest, missing="null", **given)
-    function.check_keys(pa.int32(), ["key"])
+    function.prepare(pa.int32(), ["key"])
     values: dict[Any, ModelBytes | None] = {}
     for key in range(3):
         rows = described(data.to_arrow().filter(pa.compute.field("key") == key), data.source)
-        values[key] = function(rows, rows.to_pandas(), key)
+        values[key] = function(rows, key)
     return written(folder / "predictions", values, pa.int32())
 
 
@@ -156,7 +156,7 @@ def test_keys_of_another_kind_are_refused_by_the_worker_too(tmp_path: Path) -> N
     options: Any = {"input_cols": (), "keep_cols": None, "prediction_col": "p", "predict_fn": None, "missing": "null"}
     function = PartitionPrediction(model.results.manifest, model.results.digest, **options)
     with pytest.raises(DataError, match=r'"store" are of type string \(text\), but .* of type int64 \(number\)'):
-        function.check_keys(pa.string(), ["store"])
+        function.prepare(pa.string(), ["store"])
 
 
 def test_rows_without_a_model_are_counted_and_a_prediction_without_any_model_fails(

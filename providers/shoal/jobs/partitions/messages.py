@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.data.parquet.source import ParquetSource
 from shoal.jobs.partitions.bucket_rows import BatchInfo
@@ -29,21 +29,25 @@ class ModelBytes:
 
 
 class PartitionFunction(ABC):
-    """Base class of shoal's own functions that are called for each partition.
-
-    Attributes:
-        takes_table: Whether the function gets the rows as a table, too, whose columns it returns with their types.
-    """
-
-    takes_table: ClassVar[bool] = False
-    __call__: Callable[..., ModelBytes]
+    """Base class of shoal's own functions for partitions. They get the rows as a table and the key; a function of the
+    user gets the rows as a DataFrame."""
 
     @abstractmethod
-    def import_library(self) -> None:
-        """Import what the function needs, so that the processes that are forked from this worker share it."""
+    def prepare(self, keys: pa.DataType, by: Sequence[str]) -> None:
+        """Import and read what the function needs, so that the processes that are forked from this worker share it, and
+        check the keys of the rows.
 
-    def check_keys(self, found: pa.DataType, by: Sequence[str]) -> None:  # noqa: B027
-        """Check the keys of the rows, of type `found`; else raise a DataError."""
+        Args:
+            keys: Type of the keys of the rows.
+            by: Columns of the keys.
+
+        Raises:
+            DataError: The function cannot process rows with such keys.
+        """
+
+    @abstractmethod
+    def __call__(self, table: pa.Table, key: Key) -> ModelBytes:
+        """Process the rows of a partition."""
 
 
 @dataclass(frozen=True, slots=True)

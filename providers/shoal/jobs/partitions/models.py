@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -108,12 +108,13 @@ class EstimatorTraining(PartitionFunction):
     weight_col: str | None = None
     user_code: UserCode = field(default_factory=UserCode)
 
-    def import_library(self) -> None:
-        """Import the library, so that the processes that are forked from this worker share it."""
+    def prepare(self, keys: pa.DataType, by: Sequence[str]) -> None:
+        """Import the library. Keys of any kind can be trained."""
         import_lean([self.framework], complete=bool(self.user_code))
 
-    def __call__(self, rows: pd.DataFrame, key: Key) -> ModelBytes:
+    def __call__(self, table: pa.Table, key: Key) -> ModelBytes:
         """Train a booster on the rows."""
+        rows = table.to_pandas()
         features, label = rows[list(self.input_cols)], rows[self.label_col]
         weight = None if self.weight_col is None else rows[self.weight_col]
         callbacks = list(self.user_code.callbacks)

@@ -194,14 +194,12 @@ def _called(work: Work, partitions: _Partitions, context: PartitionContext, text
     began = time.perf_counter()
     try:
         table = described(partitions.table(text, context.key), work.source)
-        frame = table.to_pandas()
+        rows = table if isinstance(work.function, PartitionFunction) else table.to_pandas()
         _seed(context.seed)
         set_context(context)
         began = time.perf_counter()
-        takes_table = isinstance(work.function, PartitionFunction) and work.function.takes_table
-        arguments = (table, frame) if takes_table else (frame,)
         with ending_forks():
-            value = work.function(*arguments, context.key)
+            value = work.function(rows, context.key)
             seconds = time.perf_counter() - began
             content = _content(value)
         return Ended("succeeded", seconds, context.metrics, value=content)

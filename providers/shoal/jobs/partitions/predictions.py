@@ -116,8 +116,6 @@ class PartitionPrediction(PartitionFunction):
         predict_fn: Function of the model, the rows and the key that predicts; None: the model's method ``predict``.
     """
 
-    takes_table = True
-
     def __init__(
         self,
         manifest: str,
@@ -137,56 +135,40 @@ class PartitionPrediction(PartitionFunction):
         self._missing = missing
         self._predict_fn = predict_fn
         self._models: PartitionResults | None = None
-        self._found: pa.DataType | None = None
-        self._by: tuple[str, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_models": None}
 
-    def import_library(self) -> None:
-        """Read the manifest, and import the libraries of the models, so that forked processes share both."""
-        libraries = {each.kind for each in self._read()} & {"xgboost", "lightgbm"}
+    def prepare(self, keys: pa.DataType, by: Sequence[str]) -> None:
+        """Read the manifest, import the libraries of the models, and check that their keys are of the same kind."""
+        self._keys, self._by = keys, tuple(by)
+        self._models = PartitionResults(self._manifest, self._digest)
+        libraries = {each.kind for each in self._models} & {"xgboost", "lightgbm"}
         import_lean(sorted(libraries), complete=self._predict_fn is not None)
+        check_same_kinds(keys, self._models.key_type, by)
 
-    def _read(self) -> PartitionResults:
-        if self._models is None:
-            self._models = PartitionResults(self._manifest, self._digest)
-        return self._models
-
-    def check_keys(self, found: pa.DataType, by: Sequence[str]) -> None:
-        """Check that the keys of the rows and those of the models can be the same; else raise a DataError."""
-        check_same_kinds(found, self._read().key_type, by)
-        self._found, self._by = found, tuple(by)
-
-    def __call__(self, table: pa.Table, rows: pd.DataFrame, key: Key) -> ModelBytes:
+    def __call__(self, table: pa.Table, key: Key) -> ModelBytes:
         """Predict the rows of a partition, and return them with their predictions.
 
         A partition whose key has no model has no column of predictions, because their number is not known.
 
-        Args:
-            table: The rows.
-            rows: The same rows, as the model gets them.
-            key: Key of the partition.
-
         Raises:
-            DataError: The key has no model, or the rows lack a column.
+            DataError: The key has no model, or may be a rounded one; or the rows lack a column.
         """
         kept = table if self._keep_cols is None else table.select(list(self._keep_cols))
-        predicted = self._predicted(rows, key)
-        if predicted is None:
-            return rows_bytes(kept)
-        return rows_bytes(with_predictions(kept, one_per_row(predicted, rows), self._prediction_col))
+        predicted = self._predicted(table.to_pandas(), key)
+        return rows_bytes(kept if predicted is None else with_predictions(kept, predicted, self._prediction_col))
 
-    def _predicted(self, rows: pd.DataFrame, key: Key) -> Any:
-        if self._found is not None:
-            check_not_rounded([key], self._found, self._read().key_type, self._by)
-        found = self._read().get(key)
-        if found is None or not self._read().predicts(key):
+    def _predicted(self, rows: pd.DataFrame, key: Key) -> np.ndarray | None:
+        assert self._models is not None
+        check_not_rounded([key], self._keys, self._models.key_type, self._by)
+        found = self._models.get(key)
+        if found is None or found.status != "succeeded":
             if self._missing == "null":
                 return None
             why = "" if found is None else f", because its training has failed: {found.error}"
             raise DataError(f"{NO_MODEL}: {shown_key(key)}{why}")
         model = found.value
         if self._predict_fn is not None:
-            return self._predict_fn(model, rows, key)
+            return one_per_row(self._predict_fn(model, rows, key), rows)
         return predicted_by(model, rows, self._input_cols)

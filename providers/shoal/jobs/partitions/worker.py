@@ -138,8 +138,7 @@ def process(assignment: Assignment, orders: Sequence[Order]) -> int:
         work.source.reference().path
     )  # reads the footer that the conversion to pandas needs, once for all forks
     if isinstance(work.function, PartitionFunction):
-        work.function.import_library()
-        work.function.check_keys(assignment.key_type, assignment.by)
+        work.function.prepare(assignment.key_type, assignment.by)
     hidden = KnownSecrets(assignment.secrets)
     reporter = _Reporter()
     with contextlib.closing(_Processes(work, assignment.timeout, lambda text: redact(hidden.hide(text)))) as processes:
