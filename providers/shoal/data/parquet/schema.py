@@ -93,6 +93,14 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     return _common_nested(one, other)
 
 
+def plain_type(type_: pa.DataType) -> pa.DataType:
+    """Return the type of a column's values, without dictionaries and views."""
+    import pyarrow as pa
+
+    value = type_.value_type if pa.types.is_dictionary(type_) else type_
+    return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(value), value)
+
+
 def united(schemas: Iterable[pa.Schema]) -> pa.Schema:
     """Return a schema with all columns of several schemas, each of the common type.
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.paths import is_local, resolve
+from shoal.data.parquet.schema import plain_type
 from shoal.data.parquet.source import ParquetSource
 from shoal.jobs.partitions.keys import Key, bucket_of, encoded, key_text
 from shoal.jobs.partitions.plan import Chunk
@@ -84,10 +85,7 @@ def _plain(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     file could have only one per column, and of views, which Arrow cannot reorder."""
     import pyarrow as pa
 
-    views = {"string_view": pa.large_string(), "binary_view": pa.large_binary()}
-    types = {name: schema.field(name).type for name in names}
-    plain = {name: each.value_type if pa.types.is_dictionary(each) else each for name, each in types.items()}
-    return pa.schema([(name, views.get(str(each), each)) for name, each in plain.items()])
+    return pa.schema([(name, plain_type(schema.field(name).type)) for name in names])
 
 
 def _gathered(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -18,7 +18,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import check_same_schema
-from shoal.data.parquet.schema import EXACT_INTEGER
+from shoal.data.parquet.schema import EXACT_INTEGER, plain_type
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.syntax import check_present
 from shoal.errors import DataError, InvalidArgumentError
@@ -65,18 +65,16 @@ def type_of_columns(schema: pa.Schema, by: Sequence[str]) -> pa.DataType:
 
 
 def _plain_type(type_: pa.DataType) -> pa.DataType:
-    """Return the type of a column's values, without dictionaries and without the types that Arrow cannot encode as
-    dictionaries, or encodes wrongly: it makes an empty text of a null in a ``string_view``."""
+    """Return the type of a column's values, without the types that Arrow cannot encode as dictionaries, or encodes
+    wrongly: it makes an empty text of a null in a ``string_view``."""
     import pyarrow as pa
 
-    kind = pa.types
-    if kind.is_dictionary(type_):
-        return _plain_type(type_.value_type)
-    if kind.is_float16(type_):
+    plain = plain_type(type_)
+    if pa.types.is_float16(plain):
         return pa.float32()
-    if kind.is_decimal(type_) and type_.bit_width < 128:
-        return pa.decimal128(type_.precision, type_.scale)
-    return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(type_), type_)
+    if pa.types.is_decimal(plain) and plain.bit_width < 128:
+        return pa.decimal128(plain.precision, plain.scale)
+    return plain
 
 
 def _kind(type_: pa.DataType) -> str | None:
