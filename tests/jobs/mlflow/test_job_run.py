@@ -215,7 +215,7 @@ class TestGate:
             run.client,
             Ledger.of(run.client, store, register),
             register,
-            promotion.registered(run.client, register, uri, evaluated(model, holdout), digest, tags),
+            promotion.registered(register, uri, evaluated(model, holdout), digest, tags),
             baseline=None,
             holdout_digest=digest,
             key=Key("job", 1),

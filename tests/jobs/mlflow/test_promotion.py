@@ -77,7 +77,7 @@ class Registry:
             client,
             Ledger.of(client, Store(), register),
             register,
-            promotion.registered(client, register, self._logged, Evaluation(loss, {"rmse": loss}), "d" * 32, {}),
+            promotion.registered(register, self._logged, Evaluation(loss, {"rmse": loss}), "d" * 32, {}),
             baseline=None,
             holdout_digest="d" * 32,
             key=Key("job", 1),

@@ -54,7 +54,7 @@ class Registry:
         self.jobs += 1
         job, evaluation = f"job-{self.jobs}", Evaluation(loss, {"rmse": loss})
         challenger = promotion.registered(
-            self.client, register, uri, evaluation, "d" * 32, {"shoal.job_id": job, "shoal.attempt": "1"}
+            register, uri, evaluation, "d" * 32, {"shoal.job_id": job, "shoal.attempt": "1"}
         )
         return contest.Contest(
             client or self.client,

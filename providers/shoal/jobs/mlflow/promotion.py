@@ -274,7 +274,7 @@ def enter(
     if not register.promote:
         record = WaitingVersion.of(register, digest, label_col, input_cols, group_col)
         tags |= waiting_version.store(run, record)
-    challenger = registered(run.client, register, model_uri, challenge.evaluation, digest, tags)
+    challenger = registered(register, model_uri, challenge.evaluation, digest, tags)
     ledger = Ledger.of(run.client, store, register)
     contest = challenge.contest(ledger, challenger, key)
     outcome = contest.decided() if register.promote else contest.previewed()
@@ -289,12 +289,7 @@ def _print(text: str) -> None:
 
 
 def registered(
-    client: MlflowClient,
-    register: Register,
-    model_uri: str,
-    evaluation: Evaluation,
-    holdout_digest: str,
-    tags: Mapping[str, str],
+    register: Register, model_uri: str, evaluation: Evaluation, holdout_digest: str, tags: Mapping[str, str]
 ) -> Candidate:
     """Register an evaluated model as a new version."""
     import mlflow
@@ -302,7 +297,7 @@ def registered(
     measured = {metric_tag(name): repr(value) for name, value in evaluation.metrics.items()}
     tagged = {**measured, digest_tag(register.metric): holdout_digest, ALIAS_TAG: register.alias}
     version = mlflow.register_model(model_uri, register.model, tags={**tags, **tagged})
-    return Candidate(VersionId.read(client, register.model, str(version.version)), evaluation)
+    return Candidate(VersionId.of(version), evaluation)
 
 
 def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:

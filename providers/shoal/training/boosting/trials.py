@@ -242,8 +242,8 @@ class TrialPlan:
         request = with_params(self._request, params)
         return request, *self._library.params(request, self._one, self.user_code)
 
-    def _metrics(self, params: Mapping[str, Any]) -> Directions:
-        request, checked, _ = self._trial(params)
+    def _metrics(self, request: TrainRequest) -> Directions:
+        checked, _ = self._library.params(request, self._one, self.user_code)
         return self._library.metrics(request, checked, self.user_code)
 
     def _resolved(self, metric: str | None) -> str | None:
@@ -252,28 +252,28 @@ class TrialPlan:
         Raises:
             InvalidArgumentError: The request names other metrics of the library, and the user has none of their own.
         """
-        evaluated = self._metrics({})
+        given = self._request
+        evaluated = self._metrics(given)
         if metric is None or metric in evaluated or self.user_code.metrics:
             return metric
-        others = {name: value for name, value in self._request.params.items() if name not in _METRIC_ALIASES}
-        is_named = any(self._request.params.get(name) for name in _METRIC_ALIASES)
-        unchanged = self._request
-        self._request = unchanged.model_copy(update={"params": {**others, _METRIC[unchanged.framework]: metric}})
+        others = {name: value for name, value in given.params.items() if name not in _METRIC_ALIASES}
+        is_named = any(given.params.get(name) for name in _METRIC_ALIASES)
+        named = given.model_copy(update={"params": {**others, _METRIC[given.framework]: metric}})
         try:
-            names = list(self._metrics({}))
+            names = list(self._metrics(named))
         except InvalidArgumentError:
             if not is_named:
                 raise
             names = []
         if len(names) > 1:
             raise InvalidArgumentError(f'metric="{metric}" has the values {", ".join(names)}: name one of these')
-        if is_named:
-            self._request = unchanged
-            if not names or names[0] not in evaluated:
-                raise InvalidArgumentError(
-                    f'metric="{metric}" is not among the metrics of the estimator ({", ".join(evaluated)}): add it '
-                    "there, or name one of these"
-                )
+        if not is_named:
+            self._request = named
+        elif not names or names[0] not in evaluated:
+            raise InvalidArgumentError(
+                f'metric="{metric}" is not among the metrics of the estimator ({", ".join(evaluated)}): add it there, '
+                "or name one of these"
+            )
         return names[0]
 
     def _decide(
@@ -288,7 +288,7 @@ class TrialPlan:
         problems: list[InvalidArgumentError] = []
         for params in samples or ({},):
             try:
-                metrics = self._metrics(params)
+                metrics = self._metrics(with_params(self._request, params))
             except InvalidArgumentError as error:
                 problems.append(error)
                 continue
