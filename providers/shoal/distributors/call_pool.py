@@ -23,7 +23,6 @@ from shoal.pool.holder import job_holder
 from shoal.pool.names import is_pool_name, pool_name_of
 from shoal.pool.selection import defined_pool, which_pool
 from shoal.pool.spec import PoolSpec
-from shoal.pool.status import LeaseStatus, PoolStatus
 from shoal.pool.timeouts import IDLE_TIMEOUT, JOB_LEASE_TTL
 from shoal.pool.waiting import end_if_abandoned
 from shoal.state import Store
@@ -79,28 +78,26 @@ def pool_for(
         yield selected
         return
     pool = ComputePool(defined or selected, holder=job_holder(job_id) if job_id else None)
-    spec, active, leases = defined, list[Node](), tuple[LeaseStatus, ...]()
+    status = None
     try:
         status = pool.describe()
-        active, leases = _nodes(status), status.leases
-        if spec is None or status.state == PoolState.UP.value:
-            spec = PoolSpec.parse(status.uri)
     except PoolNotFoundError:
-        if spec is None:
+        if defined is None:
             raise
-    size = size_on(spec, active)
+    settings = defined
+    if status is not None and (settings is None or status.state == PoolState.UP.value):
+        settings = PoolSpec.parse(status.uri)  # those of a pool that is up stay, whatever the URI says
+    assert settings is not None
+    active = status.active if status else ()
+    size = size_on(settings, [Node(name=each.name, cpus=each.cpus, gpus=each.gpus) for each in active])
     if job_id is None:
         with pool.lease(size, bring_up=True):
             yield selected
         return
     # If another call has submitted the same job before, the job has a lease. Do not make this lease smaller.
-    held = [lease.size for lease in leases if lease.holder == pool.holder]
+    held = [lease.size for lease in (status.leases if status else ()) if lease.holder == pool.holder]
     with _leased_for_job(pool, max([size, *held]), job_id):
         yield selected
-
-
-def _nodes(status: PoolStatus) -> list[Node]:
-    return [Node(name=node.name, cpus=node.cpus, gpus=node.gpus) for node in status.active]
 
 
 def pool_for_job(

@@ -199,8 +199,6 @@ def _encoded_column(column: pa.ChunkedArray, name: str) -> tuple[np.ndarray, lis
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
     if not len(column):
         return np.zeros(0, np.int64), []
     plain = column.cast(_plain_type(column.type)).combine_chunks()
