@@ -138,8 +138,10 @@ def test_models_of_a_function_predict_and_a_key_without_a_model_is_refused_or_nu
     found = pd.concat(many.predict(models, new, "store", missing="null", scaling_config=ONE).rows())
     nulls = found.groupby("store", dropna=False)["prediction"].apply(lambda values: values.isna().all())
     assert [str(key) for key in nulls.index if nulls[key]] == ["2.0", "3.0", "5.0", "nan"]
-    lost = int(new["store"].isin([2, 3, 5, np.nan]).sum())
-    said = f"{lost} of {len(new):,} rows have null predictions, because these keys have no model: 2.0, 3.0, 5.0, None"
+    lost = new.loc[new["store"].isin([2, 3, 5]), "store"].value_counts().sort_index()
+    keys = ", ".join(f"{key:.1f} ({rows} rows)" for key, rows in lost.items())
+    said = f"{lost.sum() + 1} of {len(new):,} rows have null predictions, because these keys have no model: {keys}, "
+    said += "None (1 row)"
     assert said in capsys.readouterr().out
     part = found[found["store"] == 1]
     np.testing.assert_array_equal(part["prediction"], models[1].value.predict(part[COLUMNS]))

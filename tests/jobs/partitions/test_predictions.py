@@ -165,9 +165,10 @@ def test_rows_without_a_model_are_counted_and_a_prediction_without_any_model_fai
     report_unknown({}, 10)
     assert capsys.readouterr().out == ""
     report_unknown({str(key): 2 for key in range(7)}, 100)
-    said = "14 of 100 rows have null predictions, because these keys have no model: 0, 1, 2, 3, 4 and 2 more"
+    keys = "0 (2 rows), 1 (2 rows), 2 (2 rows), 3 (2 rows), 4 (2 rows) and 2 more"
+    said = f"14 of 100 rows have null predictions, because these keys have no model: {keys}"
     assert said in capsys.readouterr().out
-    with pytest.raises(DataError, match="none of the 5 rows has a key with a model; their keys are 1, 2"):
+    with pytest.raises(DataError, match=r"none of the 5 rows has a key with a model; their keys are 1 \(2 rows\), 2"):
         report_unknown({"1": 2, "2": 3}, 5)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from shoal.jobs.metrics.evaluation import Mode
+from shoal.jobs.partitions.keys import some_keys
 from shoal.jobs.results import WAITING, DecisionResult, Reason
 from shoal.jobs.specs.register import Register
 
@@ -233,7 +234,7 @@ def rule(register: Register, challenger: Candidate, champion: Candidate) -> Rule
 
     A champion stays if the two know no key in common, or if the metric is not defined on the rows of these keys.
     """
-    if not _has_common_rows(champion):
+    if _lacks_common_rows(champion):
         return "keep"
     if not math.isfinite(champion.value):
         return "baseline"
@@ -245,9 +246,10 @@ def rule(register: Register, challenger: Candidate, champion: Candidate) -> Rule
     return "keep" if order >= 0 and register.late_run != "replace" else "baseline"
 
 
-def _has_common_rows(champion: Candidate) -> bool:
-    values = [] if champion.common is None else [champion.value, champion.common.challenger.value]
-    return all(map(math.isfinite, values))
+def _lacks_common_rows(champion: Candidate) -> bool:
+    """Return whether there are no rows on which a version of partitions can be compared with the champion."""
+    common = champion.common
+    return common is not None and not (math.isfinite(champion.value) and math.isfinite(common.challenger.value))
 
 
 def compared(challenger: Candidate, champion: Candidate) -> tuple[Evaluation, Evaluation]:
@@ -305,7 +307,7 @@ def decide(
         bound = f"at {'most' if mode == 'min' else 'least'} must_reach={register.must_reach:.6g}"
         return decided("bound_missed", f"is not promoted: its {metric} has to be {bound}")
     applied = "baseline" if champion is None else rule(register, challenger, champion)
-    if champion is not None and not _has_common_rows(champion):
+    if champion is not None and _lacks_common_rows(champion):
         return decided("no_common_keys", f"is not promoted: {_why_no_common_rows(register, champion)}")
     if champion is not None and applied == "keep":
         return decided("champion_newer", f"is not promoted: {_why_kept(register, champion)}")
@@ -456,13 +458,7 @@ def _unknown_text(challenger: Evaluation, champion: Candidate | None) -> str:
         left, on = (known.unknown_keys if known else {}), "without the rows whose keys have no model"
     if not left:
         return ""
-    named = ", ".join(f"{key} ({rows} row{'' if rows == 1 else 's'})" for key, rows in [*left.items()][:_NAMED_KEYS])
-    more = f" and {len(left) - _NAMED_KEYS} more" if len(left) > _NAMED_KEYS else ""
-    return f"; measured {on}. Left out: key{'' if len(left) == 1 else 's'} {named}{more}"
-
-
-_NAMED_KEYS = 5
-"""Number of keys that a sentence names."""
+    return f"; measured {on}. Left out: key{'' if len(left) == 1 else 's'} {some_keys(left)}"
 
 
 def _overlap_text(evaluation: Evaluation) -> str:

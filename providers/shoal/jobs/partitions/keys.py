@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 Key = Any
 """Type of a key."""
+
+_SHOWN_KEYS = 5
+"""Number of keys that a message names."""
 
 _EXACT_FLOAT32 = 2**24
 """The float32 of this integer is also that of the next one."""
@@ -286,6 +289,17 @@ def shown_key(key: Key) -> str:
     if isinstance(key, tuple):
         return f"({', '.join(map(shown_key, key))})"
     return repr(key) if isinstance(key, str | bytes) or key is None else str(key)
+
+
+def some_keys(rows_of: Mapping[str, int]) -> str:
+    """Return the first keys with their numbers of rows for messages, such as ``7 (12 rows), 8 (1 row) and 3 more``.
+
+    Args:
+        rows_of: Number of rows of each key, as :func:`shown_key` shows it.
+    """
+    shown = [f"{key} ({rows:,} row{'' if rows == 1 else 's'})" for key, rows in [*rows_of.items()][:_SHOWN_KEYS]]
+    more = len(rows_of) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
 def bucket_of(text: str, buckets: int) -> int:

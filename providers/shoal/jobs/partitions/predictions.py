@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.data.predicted_rows import with_predictions
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.jobs.partitions.keys import Key, check_not_rounded, check_same_kinds, shown_key
+from shoal.jobs.partitions.keys import Key, check_not_rounded, check_same_kinds, shown_key, some_keys
 from shoal.jobs.partitions.messages import ModelBytes, PartitionFunction
 from shoal.jobs.partitions.models import rows_bytes
 from shoal.jobs.partitions.results import PartitionResults
@@ -85,9 +85,7 @@ def report_unknown(rows_of: Mapping[str, int], rows: int) -> None:
     """
     if not rows_of:
         return
-    some, number = ", ".join([*rows_of][:_NAMED_KEYS]), sum(rows_of.values())
-    if (more := len(rows_of) - _NAMED_KEYS) > 0:
-        some += f" and {more:,} more"
+    number, some = sum(rows_of.values()), some_keys(rows_of)
     if number == rows:
         raise DataError(
             f"none of the {rows:,} rows has a key with a model; their keys are {some}: name the column of the keys in "
@@ -95,9 +93,6 @@ def report_unknown(rows_of: Mapping[str, int], rows: int) -> None:
         )
     say(f"{number:,} of {rows:,} rows have null predictions, because these keys have no model: {some}")
 
-
-_NAMED_KEYS = 5
-"""Number of keys that a message names."""
 
 NO_MODEL = "this key has no model"
 """Beginning of the error of a partition without a model."""
