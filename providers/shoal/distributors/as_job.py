@@ -222,7 +222,9 @@ def search(prepared: Prepared) -> JobCall[SearchResult]:
     if given.train is not None:
         checked_data(given.trial_request())
         if given.metric is None:
-            interface_of(given.train.framework).refuse_untold(prepared.user_code, given.direction)
+            interface_of(given.train.framework).refuse_untold(
+                prepared.user_code, given.direction or given.train.direction
+            )
     locations.try_out(storage.root(config.artifact_location))
     if "tracking" not in given.model_fields_set and given.register_as is None and given.train is not None:
         given = given.model_copy(update={"tracking": job_run.tracking_of_training(os.environ)})

@@ -178,7 +178,8 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DatasetSpec]:
 
 def plan(rows: DatasetSpec, case: MetricCase, metrics: tuple[Any, ...] = (), **options: Any) -> TrialPlan:
     given = {"metric": None, "direction": None, "samples": (), **options}
-    asked = request(case, dataset=rows, eval_set={"holdout": rows}, early_stopping_rounds=given.pop("stopping", None))
+    own = {"early_stopping_rounds": given.pop("stopping", None), "direction": given.pop("own", None)}
+    asked = request(case, dataset=rows, eval_set={"holdout": rows}, **own)
     return TrialPlan(asked, ALONE, UserCode(metrics=metrics), **given)
 
 
@@ -195,9 +196,12 @@ RANK = MetricCase("lightgbm", "", {"objective": "lambdarank"}, "grade")
         (BINARY_LGB, (), {"metric": "mse"}, "l2", "minimize"),
         (RANK, (), {"metric": "ndcg@3"}, "ndcg@3", "maximize"),
         (AUC, (error,), {"direction": "minimize"}, None, "minimize"),
+        (AUC, (error,), {"own": "minimize"}, None, "minimize"),
         (AUC, (error,), {"metric": "auc"}, "auc", "maximize"),
+        (AUC, (error,), {"metric": "auc", "own": "minimize"}, "auc", "maximize"),
         (AUC, (error,), {"metric": "error-of-mine", "direction": "minimize"}, "error-of-mine", "minimize"),
         (BINARY_LGB, (hits,), {}, None, None),
+        (BINARY_LGB, (hits,), {"own": "maximize"}, None, "maximize"),
         (BINARY_LGB, (hits,), {"metric": "hits"}, "hits", None),
         (BINARY_LGB, (hits,), {"metric": "binary_logloss"}, "binary_logloss", "minimize"),
         (BINARY, (), {"samples": [{"eval_metric": "auc"}]}, "auc", "maximize"),
@@ -213,6 +217,7 @@ def test_a_search_knows_its_metric_and_direction(rows, case, metrics, options, c
     [
         (AUC, (error,), {}, "custom_metric error is better: set direction="),
         (AUC, (error,), {"metric": "error-of-mine"}, "custom_metric error is better: set direction="),
+        (AUC, (error,), {"direction": "maximize", "own": "minimize"}, "contradicts the custom_metric error"),
         (BINARY, (), {"direction": "maximize"}, 'contradicts the metric "logloss"'),
         (AUC, (), {"metric": "rmse"}, r"not among the metrics of the estimator \(auc\)"),
         (RANK, (), {"metric": "ndcg"}, "ndcg@4, ndcg@5: name one of these"),

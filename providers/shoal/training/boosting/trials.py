@@ -207,7 +207,7 @@ class TrialPlan:
         self.is_told = self._compared is None and self._library.functions_tell_direction
         if self._compared is None and (self.metric is None or len(user_code.metrics) == 1):
             # The metric that stops a trial early is the deciding one.
-            self._request = self._request.model_copy(update={"direction": direction})
+            self._request = self._request.model_copy(update={"direction": self.direction})
         training = Training(
             self._request, self._library, user_code, None, {}, on_progress=None, metrics=None, began=time.monotonic()
         )
@@ -300,10 +300,12 @@ class TrialPlan:
             one, other = [(name, params) for name, (_, params) in found.items()][:2]
             raise _not_comparable(one, other)
         [(name, (known, sample))] = found.items()
-        if name is None and self._library.functions_tell_direction:
+        if name is not None:
+            return name, agreed(f'the metric "{name}"', known, given), sample
+        own = self._request.direction
+        if self._library.functions_tell_direction and own in (None, given):
             return None, given, sample
-        text = custom_text(self.user_code) if name is None else f'the metric "{name}"'
-        return name, agreed(text, known, given), sample
+        return None, agreed(custom_text(self.user_code), own, given), sample
 
     def _deciding(self, metrics: Directions) -> str | None:
         """Return which of the library's metrics decides; None if a function of the user does."""
