@@ -58,7 +58,7 @@ def commands(file: str) -> list[list[str]]:
 
 def test_the_files_name_commands_and_pools_that_exist():
     [reaper] = commands("shoal.yaml")
-    assert reaper[:2] == ["python", "-m"] and importlib.util.find_spec(reaper[2])
+    assert reaper[:3] == ["python", "-P", "-m"] and importlib.util.find_spec(reaper[3])
     settings = next(made["data"] for made in objects("airflow.yaml") if made["kind"] == "ConfigMap")
     given = json.loads(settings["AIRFLOW_CONN_RETRAIN"])
     options = "&".join(f"{name}={value}" for name, value in given["extra"].items() if name != "namespace")

@@ -342,7 +342,7 @@ def test_a_lease_is_released_and_the_record_names_the_user(client, store):
     assert (line.actor, line.kind, line.pool) == ("cli:tester@host", "released", "retrain")
     assert "cli:tester@host" in client.get("/history").text
     again = act(client, "release", {"pool": "retrain", "lease_id": lease.id})
-    assert (again.status_code, "nothing was changed" in again.json()["error"]) == (422, True)
+    assert (again.status_code, "nothing was changed" in again.json()["error"]) == (400, True)
 
 
 def test_a_block_of_a_flow_run_links_to_the_run(fresh_home, monkeypatch):
@@ -404,7 +404,7 @@ def test_the_error_of_an_action_is_shown_and_nothing_changes(client, store):
 )
 def test_wrong_arguments_are_refused(client, arguments):
     answer = act(client, "release", arguments)
-    assert (answer.status_code, "needs pool (str), lease_id (str)" in answer.json()["error"]) == (422, True)
+    assert (answer.status_code, "needs pool (str), lease_id (str)" in answer.json()["error"]) == (400, True)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from uuid import uuid4
 from shoal.errors import InvalidArgumentError
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_RESERVED = frozenset({"model", "checkpoints", "staging"})
+"""Names of folders in an artifact location that belong to several jobs."""
 _DIGEST_LENGTH = 12  # with 48 bits, the probability that any two of a million jobs get the same id is 1 in 500
 
 
@@ -52,11 +54,13 @@ def checked(given: str) -> str:
     """Check that a job id from the user can be a part of paths and URLs, and return the id.
 
     Raises:
-        InvalidArgumentError: The id is not legal.
+        InvalidArgumentError: The id is not legal, or is reserved.
     """
     if not is_legal(given):
         raise InvalidArgumentError(
             f'run_config.job_id "{given}" is not legal: use 1 to 100 letters, digits, ".", "_" and "-", '
             "and begin with a letter or a digit"
         )
+    if given in _RESERVED:
+        raise InvalidArgumentError(f'run_config.job_id "{given}" is the name of a folder of shoal: choose another id')
     return given

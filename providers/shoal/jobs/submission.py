@@ -150,7 +150,7 @@ def submit(
         holder,
         task,
         reachability.spec_of(store, pool),
-        spec.run_config.job_id or job_id or ids.job_id(spec.framework, holder, str(spec.fingerprint), key),
+        ids.checked(spec.run_config.job_id or job_id or ids.job_id(spec.framework, holder, str(spec.fingerprint), key)),
         None if is_detached else config.orphan_after,
         spec.framework if returns_model else None,
         needs_lease,

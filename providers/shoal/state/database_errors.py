@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sqlalchemy import make_url
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 
-from shoal.errors import StoreError, StoreUnreachableError
+from shoal.errors import ShoalError, StoreError, StoreUnreachableError
 from shoal.redaction import redact_value
 
 _AWAY = {
@@ -84,9 +84,14 @@ def shown(url: str) -> str:
     return redact_value(make_url(url).render_as_string(hide_password=False))
 
 
-def explain(error: SQLAlchemyError, url: str) -> StoreError:
-    """Convert a database error to the user's error, whose message names the store, the problem and the fix."""
-    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+def explain(error: SQLAlchemyError, url: str) -> ShoalError:
+    """Convert a database error to the user's error, whose message names the store, the problem and the fix.
+
+    An error of a column type (see `shoal.state.schema`) about a value is the user's error already.
+    """
+    cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
+    if isinstance(cause, ShoalError):
+        return cause
     text = " ".join(str(cause).split())
     for kind, advice in _candidates(cause, text):
         return kind(f"the state store {shown(url)} cannot be used ({text}): {advice}")

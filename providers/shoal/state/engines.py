@@ -279,11 +279,22 @@ def _postgresql(url: URL) -> Engine:
             pool_pre_ping=True,
             # Prepared statements are turned off. They belong to one session of the server, and a connection pooler such
             # as PgBouncer may send each transaction to another session.
-            connect_args={**parameters, "prepare_threshold": None},
+            # Texts are sent as UTF-8, whatever PGCLIENTENCODING or the settings of the user and database say.
+            connect_args={**parameters, "client_encoding": "utf8", "prepare_threshold": None},
             **_JSON,
         )
     except ModuleNotFoundError as error:
         raise StoreError(str(MissingExtraError(error.name or "psycopg", "postgres"))) from None
+
+    @event.listens_for(made, "connect", insert=True)
+    def _connected(connection: Any, _record: Any) -> None:
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding != "UTF8":
+            connection.close()
+            raise StoreError(
+                f"the database in SHOAL_STATE_URL has the encoding {encoding}, which cannot store every text: create "
+                "one with `createdb --encoding=UTF8 --template=template0 NAME`, and name it in SHOAL_STATE_URL"
+            )
 
     _begin_late(made, writing=lambda connection: _run(connection, _BEGIN_WRITING))
     _pooled.add(made)

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
+from shoal import new_folders
 from shoal.errors import StoreError
 from shoal.state.engines import parsed, sqlite_file
 from shoal.state.process import host_id
@@ -29,7 +30,7 @@ def home() -> Path:
     """
     path = Path(os.environ.get("SHOAL_HOME") or "~/.shoal").expanduser().absolute()
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new_folders.make(path)
     except OSError as error:
         raise StoreError(
             f"SHOAL_HOME {path} cannot be created: {error}. Set SHOAL_HOME to a folder to which you can write"
@@ -78,7 +79,7 @@ def subfolder(*parts: str) -> Path:
     """
     path = home().joinpath(*parts)
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        new_folders.make(path)
     except OSError as error:
         raise StoreError(
             f"{path} cannot be created: {error}. Free some disk space, or set SHOAL_HOME to another folder"

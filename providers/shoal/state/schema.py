@@ -9,10 +9,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Dialect, Enum, ForeignKey, Index, LargeBinary, String, Text
+from sqlalchemy import JSON, BigInteger, Dialect, Enum, ForeignKey, Index, Integer, LargeBinary, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
 
+from shoal.errors import InvalidArgumentError
 from shoal.state.codec import storable
 
 
@@ -154,10 +155,22 @@ class _LongText(_Text):
     cache_ok = True
 
 
+class _Number(TypeDecorator[int]):
+    """Column of integers of 32 bits. PostgreSQL refuses larger numbers, and SQLite those with more than 64 bits."""
+
+    impl = Integer
+    cache_ok = True
+
+    def process_bind_param(self, value: int | None, dialect: Dialect) -> int | None:
+        if value is not None and not -(2**31) <= value < 2**31:
+            raise InvalidArgumentError(f"the number {value} is too large: the largest allowed number is {2**31 - 1}")
+        return value
+
+
 class Base(DeclarativeBase):
     """Base class of all tables."""
 
-    type_annotation_map = {dict[str, Any]: JSON, dict[str, str]: JSON, str: _Text(255)}  # noqa: RUF012
+    type_annotation_map = {dict[str, Any]: JSON, dict[str, str]: JSON, str: _Text(255), int: _Number}  # noqa: RUF012
 
 
 class Pool(Base):

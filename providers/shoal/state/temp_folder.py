@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
+from shoal import new_folders
 from shoal.errors import StoreError
 from shoal.state.home import file_lock, home, lock_file, per_host, store_tag
 from shoal.state.private_folders import remove_folder, why_not_mine, why_not_private, why_replaceable
@@ -152,7 +153,7 @@ def gpu_lock(gpu: str) -> Path:
 def _lock_of_user(kind: str, name: str) -> Path:
     folder = temp_folder() / f"shoal-{kind}-{os.geteuid()}"
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
+        new_folders.make(folder)
     except OSError:
         return lock_file(name)
     # If other users can enter or replace the folder, they could lock the files in it, and so delay nodes. In this case,

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from shoal import new_folders
 from shoal.errors import InvalidArgumentError
 from shoal.training.locations import filesystem, is_local
 
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _EVERYBODY_WRITES = stat.S_IWOTH
-_FOLDER_MODE, _FILE_MODE = 0o775, 0o664
-"""Modes before the umask. With a umask of 0, folders and files must still not be writable for everybody."""
+_FILE_MODE = 0o664
+"""Mode before the umask. With a umask of 0, files must still not be writable for everybody."""
 
 
 def make_folder(shared: str, folder: str) -> None:
@@ -46,7 +47,7 @@ def make_folder(shared: str, folder: str) -> None:
         InvalidArgumentError: A folder fails the check.
         OSError: A folder cannot be made.
     """
-    os.makedirs(shared, exist_ok=True)
+    new_folders.make(Path(shared), new_folders.SHARED)
     _check(shared, folder, make=True)
 
 
@@ -64,7 +65,7 @@ def _check(shared: str, folder: str, *, make: bool) -> None:
             path = f"{path}/{name}"
             if make:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, _FOLDER_MODE, dir_fd=here)
+                    os.mkdir(name, new_folders.SHARED, dir_fd=here)
             try:
                 inner = os.open(name, _FOLDER, dir_fd=here)
             except FileNotFoundError:

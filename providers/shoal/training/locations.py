@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from shoal import new_folders
 from shoal.data.parquet.paths import refuse_incomplete_address
 from shoal.errors import InvalidArgumentError
 from shoal.redaction import HIDDEN, redact_address, redacted_errors
@@ -92,7 +93,7 @@ def try_out(location: str, option: str = "artifact_location") -> None:
             with redacted_errors(location):
                 _try_out_uri(location)
         else:
-            Path(location).mkdir(parents=True, exist_ok=True)
+            new_folders.make(Path(location), new_folders.SHARED)
             with tempfile.NamedTemporaryFile(dir=location, prefix=".shoal-trial-") as file:
                 file.write(b"shoal")
     except Exception as error:

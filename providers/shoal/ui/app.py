@@ -258,7 +258,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:
-    return _error(request, 422, "the request is not valid: reload the page", {})
+    return _error(request, 400, "the request is not valid: reload the page", {})
 
 
 async def _on_shoal_error(request: Request, error: Exception) -> Response:
@@ -268,7 +268,7 @@ async def _on_shoal_error(request: Request, error: Exception) -> Response:
         case TeamError():
             status = 403
         case InvalidArgumentError():
-            status = 422
+            status = 400
         case StoreError():
             status = 503
         case _:

@@ -6,12 +6,12 @@ import difflib
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 
+from shoal import own_python
 from shoal.airflow.testing.report import IMPORT_BUDGET_S, DagReport, Finding, Rule
 from shoal.errors import InvalidArgumentError, MissingExtraError, ShoalError, shown
 
@@ -64,11 +64,10 @@ def check_dags(
         "always_up": list(always_up),
         "connections": list(connections),
     }
-    # -P removes the working folder from the import path, as in Airflow's own processes.
     # A process that a DAG file has started may live on and keep its output open, so the output is no pipe.
     with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "shoal.airflow.testing.process"],
+            own_python.command("-m", "shoal.airflow.testing.process"),
             input=json.dumps(request),
             stdout=output,
             stderr=errors,

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from shoal import new_folders
 from shoal.data.libraries import need
 from shoal.data.parquet.paths import is_local, join, normalise, resolve
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
@@ -194,7 +195,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
     try:
         if is_local(directory):
             # With mode 700, other users of this host cannot read the staged rows.
-            Path(base).mkdir(parents=True, exist_ok=True, mode=0o700)
+            new_folders.make(Path(base))
             Path(directory).mkdir(mode=0o700)
         filesystem, inner = resolve(directory)
         filesystem.create_dir(inner, recursive=True)

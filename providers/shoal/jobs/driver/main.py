@@ -11,6 +11,7 @@ the job for `orphan_after` seconds.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -463,7 +464,9 @@ def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
     from shoal.pool.backends.local.raylet import shorten_messages_of_raylets
 
     shorten_messages_of_raylets()
-    ray.init(address=gcs, logging_level=logging.WARNING, runtime_env=runtime_env or None)
+    # Ray's workers import first from the folder in which `ray.init` is called: only root can write to /.
+    with contextlib.chdir("/"):
+        ray.init(address=gcs, logging_level=logging.WARNING, runtime_env=runtime_env or None)
 
 
 def _without_package(config: str) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shoal import new_folders, own_python
 from shoal.errors import JobError
 from shoal.jobs import ids
 from shoal.jobs.environment import code
@@ -67,12 +68,12 @@ def _cached_folder(pool: str, gcs: str, key: list[Any], name: str, fill: Callabl
             if other != mine:
                 shutil.rmtree(other, ignore_errors=True)
         if not folder.exists():
-            mine.mkdir(mode=0o700, exist_ok=True)
+            new_folders.make(mine)
             # The folder is filled under a temporary name, and renamed when it is complete. So a driver that is killed
             # meanwhile leaves no incomplete folder under the final name.
             unfinished = Path(tempfile.mkdtemp(dir=mine))
             try:
-                (unfinished / name).mkdir()
+                new_folders.make(unfinished / name)
                 fill(unfinished / name)
                 unfinished.rename(folder.parent)
             except BaseException:
@@ -114,7 +115,7 @@ def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str])
 
 def _uv() -> list[str]:
     if importlib.util.find_spec("uv") is not None:
-        return [sys.executable, "-m", "uv"]
+        return own_python.command("-m", "uv")
     if found := shutil.which("uv"):
         return [found]
     raise JobError(

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal import new_folders
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
 from shoal.jobs.specs.prediction import PredictJobSpec
@@ -143,7 +144,7 @@ class Output:
             if claim is not None and self._has_ended(claim):
                 claim.remove(folder)
         if self._local:
-            Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+            new_folders.make(Path(self.path).parent, new_folders.SHARED)
         self._claim.take(self.staging)
 
     def publish(self, names: Iterable[str], *, key: str, model: str, rows: int, overwrite: bool) -> None:

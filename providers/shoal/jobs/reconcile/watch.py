@@ -4,10 +4,10 @@ asks the pools' heads whether the jobs still run."""
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable
 
+from shoal import own_python
 from shoal.errors import StoreError
 from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
 from shoal.jobs.timeouts import JOB_SILENT_AFTER, LOST_JOBS_PERIOD, SILENT_JOBS_PERIOD, WAITING_JOB_SILENT_AFTER
@@ -21,7 +21,7 @@ from shoal.state.schema import Job
 
 log = logging.getLogger("shoal.reconciler")
 
-_SETTLE_COMMAND = [sys.executable, "-m", "shoal.jobs.reconcile.settle"]
+_SETTLE_COMMAND = own_python.command("-m", "shoal.jobs.reconcile.settle")
 """Command that records the end of lost jobs. A process of its own, as a head may take 30 s to answer."""
 
 

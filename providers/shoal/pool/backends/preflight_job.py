@@ -98,6 +98,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    os.chdir("/")  # Ray's workers import first from this folder, to which only root can write
     ray.init(address=order["gcs"] or "auto", log_to_driver=False, logging_level="ERROR")
     others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and _HEAD not in node["Resources"]]
     if not others:

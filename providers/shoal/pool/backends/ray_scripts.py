@@ -13,9 +13,10 @@ from shoal.errors import PoolUnreachableError
 from shoal.pool.backends.ray_http import RayHead, last_line
 from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE
 
-_RUN = 'exec "${SHOAL_PYTHON:-python}" -c "$0" "$@"'
+_RUN = 'exec env PYTHONSAFEPATH=1 "${SHOAL_PYTHON:-python}" -c "$0" "$@"'
 """Shell command that runs a script with the cluster's Python: `$SHOAL_PYTHON` if this variable is set on the cluster,
-else `python`."""
+else `python`. The script imports nothing from the head's current folder. The variable replaces the option -P, which an
+old Python would refuse, so that the preflight check can name the version."""
 
 
 class ScriptRunner:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from shoal import telemetry
+from shoal import own_python, telemetry
 from shoal.errors import PoolNotFoundError, StoreError
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
@@ -33,7 +32,7 @@ from shoal.state.schema import Node, Pool, PoolState
 
 log = logging.getLogger("shoal.reconciler")
 
-COMMAND = [sys.executable, "-m", "shoal.reconciler"]
+COMMAND = own_python.command("-m", "shoal.reconciler")
 
 Watch = Callable[[Store, list[str]], None]
 """Function that is called in every round with the names of the pools, such as the check for lost jobs: `shoal.pool`

@@ -18,9 +18,9 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from io import BufferedReader
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from shoal import own_python
 from shoal.errors import WorkerLostError
 from shoal.exit_status import how_ended
 from shoal.redaction import hide_known
@@ -370,19 +370,14 @@ def _start(settings: _StartSettings, calls: socket.socket, output: int) -> subpr
         descriptors = [calls.fileno(), output]
         if _template and _template.has(settings) and (forked := _template.fork(serve_worker, (), descriptors)):
             return forked
-    source_root = str(Path(__file__).parents[3])
-    inherited = os.environ.get("PYTHONPATH")
-    return subprocess.Popen(
-        # -P: do not import from the working directory. A folder there may have the name of a library, and Python would
-        # import this folder instead of the library.
-        [sys.executable, "-P", "-m", "shoal.training.gang.child", str(calls.fileno()), *sys.path],
+    return own_python.start(
+        ["-m", "shoal.training.gang.child", str(calls.fileno()), *sys.path],
         pass_fds=[calls.fileno()],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
-        env={
+        environment={
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, (source_root, inherited))),
             "PYTHONUNBUFFERED": "1",
             # Some libraries, such as Arrow, choose the size of their thread pools by this variable. Ray sets this
             # variable, too.

@@ -13,6 +13,8 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
+from shoal import new_folders
+
 _PREFIX = "shoal-work-"
 
 
@@ -40,7 +42,7 @@ def enter(folder: str, gang: str) -> str | None:
         return None
     except OSError:
         own = Path(tempfile.gettempdir(), _PREFIX + sha256(gang.encode()).hexdigest()[:16])
-        own.mkdir(mode=0o700, exist_ok=True)
+        new_folders.make(own)
         os.chdir(own)
         os.environ["PWD"] = _entered = str(own)
         return str(own)

@@ -17,8 +17,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
+from shoal import own_python
 from shoal.known_secrets import KnownSecrets, SecretStream
 from shoal.redaction import redact
 
@@ -51,7 +51,6 @@ _START = (
 
 def hide_output(secrets: Iterable[str]) -> int:
     """Hide secrets in the output of this process and of its later subprocesses, until the process ends."""
-    source_root = str(Path(__file__).parents[3])
     with contextlib.ExitStack() as stack:
 
         def ours(descriptor: int) -> int:
@@ -68,14 +67,15 @@ def hide_output(secrets: Iterable[str]) -> int:
             read, write = os.pipe()
             writes.append(ours(write))
             passed += [ours(read), ours(os.dup(output))]
-        subprocess.run(
-            [sys.executable, "-P", "-c", _START, *map(str, passed)],
+        reader = own_python.start(
+            ["-c", _START, *map(str, passed)],
             pass_fds=passed,
             stdin=subprocess.DEVNULL,
-            check=True,
             start_new_session=True,
-            env={name: value for name, value in os.environ.items() if name != DRIVER_TAG} | {"PYTHONPATH": source_root},
+            environment={name: value for name, value in os.environ.items() if name != DRIVER_TAG},
         )
+        if code := reader.wait():
+            raise subprocess.CalledProcessError(code, reader.args)
         _flush()
         for output, write in zip(_OUTPUTS, writes, strict=True):
             os.dup2(write, output)

@@ -14,11 +14,10 @@ import json
 import os
 import select
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
+from shoal import own_python
 from shoal.errors import TrainingError
 from shoal.exit_status import how_ended
 from shoal.training.gang.child_processes import forked
@@ -99,15 +98,10 @@ class Tracker:
 
 
 def _start(host: str, num_workers: int, requests: int, answers: int) -> subprocess.Popen[bytes]:
-    source_root = str(Path(__file__).parents[3])
-    inherited = os.environ.get("PYTHONPATH")
-    return subprocess.Popen(
-        # -P: do not import from the working directory. A folder there may have the name of a library, and Python would
-        # import this folder instead of the library.
-        [sys.executable, "-P", "-m", "shoal.training.xgboost.tracker_process", host, str(num_workers)],
+    return own_python.start(
+        ["-m", "shoal.training.xgboost.tracker_process", host, str(num_workers)],
         stdin=requests,
         stdout=answers,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (source_root, inherited)))},
         # With start_new_session, Ctrl-C in the user's terminal does not reach this process. The driver handles Ctrl-C,
         # and ends its processes in the right order.
         start_new_session=True,

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from shoal import own_python
 from shoal.errors import InvalidArgumentError, MissingExtraError, StoreError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
@@ -125,7 +126,7 @@ class LocalBackend:
         or exits if it cannot claim the row."""
         for node in nodes:
             processes.spawn_detached(
-                [_python(pool.spec), "-m", self.supervisor, node.id, str(node.epoch)],
+                own_python.command("-m", self.supervisor, node.id, str(node.epoch), python=_python(pool.spec)),
                 env=node_environment(node, _python(pool.spec)),
                 log=log_path(node.pool, node.name),
             )
@@ -237,7 +238,9 @@ def _check_python(python: str, *, needs_ray: bool) -> None:
         InvalidArgumentError: It cannot be run, or its environment has no shoal of this version, or no Ray.
     """
     try:
-        ran = subprocess.run([python, "-c", _ASK_VERSIONS], check=True, capture_output=True, text=True, cwd="/")
+        ran = subprocess.run(
+            own_python.command("-c", _ASK_VERSIONS, python=python), check=True, capture_output=True, text=True
+        )
         shoal, has_ray = ran.stdout.split()
     except subprocess.CalledProcessError as error:
         reason = last_line(error.stderr, empty=str(error))

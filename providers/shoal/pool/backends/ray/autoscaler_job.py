@@ -13,6 +13,7 @@ cluster do not overwrite each other's requests.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -94,6 +95,7 @@ def main(order: dict[str, Any]) -> dict[str, Any]:
     """Request nodes from the cluster's autoscaler, or only check whether the cluster has an autoscaler."""
     import ray
 
+    os.chdir("/")  # Ray's workers import first from this folder, to which only root can write
     ray.init(address=order["gcs"] or "auto", log_to_driver=False, logging_level="ERROR")
     kind = autoscaler()
     if kind is None or "pool" not in order:
