@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -32,11 +31,6 @@ def documents(folder: Path) -> Path:
 
 def intact(folder: Path) -> bool:
     return (folder / NODE / "letter").read_text() == "dear"
-
-
-def earlier_root(temp: Path) -> Path:
-    """Where shoal had the nodes' folders before it recorded its roots."""
-    return temp / f"shoal-{os.getuid()}" / sha256(os.fsencode(home())).hexdigest()[:6]
 
 
 def test_the_root_is_private_and_stays(fresh_home, temp):
@@ -179,34 +173,6 @@ def test_a_sweep_removes_nothing_but_folders_of_nodes(fresh_home, temp, caplog):
     assert sorted(entry.name for entry in root.iterdir()) == sorted([NODE, "fedcba9876", "notes", "shoal.json"])
     for left in (NODE, "fedcba9876", "notes"):
         assert f"{root / left} is not a node's folder" in caplog.text
-
-
-@pytest.mark.parametrize("link", ["the root", "its parent"])
-def test_a_sweep_does_not_follow_a_symlink_at_the_place_of_the_former_root(fresh_home, temp, link, caplog):
-    kept = documents(temp)
-    root = earlier_root(temp)
-    if link == "the root":
-        root.parent.mkdir()
-        root.symlink_to(kept)
-    else:
-        kept = kept.rename(temp / root.name)
-        root.parent.symlink_to(temp)
-        given_to_another_user(root.parent)
-    with caplog.at_level(logging.WARNING):
-        assert sweep(Store()) == []
-    assert intact(kept)
-    assert f"{root} " in caplog.text
-
-
-def test_nodes_of_the_release_before_are_cleared_from_its_root(fresh_home, temp):
-    root = earlier_root(temp)
-    (root / NODE / "session").mkdir(parents=True)
-    root.chmod(0o775)  # what a umask of 002 makes
-    root.parent.chmod(0o775)
-    assert node_ids() == [NODE]
-    assert root.parent.stat().st_mode & 0o777 == root.stat().st_mode & 0o777 == 0o700
-    assert sweep(Store()) == [f"left-over node {NODE}: ended"]
-    assert not root.exists()
 
 
 def test_turns_are_taken_in_a_folder_of_the_users_own(fresh_home, temp):

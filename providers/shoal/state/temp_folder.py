@@ -14,8 +14,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterator
-from hashlib import sha256
+from contextlib import suppress
 from pathlib import Path
 
 from shoal import new_folders
@@ -89,7 +88,7 @@ def node_ids() -> list[str]:
         if why := why_not_mine(root):
             log.warning("%s %s: it is ignored", root, why)
             continue
-        if root != _earlier_root() and not _is_marked(root):
+        if not _is_marked(root):
             log.warning("%s lacks the marker file of this home and store: it is ignored", root)
             continue
         for entry in _entries(root):
@@ -111,7 +110,7 @@ def remove_node_folders(node_id: str) -> str | None:
         folder = root / node_id
         # Skip a runtime root of another user or of another home folder, because it contains no folder of this node. An
         # error here would prevent the caller from recording the end of the node.
-        if not os.path.lexists(folder) or why_not_mine(root) or (_marker_of(root) or _mark()) != _mark():
+        if not os.path.lexists(folder) or why_not_mine(root) or not _is_marked(root):
             continue
         if folder.is_symlink() or not folder.is_dir():
             log.warning("%s is not a node's folder: it is ignored", folder)
@@ -152,15 +151,11 @@ def gpu_lock(gpu: str) -> Path:
 
 def _lock_of_user(kind: str, name: str) -> Path:
     folder = temp_folder() / f"shoal-{kind}-{os.geteuid()}"
-    try:
+    with suppress(OSError):
         new_folders.make(folder)
-    except OSError:
-        return lock_file(name)
     # If other users can enter or replace the folder, they could lock the files in it, and so delay nodes. In this case,
     # use a lock file in `$SHOAL_HOME`.
-    if why_not_private(folder):
-        return lock_file(name)
-    return folder / f"{name}.lock"
+    return lock_file(name) if why_not_private(folder) else folder / f"{name}.lock"
 
 
 def _root_of_this_node() -> Path | None:
@@ -179,9 +174,6 @@ def temp_folder() -> Path:
     """
     if root := os.environ.get(ROOT_VARIABLE):
         folder = Path(root).parent
-        # Old versions of shoal created the runtime root in the subfolder `shoal-UID` of the temp folder.
-        if folder.name == f"shoal-{os.getuid()}":
-            folder = folder.parent
         if folder.is_dir():
             return folder
     return Path(tempfile.gettempdir())
@@ -218,17 +210,12 @@ def _mark() -> dict[str, str]:
     return {"home": str(home().resolve()), "store": store_tag()}
 
 
-def _marker_of(root: Path) -> object:
-    """Read the marker file of a runtime root (parent folder of nodes' folders). Return the home folder and the store to
-    which the root belongs, or None if the file is missing or not valid JSON."""
-    try:
-        return json.loads((root / _MARKER).read_text())
-    except (OSError, ValueError):
-        return None
-
-
 def _is_marked(root: Path) -> bool:
-    return _marker_of(root) == _mark()
+    """Return whether the marker file of a runtime root names this home folder and this store."""
+    try:
+        return bool(json.loads((root / _MARKER).read_text()) == _mark())
+    except (OSError, ValueError):
+        return False
 
 
 def _record_file() -> Path:
@@ -260,54 +247,14 @@ def _write(path: Path, content: object) -> None:
     partial.rename(path)
 
 
-def _earlier_root() -> Path:
-    """Return the path of the folder in which old versions of shoal created the folders of nodes.
-
-    These versions kept no list of such folders in the home folder.
-    """
-    digest = sha256(os.fsencode(home()) + store_tag().encode()).hexdigest()[:6]
-    return temp_folder() / f"shoal-{os.getuid()}" / digest
-
-
-def _close_earlier_root() -> None:
-    """Prevent other users from entering the folder in which old versions of shoal created the nodes' folders: set
-    its mode to 0700.
-
-    In old versions, the folder's mode depended on the umask. The folder (see `_earlier_root`) is not removed, because
-    nodes may still use it.
-    """
-    root = _earlier_root()
-    for folder in (root.parent, root):
-        try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            return
-        try:
-            if os.fstat(descriptor).st_uid != os.geteuid():
-                return
-            os.fchmod(descriptor, 0o700)
-        finally:
-            os.close(descriptor)
-
-
 def _all_roots() -> list[Path]:
-    def candidates() -> Iterator[Path]:
-        yield from filter(None, [_root_of_this_node()])
-        yield from _recorded()
-        yield _earlier_root()
-
-    roots = [root for root in dict.fromkeys(candidates()) if os.path.lexists(root)]
-    if _earlier_root() in roots:
-        _close_earlier_root()
-    return roots
+    candidates = [*filter(None, [_root_of_this_node()]), *_recorded()]
+    return [root for root in dict.fromkeys(candidates) if os.path.lexists(root)]
 
 
 def _drop_unused() -> None:
     """Delete empty runtime roots (parent folders of nodes' folders) that will get no new nodes, and remove deleted
     roots from the list in the home folder."""
-    earlier = _earlier_root()
-    if why_not_mine(earlier) is None:
-        _remove_empty(earlier)
     if len(_recorded()) < 2:
         return
     with file_lock(lock_file("runtime")):
