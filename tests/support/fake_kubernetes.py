@@ -30,6 +30,7 @@ _PATH = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))/namespaces/(?P<ns>[^/]+)/(?P<kind>[a-z]+)"
     r"(?:/(?P<name>[^/]+)(?P<sub>/.*)?)?"
 )
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _PROXY = re.compile(r"(?:http:)?(?P<service>[^:]+):8265")
 
 
@@ -186,6 +187,8 @@ class FakeKubernetes:
             if headers.get("authorization") != f"Bearer {USER_TOKEN}":
                 raise Refused(401, "Unauthorized", "Unauthorized")
             parts = urlsplit(url)
+            if parts.path == _REVIEWS:
+                return self._review(json.loads(body)["spec"]["resourceAttributes"])
             found = _PATH.fullmatch(parts.path)
             if found is None:
                 return 404, "404 page not found"
@@ -195,8 +198,7 @@ class FakeKubernetes:
             )
             resource = kind + ("/" + sub.split("/")[1] if sub else "")
             self.requests.append(f"{verb} {resource}")
-            use = f"{verb} {resource}"
-            if use in self.refused or (self.allowed is not None and use not in self.allowed):
+            if not self._may(f"{verb} {resource}"):
                 said = f'{resource} is forbidden: User "u" cannot {verb} resource "{resource}"'
                 raise Refused(403, "Forbidden", said, name)
             if kind == "rayclusters" and not self.has_crd:
@@ -207,6 +209,14 @@ class FakeKubernetes:
                 return 200, self.log
             return self._object(verb, kind, name, parse_qs(parts.query), headers, body)
 
+    def _may(self, use: str) -> bool:
+        return use not in self.refused and (self.allowed is None or use in self.allowed)
+
+    def _review(self, asked: Object) -> tuple[int, Any]:
+        """Answer whether the user may do something. Real accounts may always ask."""
+        resource = asked["resource"] + (f"/{asked['subresource']}" if asked["subresource"] else "")
+        return 201, {"status": {"allowed": self._may(f"{asked['verb']} {resource}")}}
+
     def _object(
         self, verb: str, kind: str, name: str, query: dict[str, list[str]], headers: dict[str, str], body: bytes
     ) -> tuple[int, Any]:
@@ -215,7 +225,10 @@ class FakeKubernetes:
             for selector in query.get("labelSelector", []):
                 key, _, value = selector.partition("=")
                 items = [made for made in items if _labels(made).get(key) == value]
-            return 200, {"kind": "List", "items": items}
+            for selector in query.get("fieldSelector", []):
+                uid = selector.partition("involvedObject.uid=")[2]
+                items = [made for made in items if made["involvedObject"]["uid"] == uid]
+            return 200, {"kind": "List", "metadata": {}, "items": items}
         if verb == "create":
             made = json.loads(body)
             if (kind, made["metadata"]["name"]) in self.objects:
@@ -234,6 +247,9 @@ class FakeKubernetes:
             self.before_patch()
             if headers.get("content-type") != "application/json-patch+json":
                 raise Refused(415, "UnsupportedMediaType", "only JSON patches are known here")
+            if query.get("dryRun"):
+                apply(made := copy.deepcopy(self.objects[kind, name]), json.loads(body))
+                return 200, made
             return 200, self._store(kind, name, lambda made: apply(made, json.loads(body)))
         return 200, self.objects[kind, name]
 
@@ -407,7 +423,8 @@ class FakeKubernetes:
     def _event(self, about: str, reason: str, message: str) -> None:
         name = f"{about}.{reason}"
         if ("events", name) not in self.objects:
-            involved = {"involvedObject": {"name": about}, "eventTime": self._now(), "type": "Warning"}
+            uid = next(made["metadata"]["uid"] for (_, each), made in self.objects.items() if each == about)
+            involved = {"involvedObject": {"uid": uid}, "eventTime": self._now(), "type": "Warning"}
             self.add("events", {"metadata": {"name": name}, "reason": reason, "message": message, **involved})
 
 

@@ -138,7 +138,7 @@ def test_credentials_and_rights_are_checked_before_anything_changes(kube):
     for forbidden in ("get rayclusters", "list pods", "patch rayclusters"):
         kube.refused = {forbidden}
         with pytest.raises(
-            PoolUnreachableError, match=f"does not allow to {forbidden} in namespace ml.*Apply the Role"
+            PoolUnreachableError, match=f"does not allow to {forbidden}.* in namespace ml.*Apply the Role"
         ):
             attach(kube)
     kube.refused = set()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import time
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,16 @@ from shoal.pool.spec import PoolSpec
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
+
+_READ_AGAIN_AFTER = 300.0
+"""Seconds after which a kubeconfig file is read again, with its `tokenFile` and the programs that give tokens. The
+shortest life of a service account's token is 600 s, and some plugins do not say when theirs ends."""
+
+_MOST_WAITS = 3
+"""Number of times that a request is sent again after the API has answered that it is too busy (429)."""
+
+_LONGEST_WAIT = 10.0
+"""Longest time in seconds to wait before such a request is sent again: the other pools of a reconciler wait as well."""
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
@@ -39,7 +51,13 @@ def api_client(spec: PoolSpec) -> ApiClient:
             f'pool "{spec.name}": the kubeconfig file {path} cannot be read: {error.strerror}. Give kubeconfig= in the '
             "pool's URI, or set KUBECONFIG; in a pod, shoal uses the pod's service account"
         ) from None
-    return _client_of_file(str(path), spec.context, changed)
+    return _client_of_file(str(path), spec.context, changed, int(time.monotonic() / _READ_AGAIN_AFTER))
+
+
+def forget_credentials() -> None:
+    """Let the next call of `api_client` read the credentials again, because the API does not accept them any more."""
+    _client_of_pod.cache_clear()
+    _client_of_file.cache_clear()
 
 
 def _kubeconfig(spec: PoolSpec) -> Path:
@@ -57,7 +75,7 @@ def _client_of_pod() -> ApiClient:
 
 
 @functools.lru_cache(maxsize=16)
-def _client_of_file(path: str, context: str | None, changed: int) -> ApiClient:
+def _client_of_file(path: str, context: str | None, changed: int, period: int) -> ApiClient:
     config, client = _modules()
     configuration = client.Configuration()
     given = os.environ.get("KUBECONFIG", "")
@@ -75,9 +93,26 @@ def _client_of_file(path: str, context: str | None, changed: int) -> ApiClient:
 
 
 def _client(configuration: Any) -> ApiClient:
+    from urllib3 import BaseHTTPResponse
+    from urllib3.util import Retry
+
+    class Patience(Retry):
+        def get_retry_after(self, response: BaseHTTPResponse) -> float | None:
+            asked = super().get_retry_after(response)
+            return asked and min(asked, _LONGEST_WAIT)
+
     client = _modules()[1]
-    # Without this setting, a request to a server that is gone takes four times as long. The caller tries again itself.
-    configuration.retries = 0
+    # One lost connection or time-out is no lost API. With more tries, a server that is gone would cost too much time.
+    configuration.retries = Patience(
+        total=_MOST_WAITS,
+        connect=1,
+        read=1,
+        other=0,
+        status_forcelist=(HTTPStatus.TOO_MANY_REQUESTS,),
+        allowed_methods=None,
+        backoff_factor=0.5,
+        raise_on_status=False,
+    )
     made: ApiClient = client.ApiClient(configuration)
     return made
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from shoal.errors import PoolUnreachableError
-from shoal.pool.backends.kuberay.credentials import api_client, in_cluster
+from shoal.pool.backends.kuberay.credentials import api_client, forget_credentials, in_cluster
+from shoal.pool.backends.kuberay.resources import status_in
 from shoal.pool.backends.ray.token_file import ca_path
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead
-from shoal.pool.endpoint import HeadAccess
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
 
@@ -47,10 +48,15 @@ class ApiServerProxy:
     service: str
 
     @property
+    def target(self) -> str:
+        """Return the name under which rights to the proxy are given."""
+        return f"http:{self.service}:{_PORT}"
+
+    @property
     def url(self) -> str:
         """Return the URL of the proxy."""
         server = api_client(self.spec).configuration.host.rstrip("/")
-        return f"{server}/api/v1/namespaces/{self.spec.namespace}/services/http:{self.service}:{_PORT}/proxy"
+        return f"{server}/api/v1/namespaces/{self.spec.namespace}/services/{self.target}/proxy"
 
     def headers(self, token: str) -> Mapping[str, str]:
         """Return the headers with the credentials of Kubernetes, and Ray's token in a header of its own, because the
@@ -72,7 +78,7 @@ class ApiServerProxy:
         return context
 
 
-def access(spec: PoolSpec, service: str) -> HeadAccess | None:
+def access(spec: PoolSpec, service: str) -> ApiServerProxy | None:
     """Return the way of this process to the head; None if it reaches `service_url` itself."""
     return None if spec.api or in_cluster(spec) else ApiServerProxy(spec, service)
 
@@ -90,19 +96,26 @@ def ray_head(spec: PoolSpec, service: str, token: str) -> RayHead:
             wait=wait_fixed(0.5),
             reraise=True,
         ),
-        error=lambda failure: _error(spec, failure),
+        error=lambda failure: _error(spec, service_url(spec, service), failure),
         access=access(spec, service),
     )
 
 
-def _error(spec: PoolSpec, failure: Failure) -> PoolUnreachableError:
+def _error(spec: PoolSpec, url: str, failure: Failure) -> PoolUnreachableError:
     head = f"the Ray head of RayCluster {spec.namespace}/{spec.ray_cluster}"
-    if failure.problem is Problem.TOKEN_REFUSED:
-        return TokenRefusedError(
-            f"{head} is not accessible ({failure.status}: {failure.reason}): its Secret has another token, or this "
-            "user may not use services/proxy; docs/kubernetes.md has the Role"
-        )
-    if failure.problem in (Problem.BUSY, Problem.REFUSED, Problem.NOT_RAY):
-        kind = _BusyHeadError if failure.problem is Problem.BUSY else PoolUnreachableError
-        return kind(f"{head} cannot answer now ({failure.status}: {failure.reason})")
-    return PoolUnreachableError(f"{head} does not answer ({failure.reason})")
+    place = f'{head} at {url}, as api= in the URI of pool "{spec.name}" says,' if spec.api else head
+    if answer := status_in(failure.reason):  # of the API server, whose proxy leads to the head
+        if failure.status == HTTPStatus.UNAUTHORIZED:
+            forget_credentials()
+        said = f"the Kubernetes API does not lead to {head} ({failure.status}: {answer.get('message')})"
+        return _BusyHeadError(said) if failure.problem is Problem.BUSY else PoolUnreachableError(said)
+    match failure.problem:
+        case Problem.TOKEN_REFUSED:
+            return TokenRefusedError(
+                f"{place} refuses Ray's token ({failure.status}: {failure.reason}): the Secret has another token"
+            )
+        case Problem.BUSY:
+            return _BusyHeadError(f"{place} cannot answer now ({failure.status}: {failure.reason})")
+        case Problem.REFUSED | Problem.NOT_RAY:
+            return PoolUnreachableError(f"{place} does not answer as Ray does ({failure.status}: {failure.reason})")
+    return PoolUnreachableError(f"{place} does not answer ({failure.reason})")
