@@ -58,6 +58,9 @@ class FakeKubernetes:
         pod_quota: Largest number of pods.
         become: What the machines make of a new pod: the fields of its status. None: it runs, and Ray joins.
         stuck: Pods whose machine is gone, so that their end is never confirmed.
+        user_token: The token that is accepted.
+        next_answers: What the next requests are answered with: a status with an error, 0 for no answer, or None for the
+            usual answer.
         before_patch: Called before a patch is tried, as another writer that is faster.
         requests: Verb and resource of each request.
     """
@@ -71,6 +74,8 @@ class FakeKubernetes:
     pod_quota: int = 100
     become: Callable[[Object], Object | None] = lambda pod: None
     stuck: set[str] = field(default_factory=set)
+    user_token: str = USER_TOKEN
+    next_answers: list[int | None] = field(default_factory=list)
     before_patch: Callable[[], None] = lambda: None
     requests: list[str] = field(default_factory=list)
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
@@ -90,7 +95,13 @@ class FakeKubernetes:
 
             def _handle(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                other = fake.next_answers.pop(0) if fake.next_answers else None
+                if other == 0:
+                    self.close_connection = True
+                    return
                 try:
+                    if other:
+                        raise Refused(other, "Other", "an answer with an error")
                     status, answer = fake.answer(
                         self.command, self.path, {key.lower(): value for key, value in self.headers.items()}, body
                     )
@@ -100,6 +111,8 @@ class FakeKubernetes:
                 self.send_response(status)
                 self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
                 self.send_header("Content-Length", str(len(content)))
+                if status == 429:
+                    self.send_header("Retry-After", "1")
                 self.end_headers()
                 self.wfile.write(content)
 
@@ -184,7 +197,7 @@ class FakeKubernetes:
             self._step()
             if not self.answers:
                 return 503, "the server is currently unable to handle the request"
-            if headers.get("authorization") != f"Bearer {USER_TOKEN}":
+            if headers.get("authorization") != f"Bearer {self.user_token}":
                 raise Refused(401, "Unauthorized", "Unauthorized")
             parts = urlsplit(url)
             if parts.path == _REVIEWS:

@@ -13,6 +13,7 @@ from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
 from shoal.jobs.head_client import JobClient
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import NodeRef, PoolRef
+from shoal.pool.backends.kuberay import credentials, quiet
 from shoal.pool.backends.kuberay.backend import KubeRayBackend
 from shoal.pool.backends.kuberay.resources import CLAIM, Pod, RayCluster
 from shoal.pool.backends.kuberay.scaling import plan_end, plan_start
@@ -22,7 +23,7 @@ from shoal.pool.timeouts import START_TIMEOUT
 from shoal.state import Store
 from shoal.state.schema import Pool
 from tests.kuberay.accounts import roles
-from tests.support.fake_kubernetes import RAY_TOKEN, ray_cluster
+from tests.support.fake_kubernetes import RAY_TOKEN, USER_TOKEN, ray_cluster
 from tests.support.pool_processes import node_rows
 
 pytestmark = pytest.mark.server
@@ -155,6 +156,60 @@ def test_credentials_and_rights_are_checked_before_anything_changes(kube):
     assert node_rows() == []
     kube.write_kubeconfig()
     assert attach(kube).get_nodes() == [{"name": "c-0", "cpus": 1, "gpus": 0}]  # the file is read again
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2])
+@pytest.mark.parametrize("answer", [429, 0])
+def test_one_answer_that_is_lost_shows_no_node_as_failed(kube, turn, answer):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    kube.next_answers = [None] * turn + [answer]
+    assert [node.state for node in pool.describe().active] == ["ready"]
+    assert kube.next_answers == []
+
+
+@pytest.fixture
+def exec_token(kube):
+    """Let the token come from a program that does not say when it ends; return the file from which it prints."""
+    config, file = json.loads(kube.kubeconfig.read_text()), kube.kubeconfig.with_name("token")
+    made = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "spec": {}}
+    made["status"] = {"token": config["users"][0]["user"].pop("token")}
+    file.write_text(json.dumps(made))
+    plugin = {"apiVersion": made["apiVersion"], "command": "/bin/cat", "args": [str(file)], "interactiveMode": "Never"}
+    config["users"][0]["user"]["exec"] = plugin
+    kube.kubeconfig.write_text(json.dumps(config))
+    return file
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_program_that_gives_tokens_runs_again_when_the_token_is_refused_or_old(kube, exec_token, monkeypatch, is_old):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    exec_token.write_text(exec_token.read_text().replace(USER_TOKEN, "kube-user-2"))
+    if is_old:
+        now = time.monotonic()
+        monkeypatch.setattr(credentials, "monotonic", lambda: now + 301)
+        assert "credentials" in pool.describe().reason
+    kube.user_token = "kube-user-2"
+    assert len(pool.get_nodes()) == 1
+
+
+def test_an_idle_pool_sends_few_requests(kube, monkeypatch):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    pool.scale(3)
+    clock = [time.monotonic()]
+    monkeypatch.setattr(quiet, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(quiet, "PERIOD", 5.0)
+    kube.requests.clear()
+    for _ in range(60):
+        clock[0] += 1
+        reconcile(Store(), pool.name)
+        pool.describe()
+    assert len(kube.requests) <= 36
+    kube.delete_pod(kube.pods()[0])
+    clock[0] += 5
+    assert pool.describe().failed
 
 
 def scheduled(reason, message):

@@ -17,12 +17,28 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from tenacity import Retrying
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from shoal.errors import PoolUnreachableError
 from shoal.pool.endpoint import HeadAccess
+from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE
 
 T = TypeVar("T")
+
+
+class BusyClusterError(PoolUnreachableError):
+    """The head of a cluster could not answer the request at this time. A later try may succeed."""
+
+
+def while_busy() -> Retrying:
+    """Return the rule for submissions to the head of a cluster. Shortly after its start, a head answers them with
+    status 500, so a failed submission is tried again for some time."""
+    return Retrying(
+        retry=retry_if_exception_type(BusyClusterError),
+        stop=stop_after_delay(CLUSTER_JOB_PATIENCE),
+        wait=wait_fixed(0.5),
+        reraise=True,
+    )
 
 
 class Problem(Enum):

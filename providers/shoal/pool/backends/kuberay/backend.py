@@ -100,11 +100,11 @@ class KubeRayBackend:
         except (PoolUnreachableError, InvalidArgumentError) as error:
             return Seen(silence=str(error))
         found = match(nodes, pods, ray, group.name)
-        is_head_ready = any(node.is_head and "ray_node_id" in (node.endpoint or {}) for node in nodes)
-        is_head_lost = any(node.is_head and node.id in found.lost for node in nodes)
+        is_head_held = any(
+            node.is_head and "ray_node_id" in (node.endpoint or {}) and node.id not in found.lost for node in nodes
+        )
         lost = {node.id: node.endpoint for node in nodes if node.endpoint and node.id in found.lost}
-        gone = [lost[row]["pod_uid"] for row, pod in found.lost.items() if pod is None]
-        warnings = client.warnings(gone)
+        warnings = client.warnings([lost[row]["pod_uid"] for row, pod in found.lost.items() if pod is None])
         return Seen(
             lost={row: reasons.why_lost(lost[row], pod, warnings, cluster) for row, pod in found.lost.items()},
             arrived={
@@ -112,7 +112,7 @@ class KubeRayBackend:
                 for row, (pod, node) in found.joined.items()
             },
             waiting=_waiting(client, spec, cluster, found, silence, sum(not node.is_head for node in nodes)),
-            silence=silence if is_head_ready and not is_head_lost else None,
+            silence=silence if is_head_held else None,
         )
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:

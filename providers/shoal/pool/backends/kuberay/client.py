@@ -11,8 +11,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
-from shoal.pool.backends.kuberay import leases, manifest, rights
+from shoal.pool.backends.kuberay import leases, manifest
 from shoal.pool.backends.kuberay.credentials import api_client, forget_credentials
+from shoal.pool.backends.kuberay.head_access import access
 from shoal.pool.backends.kuberay.resources import CLUSTER_LABEL, FIELD_MANAGER, MADE, Pod, RayCluster, status_in
 from shoal.pool.backends.kuberay.scaling import Patch
 from shoal.pool.spec import PoolSpec
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kubernetes.client import V1DeleteOptions
 
 _API = ("ray.io", "v1")
+_LEASES = "coordination.k8s.io"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _RIGHT = re.compile(r'User ".*" cannot ')
 """Text of a refusal for lack of a right. The text of an admission policy or a quota has the same status, and no such
@@ -75,22 +77,21 @@ class KubeClient:
         Raises:
             PoolUnreachableError: A right is missing.
         """
-        for right in rights.needed(self._spec, cluster):
+        for verb, group, resource, name in _rights(self._spec, cluster):
+            kind, _, subresource = resource.partition("/")
+            asked = {"verb": verb, "group": group, "resource": kind, "subresource": subresource, "name": name}
+            body: Any = {"spec": {"resourceAttributes": asked | {"namespace": self._namespace}}}
             answer = self._call(
                 "create selfsubjectaccessreviews",
-                partial(
-                    self._json,
-                    self._authorization.create_self_subject_access_review,
-                    right.review(self._namespace),
-                ),
+                partial(self._json, self._authorization.create_self_subject_access_review, body),
                 missing=lambda error: error.status == HTTPStatus.FORBIDDEN,
             )
             if answer is None:  # An account may be forbidden to ask. The requests themselves then tell.
                 return
-            status = answer["status"]
-            if not status["allowed"]:
-                given = ": ".join(filter(None, map(status.get, ("reason", "evaluationError"))))
-                raise PoolUnreachableError(self._forbidden(str(right), given, is_policy=bool(status.get("denied"))))
+            if not (status := answer["status"])["allowed"]:
+                what = f"{verb} {resource}" + (f" named {name}" if name else "")
+                given = status.get("reason") or status.get("evaluationError") or ""
+                raise PoolUnreachableError(self._forbidden(what, given, is_policy=bool(status.get("denied"))))
 
     def patch(self, patch: Patch, **options: Any) -> RayCluster:
         """Change the RayCluster, and return it.
@@ -344,6 +345,21 @@ def _only(uid: str, version: str) -> V1DeleteOptions:
     from kubernetes.client import V1DeleteOptions, V1Preconditions
 
     return V1DeleteOptions(preconditions=V1Preconditions(uid=uid, resource_version=version))
+
+
+def _rights(spec: PoolSpec, cluster: RayCluster) -> list[tuple[str, str, str, str]]:
+    """Return verb, API group, resource and name of each right without which a pool cannot work. The rights to events
+    and logs only explain more."""
+    lease = leases.name_of(cluster.name)
+    used = [("get patch", _API[0], "rayclusters", cluster.name), ("list", "", "pods", "")]
+    if spec.makes_cluster:
+        used += [("create", _API[0], "rayclusters", ""), ("delete", _API[0], "rayclusters", cluster.name)]
+        used += [("create", _LEASES, "leases", ""), ("patch delete", _LEASES, "leases", lease)]
+    if cluster.has_token:
+        used.append(("get", "", "secrets", cluster.token_secret))
+    if way := access(spec, cluster.head_service):
+        used.append(("get create update delete", "", "services/proxy", way.target))
+    return [(verb, group, resource, name) for verbs, group, resource, name in used for verb in verbs.split()]
 
 
 def _is_conflict(error: Any) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from http import HTTPStatus
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, MissingExtraError
@@ -51,7 +51,7 @@ def api_client(spec: PoolSpec) -> ApiClient:
             f'pool "{spec.name}": the kubeconfig file {path} cannot be read: {error.strerror}. Give kubeconfig= in the '
             "pool's URI, or set KUBECONFIG; in a pod, shoal uses the pod's service account"
         ) from None
-    return _client_of_file(str(path), spec.context, changed, int(time.monotonic() / _READ_AGAIN_AFTER))
+    return _client_of_file(str(path), spec.context, changed, int(monotonic() / _READ_AGAIN_AFTER))
 
 
 def forget_credentials() -> None:
@@ -103,16 +103,8 @@ def _client(configuration: Any) -> ApiClient:
 
     client = _modules()[1]
     # One lost connection or time-out is no lost API. With more tries, a server that is gone would cost too much time.
-    configuration.retries = Patience(
-        total=_MOST_WAITS,
-        connect=1,
-        read=1,
-        other=0,
-        status_forcelist=(HTTPStatus.TOO_MANY_REQUESTS,),
-        allowed_methods=None,
-        backoff_factor=0.5,
-        raise_on_status=False,
-    )
+    busy = (HTTPStatus.TOO_MANY_REQUESTS,)
+    configuration.retries = Patience(_MOST_WAITS, connect=1, read=1, status_forcelist=busy, allowed_methods=None)
     made: ApiClient = client.ApiClient(configuration)
     return made
 

@@ -7,24 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
-
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends.kuberay.credentials import api_client, forget_credentials, in_cluster
 from shoal.pool.backends.kuberay.resources import status_in
 from shoal.pool.backends.ray.token_file import ca_path
-from shoal.pool.backends.ray_http import Failure, Problem, RayHead
+from shoal.pool.backends.ray_http import BusyClusterError, Failure, Problem, RayHead, while_busy
 from shoal.pool.spec import PoolSpec
-from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
-
-
-class TokenRefusedError(PoolUnreachableError):
-    """Ray's head or the API server refused the credentials."""
-
-
-class _BusyHeadError(PoolUnreachableError):
-    """The head could not answer at this time. Shortly after its start, a head accepts no jobs."""
-
+from shoal.pool.timeouts import CLUSTER_PATIENCE
 
 _PORT = 8265
 """Port of the head's HTTP API in KubeRay's service."""
@@ -90,32 +79,23 @@ def ray_head(spec: PoolSpec, service: str, token: str) -> RayHead:
         token,
         ca=ca_path(spec),
         timeout_s=CLUSTER_PATIENCE,
-        retrying=Retrying(
-            retry=retry_if_exception_type(_BusyHeadError),
-            stop=stop_after_delay(CLUSTER_JOB_PATIENCE),
-            wait=wait_fixed(0.5),
-            reraise=True,
-        ),
+        retrying=while_busy(),
         error=lambda failure: _error(spec, service_url(spec, service), failure),
         access=access(spec, service),
     )
 
 
 def _error(spec: PoolSpec, url: str, failure: Failure) -> PoolUnreachableError:
-    head = f"the Ray head of RayCluster {spec.namespace}/{spec.ray_cluster}"
-    place = f'{head} at {url}, as api= in the URI of pool "{spec.name}" says,' if spec.api else head
-    if answer := status_in(failure.reason):  # of the API server, whose proxy leads to the head
+    head, said = f"the Ray head of RayCluster {spec.namespace}/{spec.ray_cluster}", failure.reason
+    if answer := status_in(said):  # of the API server, through whose proxy requests go
         if failure.status == HTTPStatus.UNAUTHORIZED:
             forget_credentials()
-        said = f"the Kubernetes API does not lead to {head} ({failure.status}: {answer.get('message')})"
-        return _BusyHeadError(said) if failure.problem is Problem.BUSY else PoolUnreachableError(said)
-    match failure.problem:
-        case Problem.TOKEN_REFUSED:
-            return TokenRefusedError(
-                f"{place} refuses Ray's token ({failure.status}: {failure.reason}): the Secret has another token"
-            )
-        case Problem.BUSY:
-            return _BusyHeadError(f"{place} cannot answer now ({failure.status}: {failure.reason})")
-        case Problem.REFUSED | Problem.NOT_RAY:
-            return PoolUnreachableError(f"{place} does not answer as Ray does ({failure.status}: {failure.reason})")
-    return PoolUnreachableError(f"{place} does not answer ({failure.reason})")
+        said = f"the Kubernetes API says: {answer.get('message')}"
+    elif failure.problem is Problem.TOKEN_REFUSED:
+        said = f"the Secret has another token than Ray: {said}"
+    elif failure.problem is Problem.NOT_RAY:
+        said = f"the answer is not that of Ray: {said}"
+    place = f'{head} at {url}, as api= in the URI of pool "{spec.name}" says,' if spec.api else head
+    status = f"{failure.status}: " if failure.status else ""
+    kind = BusyClusterError if failure.problem is Problem.BUSY else PoolUnreachableError
+    return kind(f"{place} does not answer ({status}{said})")

@@ -1,4 +1,4 @@
-"""Looks at pools that do not change: fewer and fewer requests, until something changes.
+"""Looks at pools that do not change, which need few requests.
 
 A look reads the RayCluster, its pods and Ray's nodes. Each process that reconciles a pool or waits for it looks at it
 every second, in each home. So a look that has found nothing to report counts for a while.
@@ -6,22 +6,19 @@ every second, in each home. So a look that has found nothing to report counts fo
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from time import monotonic
 
 from shoal.pool.backends.base import NodeRef, Seen
 from shoal.pool.spec import PoolSpec
 from shoal.state.schema import NodeState
 
-LONGEST_PERIOD = 8.0
-"""Longest time in seconds between two looks at a pool that does not change. Ray needs longer than this to notice that a
-machine is gone."""
+PERIOD = 5.0
+"""Seconds for which such a look counts. Ray needs longer than this to notice that a machine is gone."""
 
-_FIRST_PERIOD = 1.0
-
-_quiet: dict[str, tuple[object, float, float]] = {}
-"""Rows of a pool at the last look if nothing had changed, the time at which they are looked at again, and the period
-until then. Times are the monotonic seconds of this process. The key is the URI of the pool."""
+_quiet: dict[str, tuple[object, float]] = {}
+"""By the URI of a pool: its rows at the last look if there was nothing to report, and the time until which this look
+counts, in the monotonic seconds of this process."""
 
 
 def look(spec: PoolSpec, nodes: Sequence[NodeRef], ask: Callable[[PoolSpec, Sequence[NodeRef]], Seen]) -> Seen:
@@ -33,14 +30,9 @@ def look(spec: PoolSpec, nodes: Sequence[NodeRef], ask: Callable[[PoolSpec, Sequ
         ask: Looks at the nodes with requests.
     """
     rows = {node.id: (node.state, dict(node.endpoint or {})) for node in nodes if node.state is not NodeState.ENDING}
-    now = time.monotonic()
-    last, due, period = _quiet.get(spec.uri, (None, now, 0.0))
-    if last == rows and now < due:
-        return Seen()
-    seen = ask(spec, nodes)
+    last, until = _quiet.pop(spec.uri, (None, 0.0))
+    is_quiet = last == rows and monotonic() < until
+    seen = Seen() if is_quiet else ask(spec, nodes)
     if seen == Seen():
-        period = min(2 * period, LONGEST_PERIOD) if last == rows and period else _FIRST_PERIOD
-        _quiet[spec.uri] = (rows, time.monotonic() + period, period)
-    else:
-        _quiet.pop(spec.uri, None)
+        _quiet[spec.uri] = (rows, until if is_quiet else monotonic() + PERIOD)
     return seen

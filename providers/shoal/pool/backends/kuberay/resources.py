@@ -368,14 +368,11 @@ def status_in(text: Any) -> Mapping[str, Any]:
 
 
 def _later_writer(fields: Iterable[Mapping[str, Any]]) -> str:
-    """Return the manager that has changed the worker groups after shoal's last change. All times are the API's."""
-    changes = [entry for entry in fields if not entry.get("subresource")]
-    mine = max((entry["time"] for entry in changes if entry["manager"] == FIELD_MANAGER), default="~")
-    later = [
-        entry["manager"]
-        for entry in changes
-        if entry["manager"] != FIELD_MANAGER
-        and entry["time"] >= mine
-        and "f:workerGroupSpecs" in entry["fieldsV1"].get("f:spec", {})
-    ]
-    return later[-1] if later else ""
+    """Return the manager that has changed the worker groups after shoal's last change; empty if there is none."""
+    later, is_ours = "", False
+    for entry in sorted(fields, key=lambda entry: (entry["time"], entry["manager"] != FIELD_MANAGER)):
+        if entry["manager"] == FIELD_MANAGER:
+            later, is_ours = "", True
+        elif is_ours and "f:workerGroupSpecs" in entry["fieldsV1"].get("f:spec", {}):
+            later = entry["manager"]
+    return later
