@@ -15,6 +15,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends import NodeRef, PoolRef
 from shoal.pool.backends.kuberay import credentials, quiet
 from shoal.pool.backends.kuberay.backend import KubeRayBackend
+from shoal.pool.backends.kuberay.reasons import why_lost
 from shoal.pool.backends.kuberay.resources import CLAIM, Pod, RayCluster
 from shoal.pool.backends.kuberay.scaling import plan_end, plan_start
 from shoal.pool.reconcile.rounds import reconcile
@@ -261,6 +262,14 @@ def test_why_a_pod_is_not_ready_is_shown_at_once_and_in_the_error(kube, status, 
     assert said in str(pool.describe().reason)
 
 
+def test_a_head_that_does_not_answer_at_api_is_named(kube):
+    kube.add("rayclusters", ray_cluster("c"))
+    with pytest.raises(
+        ScaleError, match=r"runs, and the Ray head .* at http://127.0.0.1:1, as api= .* answer"
+    ):
+        ComputePool(kube.uri("c", max_nodes=4, api="http://127.0.0.1:1")).up(rollback_after_seconds=0.5)
+
+
 def test_why_there_is_no_pod_is_shown_at_once(kube, monkeypatch):
     kube.add("rayclusters", ray_cluster("c"))
     pool = attach(kube)
@@ -461,6 +470,28 @@ def test_raised_and_lowered_beside_rays_autoscaler():
     assert changed(down) == {
         "groupName": "small", "replicas": 3, "minReplicas": 0, "scaleStrategy": {"workersToDelete": ["p1", "p2"]}
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("manager", "autoscales", "said"),
+    [
+        ("python-requests", True, "ended by Ray's autoscaler, which ends idle nodes of the pool as well: set enable"),
+        ("kubectl-edit", False, r"ended by kubectl-edit \(workersToDelete\)"),
+        ("shoal", True, "it was deleted, .* or Ray's autoscaler has ended it, which ends idle nodes"),
+    ],
+)
+def test_a_program_that_names_a_pod_for_deletion_is_named(manager, autoscales, said):
+    """Pure: the autoscalers v1 and v2 name the pods of idle nodes, and change the replicas."""
+    made = ray_cluster("c", enableInTreeAutoscaling=autoscales)
+    made["spec"]["workerGroupSpecs"][0]["scaleStrategy"] = {"workersToDelete": ["c-w-1"]}
+    fields = {"f:spec": {"f:workerGroupSpecs": {}}}
+    writers = [("kubectl", 1), ("shoal", 2), (manager, 3)]
+    made["metadata"]["managedFields"] = [
+        {"manager": name, "time": f"2026-01-01T00:00:0{second}Z", "fieldsV1": fields} for name, second in writers
+    ]
+    made["metadata"]["resourceVersion"] = "7"
+    endpoint = {"pod": "c-w-1", "pod_uid": "1"}
+    assert re.search(said, why_lost(endpoint, None, {}, RayCluster.of(made)))
 
 
 def test_requests_to_ray_go_through_the_api_server_with_both_credentials(kube):

@@ -65,14 +65,11 @@ class KubeRayBackend:
             raise InvalidArgumentError(f'pool "{spec.name}" cannot have {size} nodes: {problem}')
         client.check_rights(cluster)
         client.patch([{"op": "test", "path": "/metadata/name", "value": cluster.name}], dry_run="All")
-        if cluster.claim and cluster.claim.is_held:
-            return
-        pods = client.pods()
-        if any(pod.is_head and pod.is_ready for pod in pods):
-            silence = self._ray_nodes(client, spec, cluster, pods)[2]
-            if silence:
-                self.discard(spec.name, everything=False)
-                raise PoolUnreachableError(silence)
+        pods = [] if cluster.claim and cluster.claim.is_held else client.pods()
+        is_ready = any(pod.is_head and pod.is_ready for pod in pods)
+        if is_ready and (silence := self._ray_nodes(client, spec, cluster, pods)[2]):
+            self.discard(spec.name, everything=False)
+            raise PoolUnreachableError(silence)
 
     def prepare(self, spec: PoolSpec) -> None:
         """Do nothing, because the RayCluster and its token exist already."""
@@ -236,8 +233,8 @@ def _without_cluster(client: KubeClient, spec: PoolSpec, nodes: Sequence[NodeRef
     was_ready = {node.id: "ray_node_id" in (node.endpoint or {}) for node in nodes}
     why = _missing(spec)
     if spec.makes_cluster and not all(was_ready.values()):
-        body = manifest.ray_cluster(PoolRef(spec, len(nodes), time.time()), None)
-        refusal = _refusal(lambda: client.create_ray_cluster(body, dry_run="All"))
+        pool = PoolRef(spec, len(nodes), time.time())
+        refusal = _refusal(lambda: client.create_ray_cluster(manifest.ray_cluster(pool, None), dry_run="All"))
         why = refusal or f"RayCluster {spec.namespace}/{spec.ray_cluster} is being created"
     return Seen(
         lost={row: _missing(spec) for row, ready in was_ready.items() if ready},
@@ -249,10 +246,8 @@ def _refusal(dry_run: Callable[[], object]) -> str | None:
     """Return the text with which the API refuses a change, or None. Nothing is changed."""
     try:
         dry_run()
-    except (PoolUnreachableError, InvalidArgumentError) as error:
+    except (PoolUnreachableError, InvalidArgumentError, ConflictError) as error:
         return str(error)
-    except ConflictError:
-        pass
     return None
 
 

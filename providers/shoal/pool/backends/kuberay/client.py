@@ -235,17 +235,9 @@ class KubeClient:
         """Return the last lines of a container's previous run, without credentials. Return an empty string if they
         cannot be read, because they only explain more."""
         try:
-            read: Callable[..., Any] = self._core.read_namespaced_pod_log
-            response = read(
-                pod,
-                self._namespace,
-                container=container,
-                previous=True,
-                tail_lines=_LOG_LINES,
-                _preload_content=False,
-                _request_timeout=CLUSTER_PATIENCE,
-            )
-            lines = redact(_COLOURS.sub("", response.data.decode(errors="replace"))).splitlines()
+            read, options = self._core.read_namespaced_pod_log, {"previous": True, "tail_lines": _LOG_LINES}
+            text = self._bytes(read, pod, self._namespace, container=container, **options).decode(errors="replace")
+            lines = redact(_COLOURS.sub("", text)).splitlines()
             return " | ".join(line.strip() for line in lines if line)
         except Exception:  # the client raises its own errors and those of urllib3
             return ""
@@ -275,12 +267,17 @@ class KubeClient:
             missing,
         )
 
-    @staticmethod
-    def _json(method: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
+    @classmethod
+    def _json(cls, method: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
         """Call a method of the client, and return the answer as JSON. The client's own classes would refuse values that
         a later version of Kubernetes adds."""
-        response = method(*args, _preload_content=False, _request_timeout=CLUSTER_PATIENCE, **options)
-        answer: dict[str, Any] = json.loads(response.data)
+        answer: dict[str, Any] = json.loads(cls._bytes(method, *args, **options))
+        return answer
+
+    @staticmethod
+    def _bytes(method: Callable[..., Any], *args: Any, **options: Any) -> bytes:
+        """Call a method of the client, and return the answer as it was sent."""
+        answer: bytes = method(*args, _preload_content=False, _request_timeout=CLUSTER_PATIENCE, **options).data
         return answer
 
     def _call(self, what: str, request: Callable[[], Any], missing: Callable[[Any], bool] | None = None) -> Any:
