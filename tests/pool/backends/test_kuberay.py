@@ -264,9 +264,7 @@ def test_why_a_pod_is_not_ready_is_shown_at_once_and_in_the_error(kube, status, 
 
 def test_a_head_that_does_not_answer_at_api_is_named(kube):
     kube.add("rayclusters", ray_cluster("c"))
-    with pytest.raises(
-        ScaleError, match=r"runs, and the Ray head .* at http://127.0.0.1:1, as api= .* answer"
-    ):
+    with pytest.raises(ScaleError, match=r"runs, and the Ray head .* at http://127.0.0.1:1, as api= .* answer"):
         ComputePool(kube.uri("c", max_nodes=4, api="http://127.0.0.1:1")).up(rollback_after_seconds=0.5)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
-from shoal.pool.backends.base import Arrival, NodeRef, PoolRef, Seen, Waiting
+from shoal.pool.backends.base import Arrival, ClusterBackend, NodeRef, PoolRef, Seen, Waiting
 from shoal.pool.backends.kuberay import head_access, made_cluster, manifest, quiet, reasons, scaling
 from shoal.pool.backends.kuberay.binding import Matched, match
 from shoal.pool.backends.kuberay.client import ConflictError, KubeClient
@@ -24,7 +24,6 @@ from shoal.pool.backends.ray_nodes import GCS_PORT, ClusterNode, alive_nodes, py
 from shoal.pool.backends.ray_scripts import ScriptRunner
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
-from shoal.pool.timeouts import CLUSTER_START_TIMEOUT
 from shoal.state.home import home
 
 log = logging.getLogger(__name__)
@@ -34,12 +33,8 @@ _MOST_CONFLICTS = 10
 few times after each change."""
 
 
-class KubeRayBackend:
+class KubeRayBackend(ClusterBackend):
     """Backend for RayClusters, with or without Ray's autoscaler."""
-
-    bound_to_host = False
-    start_timeout = CLUSTER_START_TIMEOUT
-    start_timeout_per_node = 0.0
 
     def admit(self, spec: PoolSpec, size: int) -> None:
         """Raise an error if there is no such RayCluster, if shoal lacks a right or cannot scale it, if others could
@@ -70,9 +65,6 @@ class KubeRayBackend:
         if is_ready and (silence := self._ray_nodes(client, spec, cluster, pods)[2]):
             self.discard(spec.name, everything=False)
             raise PoolUnreachableError(silence)
-
-    def prepare(self, spec: PoolSpec) -> None:
-        """Do nothing, because the RayCluster and its token exist already."""
 
     def discard(self, name: str, *, everything: bool) -> None:
         """Remove the file with Ray's token. The next process that needs the token reads it from the Secret again."""
@@ -162,14 +154,6 @@ class KubeRayBackend:
         warnings = client.warnings([cluster.uid]) if reasons.is_ignored(cluster, time.time()) else {}
         return {node.id: _left(node, by_uid, plan.doomed, pool.spec, cluster, warnings) for node in nodes}
 
-    def existing(self) -> list[str]:
-        """Return an empty list, because the pods belong to their RayCluster."""
-        return []
-
-    def clear(self, node_id: str) -> str | None:
-        """Do nothing, because the pods belong to their RayCluster."""
-        return None
-
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
         """Build the head's addresses from the data in the head's row, and the way of this process to the head."""
         path = None
@@ -209,8 +193,7 @@ def script_runner(spec: PoolSpec) -> ScriptRunner:
     client = KubeClient(spec)
     if (cluster := client.ray_cluster()) is None:
         raise PoolUnreachableError(_missing(spec))
-    token = _token(client, spec, cluster, is_kept=True)
-    head = head_access.ray_head(spec, cluster.head_service, token)
+    head = head_access.ray_head(spec, cluster.head_service, _token(client, spec, cluster, is_kept=True))
     return ScriptRunner(head, f"RayCluster {spec.namespace}/{spec.ray_cluster}", spec.name)
 
 

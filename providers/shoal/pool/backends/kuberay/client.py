@@ -6,9 +6,10 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends.kuberay import leases, manifest
@@ -19,9 +20,6 @@ from shoal.pool.backends.kuberay.scaling import Patch
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_PATIENCE
 from shoal.redaction import redact
-
-if TYPE_CHECKING:
-    from kubernetes.client import V1DeleteOptions
 
 _API = ("ray.io", "v1")
 _LEASES = "coordination.k8s.io"
@@ -206,7 +204,7 @@ class KubeClient:
         """Return the newest warning about each of some objects, by the object's uid. Only the first of the objects are
         looked up. The result is empty if shoal may not read events, because they only explain more."""
         newest = {}
-        try:
+        with suppress(PoolUnreachableError):
             for uid in uids[:_MOST_EXPLAINED]:
                 for event in sorted(
                     self._list("event", field_selector=f"type=Warning,involvedObject.uid={uid}"),
@@ -214,8 +212,6 @@ class KubeClient:
                     key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "",
                 ):
                     newest[uid] = f"{event.get('reason')}: {event.get('message') or event.get('note')}"
-        except PoolUnreachableError:
-            pass
         return newest
 
     def token(self, secret: str) -> str:
@@ -337,11 +333,9 @@ class KubeClient:
         return error.status == HTTPStatus.NOT_FOUND and bool((status_in(error.body).get("details") or {}).get("name"))
 
 
-def _only(uid: str, version: str) -> V1DeleteOptions:
+def _only(uid: str, version: str) -> dict[str, Any]:
     """Return the options of a request that deletes an object only in the version that was read."""
-    from kubernetes.client import V1DeleteOptions, V1Preconditions
-
-    return V1DeleteOptions(preconditions=V1Preconditions(uid=uid, resource_version=version))
+    return {"preconditions": {"uid": uid, "resourceVersion": version}}
 
 
 def _rights(spec: PoolSpec, cluster: RayCluster) -> list[tuple[str, str, str, str]]:
