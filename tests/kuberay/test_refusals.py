@@ -166,13 +166,13 @@ def test_a_finalizer_that_holds_a_pod_is_named(kube: Kubernetes, pool: ComputePo
         kube.core.patch_namespaced_pod(name, kube.namespace, {"metadata": {"finalizers": None}})
 
 
-def test_a_reason_is_found_among_600_other_warnings(kube: Kubernetes, pool: ComputePool):
+def test_a_reason_is_found_behind_600_other_warnings(kube: Kubernetes, pool: ComputePool):
     made = {"apiVersion": "v1", "kind": "Pod", "namespace": kube.namespace}
     for number in range(600):
         kube.core.create_namespaced_event(
             kube.namespace,
             {
-                "metadata": {"name": f"other-{number}"}, "type": "Warning", "reason": "Other", "message": "other",
+                "metadata": {"name": f"a-{number}"}, "type": "Warning", "reason": "Other", "message": "other",
                 "involvedObject": made | {"name": f"a-{number}", "uid": str(number)},
                 "lastTimestamp": "2099-01-01T00:00:00Z",
             },
