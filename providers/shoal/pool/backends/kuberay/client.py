@@ -22,7 +22,6 @@ from shoal.pool.timeouts import CLUSTER_PATIENCE
 from shoal.redaction import redact
 
 _API = ("ray.io", "v1")
-_LEASES = "coordination.k8s.io"
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _RIGHT = re.compile(r'User ".*" cannot ')
 """Text of a refusal for lack of a right. The text of an admission policy or a quota has the same status, and no such
@@ -341,11 +340,10 @@ def _only(uid: str, version: str) -> dict[str, Any]:
 def _rights(spec: PoolSpec, cluster: RayCluster) -> list[tuple[str, str, str, str]]:
     """Return verb, API group, resource and name of each right without which a pool cannot work. The rights to events
     and logs only explain more."""
-    lease = leases.name_of(cluster.name)
     used = [("get patch", _API[0], "rayclusters", cluster.name), ("list", "", "pods", "")]
     if spec.makes_cluster:
         used += [("create", _API[0], "rayclusters", ""), ("delete", _API[0], "rayclusters", cluster.name)]
-        used += [("create", _LEASES, "leases", ""), ("patch delete", _LEASES, "leases", lease)]
+        used.append(("create patch delete", "coordination.k8s.io", "leases", ""))
     if cluster.has_token:
         used.append(("get", "", "secrets", cluster.token_secret))
     if way := access(spec, cluster.head_service):

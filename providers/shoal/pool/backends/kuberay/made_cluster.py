@@ -78,7 +78,7 @@ def delete(client: KubeClient, pool: PoolRef, nodes: list[NodeRef]) -> dict[str,
         uid = (node.endpoint or {}).get("pod_uid")
         # A row without a pod may have one that was created meanwhile.
         pod = pods.get(uid) if uid else next(iter(pods.values()), None)
-        left[node.id] = pod.ending if pod else None
+        left[node.id] = f"pod {pod.name} is being deleted" if pod else None
     if cluster is not None:
         place = f"RayCluster {pool.spec.namespace}/{cluster.name} is being deleted"
         return {node: problem or place for node, problem in left.items()}
