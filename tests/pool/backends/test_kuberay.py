@@ -500,6 +500,9 @@ def test_requests_to_ray_go_through_the_api_server_with_both_credentials(kube):
     assert endpoint.token_path.stat().st_mode & 0o777 == 0o600
     client = JobClient.at(endpoint)
     assert client.get("/api/v0/cluster_metadata", lambda answer: answer["data"]["pythonVersion"]) == "3.11.9"
+    kube.next_answers = [429]  # of the API server
+    patient = JobClient(endpoint.api, RAY_TOKEN, access=endpoint.access, wait=0.0)
+    assert patient.submit(["true"], "job-1", {}) is True
     secret = kube.objects["secrets", "c"]
     endpoint.token_path.write_text("old")  # the RayCluster was deleted and created again
     assert len(ComputePool("c").get_nodes()) == 1

@@ -55,7 +55,8 @@ class Problem(Enum):
     TOKEN_REFUSED = auto()
     """The head does not accept the token, or the request has no token and the head needs one."""
     BUSY = auto()
-    """The head answered with an internal error (HTTP status 5xx). Another try may succeed."""
+    """The head answered with an internal error (HTTP status 5xx), or the server on the way to it had too many requests
+    (429). Another try may succeed."""
     REFUSED = auto()
     """The head refused the request, but not because of the token."""
     NOT_RAY = auto()
@@ -212,7 +213,7 @@ class RayHead:
         if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
             return
         is_token = status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-        is_busy = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        is_busy = status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS
         problem = Problem.TOKEN_REFUSED if is_token else Problem.BUSY if is_busy else Problem.REFUSED
         raise self._failure(problem, last_line(answer.text, empty="without a reason"), answer)
 
