@@ -76,7 +76,9 @@ def test_a_right_that_is_missing_is_named_before_anything_starts(kube: Kubernete
 def test_a_wrong_api_is_named_before_anything_starts(kube: Kubernetes):
     def is_ready() -> bool:
         found = kube.core.list_namespaced_pod(kube.namespace, label_selector="ray.io/node-type=head").items
-        return any(each.type == "Ready" and each.status == "True" for pod in found for each in pod.status.conditions)
+        return any(
+            each.type == "Ready" and each.status == "True" for pod in found for each in pod.status.conditions or ()
+        )
 
     wait_until(is_ready, "a head that is ready", seconds=60)
     with pytest.raises(PoolUnreachableError, match=r"at http://127.0.0.1:1, as api= in the URI.* does not answer"):

@@ -21,7 +21,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from shoal.errors import PoolUnreachableError
 from shoal.pool.endpoint import HeadAccess
-from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE
+from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
 
 T = TypeVar("T")
 
@@ -30,9 +30,8 @@ class BusyClusterError(PoolUnreachableError):
     """The head of a cluster could not answer the request at this time. A later try may succeed."""
 
 
-def while_busy() -> Retrying:
-    """Return the rule for submissions to the head of a cluster. Shortly after its start, a head answers them with
-    status 500, so a failed submission is tried again for some time."""
+def _while_busy() -> Retrying:
+    """Return the rule for submissions to a head that answers with status 500, as heads do shortly after their start."""
     return Retrying(
         retry=retry_if_exception_type(BusyClusterError),
         stop=stop_after_delay(CLUSTER_JOB_PATIENCE),
@@ -116,7 +115,8 @@ class RayHead:
         token: Bearer token; empty if the head needs none.
         ca: File with the CA certificates to trust for an https URL. None: the CA certificates of this machine.
         timeout_s: Seconds to wait for the connection, and for the answer to one request.
-        retrying: Rule that decides, from the exception of the last try, whether a job submission is tried again.
+        retrying: Rule that decides, from the exception of the last try, whether a job submission is tried again. None:
+            for some time while `error` returns a `BusyClusterError`.
         error: Function that returns the exception to raise for a failed request.
         access: Way to the head through another server. None: requests go to `api`.
     """
@@ -127,13 +127,13 @@ class RayHead:
         token: str,
         *,
         ca: Path | None = None,
-        timeout_s: float,
-        retrying: Retrying,
+        timeout_s: float = CLUSTER_PATIENCE,
+        retrying: Retrying | None = None,
         error: Callable[[Failure], Exception],
         access: HeadAccess | None = None,
     ) -> None:
         self._api = access.url if access else api
-        self._retrying = retrying
+        self._retrying = retrying or _while_busy()
         self._error = error
         own = {"Authorization": f"Bearer {token}"} if token else {}
         self._headers: Callable[[], Mapping[str, str]] = partial(access.headers, token) if access else lambda: own

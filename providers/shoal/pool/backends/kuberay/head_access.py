@@ -11,9 +11,8 @@ from shoal.errors import PoolUnreachableError
 from shoal.pool.backends.kuberay.credentials import api_client, forget_credentials, in_cluster
 from shoal.pool.backends.kuberay.resources import status_in
 from shoal.pool.backends.ray.token_file import ca_path
-from shoal.pool.backends.ray_http import BusyClusterError, Failure, Problem, RayHead, while_busy
+from shoal.pool.backends.ray_http import BusyClusterError, Failure, Problem, RayHead
 from shoal.pool.spec import PoolSpec
-from shoal.pool.timeouts import CLUSTER_PATIENCE
 
 _PORT = 8265
 """Port of the head's HTTP API in KubeRay's service."""
@@ -78,8 +77,6 @@ def ray_head(spec: PoolSpec, service: str, token: str) -> RayHead:
         service_url(spec, service),
         token,
         ca=ca_path(spec),
-        timeout_s=CLUSTER_PATIENCE,
-        retrying=while_busy(),
         error=lambda failure: _error(spec, service_url(spec, service), failure),
         access=access(spec, service),
     )

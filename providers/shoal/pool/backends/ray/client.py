@@ -12,11 +12,10 @@ from typing import Any
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends.ray.autoscaler_job import ASKING, READ_ONLY
 from shoal.pool.backends.ray.token_file import ca_path, token_path
-from shoal.pool.backends.ray_http import BusyClusterError, Failure, Problem, RayHead, while_busy
+from shoal.pool.backends.ray_http import BusyClusterError, Failure, Problem, RayHead
 from shoal.pool.backends.ray_nodes import ClusterNode, alive_nodes, python_version
 from shoal.pool.backends.ray_scripts import ScriptRunner
 from shoal.pool.spec import PoolSpec
-from shoal.pool.timeouts import CLUSTER_PATIENCE
 
 _AUTOSCALER_JOB = Path(__file__).with_name("autoscaler_job.py")
 
@@ -43,14 +42,7 @@ class Cluster:
         self._spec = spec
         self._address = spec.address.rstrip("/")
         token, self._unread = _token(spec) if token is None else (token, None)
-        self._head = RayHead(
-            self._address,
-            token,
-            ca=ca_path(spec),
-            timeout_s=CLUSTER_PATIENCE,
-            retrying=while_busy(),
-            error=self._pool_error,
-        )
+        self._head = RayHead(self._address, token, ca=ca_path(spec), error=self._pool_error)
         self.scripts = ScriptRunner(self._head, f"the Ray cluster at {self._address}", spec.name, spec.gcs)
         """Runs scripts on the cluster."""
 
