@@ -30,6 +30,7 @@ _PATH = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))/namespaces/(?P<ns>[^/]+)/(?P<kind>[a-z]+)"
     r"(?:/(?P<name>[^/]+)(?P<sub>/.*)?)?"
 )
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _PROXY = re.compile(r"(?:http:)?(?P<service>[^:]+):8265")
 
 
@@ -57,6 +58,9 @@ class FakeKubernetes:
         pod_quota: Largest number of pods.
         become: What the machines make of a new pod: the fields of its status. None: it runs, and Ray joins.
         stuck: Pods whose machine is gone, so that their end is never confirmed.
+        user_token: The token that is accepted.
+        next_answers: What the next requests are answered with: a status with an error, 0 for no answer, or None for the
+            usual answer.
         before_patch: Called before a patch is tried, as another writer that is faster.
         requests: Verb and resource of each request.
     """
@@ -70,6 +74,8 @@ class FakeKubernetes:
     pod_quota: int = 100
     become: Callable[[Object], Object | None] = lambda pod: None
     stuck: set[str] = field(default_factory=set)
+    user_token: str = USER_TOKEN
+    next_answers: list[int | None] = field(default_factory=list)
     before_patch: Callable[[], None] = lambda: None
     requests: list[str] = field(default_factory=list)
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
@@ -89,7 +95,13 @@ class FakeKubernetes:
 
             def _handle(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                other = fake.next_answers.pop(0) if fake.next_answers else None
+                if other == 0:
+                    self.close_connection = True
+                    return
                 try:
+                    if other:
+                        raise Refused(other, "Other", "an answer with an error")
                     status, answer = fake.answer(
                         self.command, self.path, {key.lower(): value for key, value in self.headers.items()}, body
                     )
@@ -99,6 +111,8 @@ class FakeKubernetes:
                 self.send_response(status)
                 self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
                 self.send_header("Content-Length", str(len(content)))
+                if status == 429:
+                    self.send_header("Retry-After", "1")
                 self.end_headers()
                 self.wfile.write(content)
 
@@ -183,9 +197,11 @@ class FakeKubernetes:
             self._step()
             if not self.answers:
                 return 503, "the server is currently unable to handle the request"
-            if headers.get("authorization") != f"Bearer {USER_TOKEN}":
+            if headers.get("authorization") != f"Bearer {self.user_token}":
                 raise Refused(401, "Unauthorized", "Unauthorized")
             parts = urlsplit(url)
+            if parts.path == _REVIEWS:
+                return self._review(json.loads(body)["spec"]["resourceAttributes"])
             found = _PATH.fullmatch(parts.path)
             if found is None:
                 return 404, "404 page not found"
@@ -195,8 +211,7 @@ class FakeKubernetes:
             )
             resource = kind + ("/" + sub.split("/")[1] if sub else "")
             self.requests.append(f"{verb} {resource}")
-            use = f"{verb} {resource}"
-            if use in self.refused or (self.allowed is not None and use not in self.allowed):
+            if not self._may(f"{verb} {resource}"):
                 said = f'{resource} is forbidden: User "u" cannot {verb} resource "{resource}"'
                 raise Refused(403, "Forbidden", said, name)
             if kind == "rayclusters" and not self.has_crd:
@@ -207,6 +222,14 @@ class FakeKubernetes:
                 return 200, self.log
             return self._object(verb, kind, name, parse_qs(parts.query), headers, body)
 
+    def _may(self, use: str) -> bool:
+        return use not in self.refused and (self.allowed is None or use in self.allowed)
+
+    def _review(self, asked: Object) -> tuple[int, Any]:
+        """Answer whether the user may do something. Real accounts may always ask."""
+        resource = asked["resource"] + (f"/{asked['subresource']}" if asked["subresource"] else "")
+        return 201, {"status": {"allowed": self._may(f"{asked['verb']} {resource}")}}
+
     def _object(
         self, verb: str, kind: str, name: str, query: dict[str, list[str]], headers: dict[str, str], body: bytes
     ) -> tuple[int, Any]:
@@ -215,7 +238,10 @@ class FakeKubernetes:
             for selector in query.get("labelSelector", []):
                 key, _, value = selector.partition("=")
                 items = [made for made in items if _labels(made).get(key) == value]
-            return 200, {"kind": "List", "items": items}
+            for selector in query.get("fieldSelector", []):
+                uid = selector.partition("involvedObject.uid=")[2]
+                items = [made for made in items if made["involvedObject"]["uid"] == uid]
+            return 200, {"kind": "List", "metadata": {}, "items": items}
         if verb == "create":
             made = json.loads(body)
             if (kind, made["metadata"]["name"]) in self.objects:
@@ -234,6 +260,9 @@ class FakeKubernetes:
             self.before_patch()
             if headers.get("content-type") != "application/json-patch+json":
                 raise Refused(415, "UnsupportedMediaType", "only JSON patches are known here")
+            if query.get("dryRun"):
+                apply(made := copy.deepcopy(self.objects[kind, name]), json.loads(body))
+                return 200, made
             return 200, self._store(kind, name, lambda made: apply(made, json.loads(body)))
         return 200, self.objects[kind, name]
 
@@ -407,7 +436,8 @@ class FakeKubernetes:
     def _event(self, about: str, reason: str, message: str) -> None:
         name = f"{about}.{reason}"
         if ("events", name) not in self.objects:
-            involved = {"involvedObject": {"name": about}, "eventTime": self._now(), "type": "Warning"}
+            uid = next(made["metadata"]["uid"] for (_, each), made in self.objects.items() if each == about)
+            involved = {"involvedObject": {"uid": uid}, "eventTime": self._now(), "type": "Warning"}
             self.add("events", {"metadata": {"name": name}, "reason": reason, "message": message, **involved})
 
 

@@ -27,8 +27,9 @@ def static_cluster() -> Iterator[ForeignCluster]:
 
 @pytest.fixture
 def kube(fresh_home, monkeypatch, tmp_path) -> Iterator[FakeKubernetes]:
-    """A Kubernetes API; no detached reconciler, so whoever acts or sweeps does it all."""
+    """A Kubernetes API; no detached reconciler, so whoever acts or sweeps does it all; and each look sends requests."""
     pytest.importorskip("kubernetes", reason="the extra kuberay is not installed")
+    monkeypatch.setattr("shoal.pool.backends.kuberay.quiet.PERIOD", 0.0)
     monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
     kube = FakeKubernetes(tmp_path)
     yield kube

@@ -13,7 +13,9 @@ from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
 from shoal.jobs.head_client import JobClient
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import NodeRef, PoolRef
+from shoal.pool.backends.kuberay import credentials, quiet
 from shoal.pool.backends.kuberay.backend import KubeRayBackend
+from shoal.pool.backends.kuberay.reasons import why_lost
 from shoal.pool.backends.kuberay.resources import CLAIM, Pod, RayCluster
 from shoal.pool.backends.kuberay.scaling import plan_end, plan_start
 from shoal.pool.reconcile.rounds import reconcile
@@ -22,7 +24,7 @@ from shoal.pool.timeouts import START_TIMEOUT
 from shoal.state import Store
 from shoal.state.schema import Pool
 from tests.kuberay.accounts import roles
-from tests.support.fake_kubernetes import RAY_TOKEN, ray_cluster
+from tests.support.fake_kubernetes import RAY_TOKEN, USER_TOKEN, ray_cluster
 from tests.support.pool_processes import node_rows
 
 pytestmark = pytest.mark.server
@@ -138,7 +140,7 @@ def test_credentials_and_rights_are_checked_before_anything_changes(kube):
     for forbidden in ("get rayclusters", "list pods", "patch rayclusters"):
         kube.refused = {forbidden}
         with pytest.raises(
-            PoolUnreachableError, match=f"does not allow to {forbidden} in namespace ml.*Apply the Role"
+            PoolUnreachableError, match=f"does not allow to {forbidden}.* in namespace ml.*Apply the Role"
         ):
             attach(kube)
     kube.refused = set()
@@ -155,6 +157,60 @@ def test_credentials_and_rights_are_checked_before_anything_changes(kube):
     assert node_rows() == []
     kube.write_kubeconfig()
     assert attach(kube).get_nodes() == [{"name": "c-0", "cpus": 1, "gpus": 0}]  # the file is read again
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2])
+@pytest.mark.parametrize("answer", [429, 0])
+def test_one_answer_that_is_lost_shows_no_node_as_failed(kube, turn, answer):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    kube.next_answers = [None] * turn + [answer]
+    assert [node.state for node in pool.describe().active] == ["ready"]
+    assert kube.next_answers == []
+
+
+@pytest.fixture
+def exec_token(kube):
+    """Let the token come from a program that does not say when it ends; return the file from which it prints."""
+    config, file = json.loads(kube.kubeconfig.read_text()), kube.kubeconfig.with_name("token")
+    made = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "spec": {}}
+    made["status"] = {"token": config["users"][0]["user"].pop("token")}
+    file.write_text(json.dumps(made))
+    plugin = {"apiVersion": made["apiVersion"], "command": "/bin/cat", "args": [str(file)], "interactiveMode": "Never"}
+    config["users"][0]["user"]["exec"] = plugin
+    kube.kubeconfig.write_text(json.dumps(config))
+    return file
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_program_that_gives_tokens_runs_again_when_the_token_is_refused_or_old(kube, exec_token, monkeypatch, is_old):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    exec_token.write_text(exec_token.read_text().replace(USER_TOKEN, "kube-user-2"))
+    if is_old:
+        now = time.monotonic()
+        monkeypatch.setattr(credentials, "monotonic", lambda: now + 301)
+        assert "credentials" in pool.describe().reason
+    kube.user_token = "kube-user-2"
+    assert len(pool.get_nodes()) == 1
+
+
+def test_an_idle_pool_sends_few_requests(kube, monkeypatch):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    pool.scale(3)
+    clock = [time.monotonic()]
+    monkeypatch.setattr(quiet, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(quiet, "PERIOD", 5.0)
+    kube.requests.clear()
+    for _ in range(60):
+        clock[0] += 1
+        reconcile(Store(), pool.name)
+        pool.describe()
+    assert len(kube.requests) <= 36
+    kube.delete_pod(kube.pods()[0])
+    clock[0] += 5
+    assert pool.describe().failed
 
 
 def scheduled(reason, message):
@@ -204,6 +260,12 @@ def test_why_a_pod_is_not_ready_is_shown_at_once_and_in_the_error(kube, status, 
         pool.scale(3, options=SOON)
     assert any(said in error for error in caught.value.nodes.values())
     assert said in str(pool.describe().reason)
+
+
+def test_a_head_that_does_not_answer_at_api_is_named(kube):
+    kube.add("rayclusters", ray_cluster("c"))
+    with pytest.raises(ScaleError, match=r"runs, and the Ray head .* at http://127.0.0.1:1, as api= .* answer"):
+        ComputePool(kube.uri("c", max_nodes=4, api="http://127.0.0.1:1")).up(rollback_after_seconds=0.5)
 
 
 def test_why_there_is_no_pod_is_shown_at_once(kube, monkeypatch):
@@ -408,6 +470,28 @@ def test_raised_and_lowered_beside_rays_autoscaler():
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("manager", "autoscales", "said"),
+    [
+        ("python-requests", True, "ended by Ray's autoscaler, which ends idle nodes of the pool as well: set enable"),
+        ("kubectl-edit", False, r"ended by kubectl-edit \(workersToDelete\)"),
+        ("shoal", True, "it was deleted, .* or Ray's autoscaler has ended it, which ends idle nodes"),
+    ],
+)
+def test_a_program_that_names_a_pod_for_deletion_is_named(manager, autoscales, said):
+    """Pure: the autoscalers v1 and v2 name the pods of idle nodes, and change the replicas."""
+    made = ray_cluster("c", enableInTreeAutoscaling=autoscales)
+    made["spec"]["workerGroupSpecs"][0]["scaleStrategy"] = {"workersToDelete": ["c-w-1"]}
+    fields = {"f:spec": {"f:workerGroupSpecs": {}}}
+    writers = [("kubectl", 1), ("shoal", 2), (manager, 3)]
+    made["metadata"]["managedFields"] = [
+        {"manager": name, "time": f"2026-01-01T00:00:0{second}Z", "fieldsV1": fields} for name, second in writers
+    ]
+    made["metadata"]["resourceVersion"] = "7"
+    endpoint = {"pod": "c-w-1", "pod_uid": "1"}
+    assert re.search(said, why_lost(endpoint, None, {}, RayCluster.of(made)))
+
+
 def test_requests_to_ray_go_through_the_api_server_with_both_credentials(kube):
     kube.add("rayclusters", ray_cluster("c", authOptions={"mode": "token"}))
     endpoint = attach(kube).endpoint()
@@ -416,6 +500,9 @@ def test_requests_to_ray_go_through_the_api_server_with_both_credentials(kube):
     assert endpoint.token_path.stat().st_mode & 0o777 == 0o600
     client = JobClient.at(endpoint)
     assert client.get("/api/v0/cluster_metadata", lambda answer: answer["data"]["pythonVersion"]) == "3.11.9"
+    kube.next_answers = [429]  # of the API server
+    patient = JobClient(endpoint.api, RAY_TOKEN, access=endpoint.access, wait=0.0)
+    assert patient.submit(["true"], "job-1", {}) is True
     secret = kube.objects["secrets", "c"]
     endpoint.token_path.write_text("old")  # the RayCluster was deleted and created again
     assert len(ComputePool("c").get_nodes()) == 1

@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
+from shoal.pool.timeouts import CLUSTER_START_TIMEOUT
 from shoal.state.process import ProcessId
 from shoal.state.schema import Node, NodeState, Pool
 
@@ -209,6 +210,26 @@ class Backend(Protocol):
 
     def log(self, node: NodeRef) -> str:
         """Return the location of a node's log, or an empty string if shoal has no log of the node."""
+
+
+class ClusterBackend:
+    """Part that is the same in all backends whose nodes an external API starts: no host and no folder belongs to the
+    nodes of such a pool."""
+
+    bound_to_host = False
+    start_timeout = CLUSTER_START_TIMEOUT
+    start_timeout_per_node = 0.0
+
+    def prepare(self, spec: PoolSpec) -> None:
+        """Do nothing, because the cluster has its own token."""
+
+    def existing(self) -> list[str]:
+        """Return an empty list, because nodes have no processes or files on this host."""
+        return []
+
+    def clear(self, node_id: str) -> str | None:
+        """Do nothing, because nodes have no processes or files on this host."""
+        return None
 
 
 DISK_NEEDED = 500 * 1024**2

@@ -17,12 +17,27 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from tenacity import Retrying
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from shoal.errors import PoolUnreachableError
 from shoal.pool.endpoint import HeadAccess
+from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
 
 T = TypeVar("T")
+
+
+class BusyClusterError(PoolUnreachableError):
+    """The head of a cluster could not answer the request at this time. A later try may succeed."""
+
+
+def _while_busy() -> Retrying:
+    """Return the rule for submissions to a head that answers with status 500, as heads do shortly after their start."""
+    return Retrying(
+        retry=retry_if_exception_type(BusyClusterError),
+        stop=stop_after_delay(CLUSTER_JOB_PATIENCE),
+        wait=wait_fixed(0.5),
+        reraise=True,
+    )
 
 
 class Problem(Enum):
@@ -39,7 +54,8 @@ class Problem(Enum):
     TOKEN_REFUSED = auto()
     """The head does not accept the token, or the request has no token and the head needs one."""
     BUSY = auto()
-    """The head answered with an internal error (HTTP status 5xx). Another try may succeed."""
+    """The head answered with an internal error (HTTP status 5xx), or the server on the way to it had too many requests
+    (429). Another try may succeed."""
     REFUSED = auto()
     """The head refused the request, but not because of the token."""
     NOT_RAY = auto()
@@ -99,7 +115,8 @@ class RayHead:
         token: Bearer token; empty if the head needs none.
         ca: File with the CA certificates to trust for an https URL. None: the CA certificates of this machine.
         timeout_s: Seconds to wait for the connection, and for the answer to one request.
-        retrying: Rule that decides, from the exception of the last try, whether a job submission is tried again.
+        retrying: Rule that decides, from the exception of the last try, whether a job submission is tried again. None:
+            for some time while `error` returns a `BusyClusterError`.
         error: Function that returns the exception to raise for a failed request.
         access: Way to the head through another server. None: requests go to `api`.
     """
@@ -110,13 +127,13 @@ class RayHead:
         token: str,
         *,
         ca: Path | None = None,
-        timeout_s: float,
-        retrying: Retrying,
+        timeout_s: float = CLUSTER_PATIENCE,
+        retrying: Retrying | None = None,
         error: Callable[[Failure], Exception],
         access: HeadAccess | None = None,
     ) -> None:
         self._api = access.url if access else api
-        self._retrying = retrying
+        self._retrying = retrying or _while_busy()
         self._error = error
         own = {"Authorization": f"Bearer {token}"} if token else {}
         self._headers: Callable[[], Mapping[str, str]] = partial(access.headers, token) if access else lambda: own
@@ -196,7 +213,7 @@ class RayHead:
         if HTTPStatus.OK <= status < HTTPStatus.MULTIPLE_CHOICES:
             return
         is_token = status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
-        is_busy = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        is_busy = status >= HTTPStatus.INTERNAL_SERVER_ERROR or status == HTTPStatus.TOO_MANY_REQUESTS
         problem = Problem.TOKEN_REFUSED if is_token else Problem.BUSY if is_busy else Problem.REFUSED
         raise self._failure(problem, last_line(answer.text, empty="without a reason"), answer)
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
-from shoal.pool.backends.base import Arrival, NodeRef, PoolRef, Seen, Waiting
-from shoal.pool.backends.kuberay import head_access, made_cluster, reasons, scaling
+from shoal.pool.backends.base import Arrival, ClusterBackend, NodeRef, PoolRef, Seen, Waiting
+from shoal.pool.backends.kuberay import head_access, made_cluster, manifest, quiet, reasons, scaling
 from shoal.pool.backends.kuberay.binding import Matched, match
 from shoal.pool.backends.kuberay.client import ConflictError, KubeClient
-from shoal.pool.backends.kuberay.head_access import TokenRefusedError
 from shoal.pool.backends.kuberay.resources import Pod, RayCluster
 from shoal.pool.backends.ray.token_file import ca_path, keep_token, kept_token, remove_token
 from shoal.pool.backends.ray_http import RayHead
@@ -25,7 +24,6 @@ from shoal.pool.backends.ray_nodes import GCS_PORT, ClusterNode, alive_nodes, py
 from shoal.pool.backends.ray_scripts import ScriptRunner
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
-from shoal.pool.timeouts import CLUSTER_START_TIMEOUT
 from shoal.state.home import home
 
 log = logging.getLogger(__name__)
@@ -35,16 +33,12 @@ _MOST_CONFLICTS = 10
 few times after each change."""
 
 
-class KubeRayBackend:
+class KubeRayBackend(ClusterBackend):
     """Backend for RayClusters, with or without Ray's autoscaler."""
 
-    bound_to_host = False
-    start_timeout = CLUSTER_START_TIMEOUT
-    start_timeout_per_node = 0.0
-
     def admit(self, spec: PoolSpec, size: int) -> None:
-        """Raise an error if there is no such RayCluster, if shoal may not read or cannot scale it, if others could read
-        its token, or if the size is above the limit of its worker group."""
+        """Raise an error if there is no such RayCluster, if shoal lacks a right or cannot scale it, if others could
+        read its token, if the size is above the limit of its worker group, or if a head that runs does not answer."""
         client = KubeClient(spec)
         cluster = client.ray_cluster()
         if cluster is not None and cluster.has_token:
@@ -64,42 +58,50 @@ class KubeRayBackend:
             problem = reasons.cluster_problem(spec, cluster, {}, time.time())
         if problem:
             raise InvalidArgumentError(f'pool "{spec.name}" cannot have {size} nodes: {problem}')
-        client.check_rights()
-
-    def prepare(self, spec: PoolSpec) -> None:
-        """Do nothing, because the RayCluster and its token exist already."""
+        client.check_rights(cluster)
+        client.patch([{"op": "test", "path": "/metadata/name", "value": cluster.name}], dry_run="All")
+        pods = [] if cluster.claim and cluster.claim.is_held else client.pods()
+        is_ready = any(pod.is_head and pod.is_ready for pod in pods)
+        if is_ready and (silence := self._ray_nodes(client, spec, cluster, pods)[2]):
+            self.discard(spec.name, everything=False)
+            raise PoolUnreachableError(silence)
 
     def discard(self, name: str, *, everything: bool) -> None:
         """Remove the file with Ray's token. The next process that needs the token reads it from the Secret again."""
         remove_token(name)
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
-        """Report the nodes whose pod or Ray node is gone, assign pods to the rows that wait, and say why these wait."""
-        if not nodes:
-            return Seen()
+        """Report the nodes whose pod or Ray node is gone, assign pods to the rows that wait, and say why these wait.
+
+        As long as nothing has changed, only some of the calls send requests (see `quiet`).
+        """
+        return quiet.look(spec, nodes, self._look) if nodes else Seen()
+
+    def _look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
         try:
             client = KubeClient(spec)
             cluster = client.ray_cluster()
             if cluster is None:
-                return _without_cluster(spec, nodes)
+                return _without_cluster(client, spec, nodes)
             pods = client.pods()
             group = cluster.group(spec)
             head, ray, silence = self._ray_nodes(client, spec, cluster, pods)
         except (PoolUnreachableError, InvalidArgumentError) as error:
             return Seen(silence=str(error))
         found = match(nodes, pods, ray, group.name)
-        is_head_ready = any(node.is_head and "ray_node_id" in (node.endpoint or {}) for node in nodes)
-        is_head_lost = any(node.is_head and node.id in found.lost for node in nodes)
-        workers = sum(not node.is_head for node in nodes)
-        warnings = client.warnings() if None in found.lost.values() else {}
+        is_head_held = any(
+            node.is_head and "ray_node_id" in (node.endpoint or {}) and node.id not in found.lost for node in nodes
+        )
+        lost = {node.id: node.endpoint for node in nodes if node.endpoint and node.id in found.lost}
+        warnings = client.warnings([lost[row]["pod_uid"] for row, pod in found.lost.items() if pod is None])
         return Seen(
-            lost={row: reasons.why_lost(_pod_of(nodes, row), pod, warnings) for row, pod in found.lost.items()},
+            lost={row: reasons.why_lost(lost[row], pod, warnings, cluster) for row, pod in found.lost.items()},
             arrived={
                 row: _arrival(spec, cluster, pod, node, python_version(head) if head and node.is_head else None)
                 for row, (pod, node) in found.joined.items()
             },
-            waiting=_waiting(client, spec, cluster, found, reasons.group_problem(group, workers)),
-            silence=silence if is_head_ready and not is_head_lost else None,
+            waiting=_waiting(client, spec, cluster, found, silence, sum(not node.is_head for node in nodes)),
+            silence=silence if is_head_held else None,
         )
 
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
@@ -149,16 +151,8 @@ class KubeRayBackend:
             hint = f"to stop trying, run `shoal pool down {pool.spec.name} --abandon`"
             return {node.id: f"pods may be left: {error}; {hint}" for node in nodes}
         by_uid = {pod.uid: pod for pod in pods}
-        warnings = client.warnings() if reasons.is_ignored(cluster, time.time()) else {}
+        warnings = client.warnings([cluster.uid]) if reasons.is_ignored(cluster, time.time()) else {}
         return {node.id: _left(node, by_uid, plan.doomed, pool.spec, cluster, warnings) for node in nodes}
-
-    def existing(self) -> list[str]:
-        """Return an empty list, because the pods belong to their RayCluster."""
-        return []
-
-    def clear(self, node_id: str) -> str | None:
-        """Do nothing, because the pods belong to their RayCluster."""
-        return None
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
         """Build the head's addresses from the data in the head's row, and the way of this process to the head."""
@@ -180,17 +174,14 @@ class KubeRayBackend:
         address, Ray is not asked."""
         if not any(pod.is_head and pod.is_alive and pod.ip for pod in pods):
             return None, None, "the head has no pod that runs"
-        try:
-            for is_kept in (True, False):
-                token = _token(client, spec, cluster, is_kept=is_kept)
-                head = head_access.ray_head(spec, cluster.head_service, token)
-                try:
-                    return head, alive_nodes(head), None
-                except TokenRefusedError as error:
-                    refused = error
-            return None, None, str(refused)
-        except PoolUnreachableError as error:
-            return None, None, str(error)
+        silence = ""
+        for is_kept in (True, False):  # The Secret may have another token now, and one lost answer is no lost head.
+            try:
+                head = head_access.ray_head(spec, cluster.head_service, _token(client, spec, cluster, is_kept=is_kept))
+                return head, alive_nodes(head), None
+            except PoolUnreachableError as error:
+                silence = str(error)
+        return None, None, silence
 
 
 def script_runner(spec: PoolSpec) -> ScriptRunner:
@@ -202,8 +193,7 @@ def script_runner(spec: PoolSpec) -> ScriptRunner:
     client = KubeClient(spec)
     if (cluster := client.ray_cluster()) is None:
         raise PoolUnreachableError(_missing(spec))
-    token = _token(client, spec, cluster, is_kept=True)
-    head = head_access.ray_head(spec, cluster.head_service, token)
+    head = head_access.ray_head(spec, cluster.head_service, _token(client, spec, cluster, is_kept=True))
     return ScriptRunner(head, f"RayCluster {spec.namespace}/{spec.ray_cluster}", spec.name)
 
 
@@ -222,18 +212,26 @@ def _missing(spec: PoolSpec) -> str:
     return f"RayCluster {spec.namespace}/{spec.ray_cluster} does not exist"
 
 
-def _not_there_yet(spec: PoolSpec) -> str:
-    if spec.makes_cluster:
-        return f"RayCluster {spec.namespace}/{spec.ray_cluster} is being created"
-    return _missing(spec)
-
-
-def _without_cluster(spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
+def _without_cluster(client: KubeClient, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
     was_ready = {node.id: "ray_node_id" in (node.endpoint or {}) for node in nodes}
+    why = _missing(spec)
+    if spec.makes_cluster and not all(was_ready.values()):
+        pool = PoolRef(spec, len(nodes), time.time())
+        refusal = _refusal(lambda: client.create_ray_cluster(manifest.ray_cluster(pool, None), dry_run="All"))
+        why = refusal or f"RayCluster {spec.namespace}/{spec.ray_cluster} is being created"
     return Seen(
         lost={row: _missing(spec) for row, ready in was_ready.items() if ready},
-        waiting={row: Waiting(_not_there_yet(spec)) for row, ready in was_ready.items() if not ready},
+        waiting={row: Waiting(why) for row, ready in was_ready.items() if not ready},
     )
+
+
+def _refusal(dry_run: Callable[[], object]) -> str | None:
+    """Return the text with which the API refuses a change, or None. Nothing is changed."""
+    try:
+        dry_run()
+    except (PoolUnreachableError, InvalidArgumentError, ConflictError) as error:
+        return str(error)
+    return None
 
 
 def _patched(client: KubeClient, patch: scaling.Patch) -> RayCluster | None:
@@ -245,25 +243,33 @@ def _patched(client: KubeClient, patch: scaling.Patch) -> RayCluster | None:
         return None
 
 
-def _pod_of(nodes: Sequence[NodeRef], row: str) -> str:
-    return next((node.endpoint or {}).get("pod", "") for node in nodes if node.id == row)
-
-
 def _waiting(
-    client: KubeClient, spec: PoolSpec, cluster: RayCluster, found: Matched, group_problem: str | None
+    client: KubeClient, spec: PoolSpec, cluster: RayCluster, found: Matched, silence: str | None, workers: int
 ) -> dict[str, Waiting]:
     """Return the reasons of the rows that wait. Events are only requested if they may explain something."""
-    unclear = any(pod is None or pod.phase == "Pending" for pod in found.waiting.values())
-    warnings = client.warnings() if unclear else {}
+    pending = [pod.uid for pod in found.waiting.values() if pod and pod.phase == "Pending"]
+    without_pod = None in found.waiting.values()
+    warnings = client.warnings([cluster.uid, *pending] if without_pod else pending)
+    no_pod = _why_no_pod(client, spec, cluster, workers, warnings) if without_pod else ""
     return {
         row: Waiting(
-            (group_problem or reasons.cluster_problem(spec, cluster, warnings, time.time()))
-            if pod is None
-            else reasons.why_waiting(pod, warnings, client.log_end),
+            reasons.why_waiting(pod, warnings, client.log_end, silence) if pod else no_pod,
             _of_pod(spec, pod) if pod else None,
         )
         for row, pod in found.waiting.items()
     }
+
+
+def _why_no_pod(
+    client: KubeClient, spec: PoolSpec, cluster: RayCluster, workers: int, warnings: Mapping[str, str]
+) -> str:
+    group = cluster.group(spec)
+    if problem := reasons.group_problem(group, workers):
+        return problem
+    if group.replicas < workers and not (cluster.is_suspended or cluster.is_deleted):
+        change = [{"op": "add", "path": f"/spec/workerGroupSpecs/{group.index}/replicas", "value": workers}]
+        return _refusal(lambda: client.patch(change, dry_run="All")) or reasons.unsent_size(spec, cluster, group)
+    return reasons.cluster_problem(spec, cluster, warnings, time.time())
 
 
 def _of_pod(spec: PoolSpec, pod: Pod) -> dict[str, str]:
@@ -314,4 +320,4 @@ def _left(
         return None
     if pod.is_head:
         return None
-    return f"pod {pod.name} is being deleted" if pod.is_deleted else f"KubeRay has not deleted pod {pod.name} yet{why}"
+    return pod.ending if pod.is_deleted else f"KubeRay has not deleted pod {pod.name} yet{why}"

@@ -5,26 +5,36 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
-from shoal.pool.backends.kuberay import leases
-from shoal.pool.backends.kuberay.credentials import api_client
-from shoal.pool.backends.kuberay.resources import CLUSTER_LABEL, MADE, Pod, RayCluster
+from shoal.pool.backends.kuberay import leases, manifest
+from shoal.pool.backends.kuberay.credentials import api_client, forget_credentials
+from shoal.pool.backends.kuberay.head_access import access
+from shoal.pool.backends.kuberay.resources import CLUSTER_LABEL, FIELD_MANAGER, MADE, Pod, RayCluster, status_in
 from shoal.pool.backends.kuberay.scaling import Patch
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_PATIENCE
 from shoal.redaction import redact
 
-if TYPE_CHECKING:
-    from kubernetes.client import V1DeleteOptions
-
 _API = ("ray.io", "v1")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_RIGHT = re.compile(r'User ".*" cannot ')
+"""Text of a refusal for lack of a right. The text of an admission policy or a quota has the same status, and no such
+words."""
+
 _LOG_LINES = 5
 """Number of lines of a container's log in a reason."""
+
+_PAGE = 500
+"""Number of objects in one answer to a list request."""
+
+_MOST_EXPLAINED = 5
+"""Number of objects whose events are requested in one look at a pool: one request each."""
 
 
 class ConflictError(Exception):
@@ -39,31 +49,46 @@ class KubeClient:
     """
 
     def __init__(self, spec: PoolSpec) -> None:
-        from kubernetes import client
-
         self._spec = spec
         self._namespace = str(spec.namespace)
-        kube = api_client(spec)
+        self._connect()
+
+    def _connect(self) -> None:
+        from kubernetes import client
+
+        kube = api_client(self._spec)
         self._server = kube.configuration.host
         self._core = client.CoreV1Api(kube)
         self._custom = client.CustomObjectsApi(kube)
         self._coordination = client.CoordinationV1Api(kube)
+        self._authorization = client.AuthorizationV1Api(kube)
 
     def ray_cluster(self) -> RayCluster | None:
         """Return the RayCluster, or None if it does not exist."""
-        found = self._call(
-            "get rayclusters",
-            lambda: self._custom.get_namespaced_custom_object(
-                *_API, self._namespace, "rayclusters", self._spec.ray_cluster, _request_timeout=CLUSTER_PATIENCE
-            ),
-            missing=self._is_missing,
-        )
+        found = self._send("get", self._spec.ray_cluster, missing=self._is_missing)
         return None if found is None else RayCluster.of(found)
 
-    def check_rights(self) -> None:
-        """Check that the pods of the RayCluster may be listed, and the RayCluster be changed. Nothing is changed."""
-        self.pods()
-        self.patch([{"op": "test", "path": "/metadata/name", "value": self._spec.ray_cluster}], dry_run="All")
+    def check_rights(self, cluster: RayCluster) -> None:
+        """Check that shoal has every right that it needs for a RayCluster. Nothing is changed.
+
+        Raises:
+            PoolUnreachableError: A right is missing.
+        """
+        for verb, group, resource, name in _rights(self._spec, cluster):
+            kind, _, subresource = resource.partition("/")
+            asked = {"verb": verb, "group": group, "resource": kind, "subresource": subresource, "name": name}
+            body: Any = {"spec": {"resourceAttributes": asked | {"namespace": self._namespace}}}
+            answer = self._call(
+                "create selfsubjectaccessreviews",
+                partial(self._json, self._authorization.create_self_subject_access_review, body),
+                missing=lambda error: error.status == HTTPStatus.FORBIDDEN,
+            )
+            if answer is None:  # An account may be forbidden to ask. The requests themselves then tell.
+                return
+            if not (status := answer["status"])["allowed"]:
+                what = f"{verb} {resource}" + (f" named {name}" if name else "")
+                given = status.get("reason") or status.get("evaluationError") or ""
+                raise PoolUnreachableError(self._forbidden(what, given, is_policy=bool(status.get("denied"))))
 
     def patch(self, patch: Patch, **options: Any) -> RayCluster:
         """Change the RayCluster, and return it.
@@ -71,62 +96,28 @@ class KubeClient:
         Raises:
             ConflictError: The RayCluster has changed since it was read.
         """
-        found = self._call(
-            "patch rayclusters",
-            lambda: self._custom.patch_namespaced_custom_object(
-                *_API,
-                self._namespace,
-                "rayclusters",
-                self._spec.ray_cluster,
-                patch,
-                field_manager="shoal",
-                _content_type="application/json-patch+json",
-                _request_timeout=CLUSTER_PATIENCE,
-                **options,
-            ),
-        )
-        return RayCluster.of(found)
+        options |= {"field_manager": FIELD_MANAGER, "_content_type": "application/json-patch+json"}
+        return RayCluster.of(self._send("patch", self._spec.ray_cluster, patch, **options))
 
     def create_ray_cluster(self, body: dict[str, Any], **options: Any) -> None:
         """Create the RayCluster.
 
         Raises:
             ConflictError: It exists already.
-            InvalidArgumentError: Its schema or an admission webhook refuses it.
+            InvalidArgumentError: Its schema or an admission policy refuses it.
         """
-        self._call(
-            "create rayclusters",
-            lambda: self._custom.create_namespaced_custom_object(
-                *_API,
-                self._namespace,
-                "rayclusters",
-                body,
-                field_manager="shoal",
-                _request_timeout=CLUSTER_PATIENCE,
-                **options,
-            ),
-        )
+        self._send("create", body, field_manager=FIELD_MANAGER, **options)
 
     def try_creation(self, body: dict[str, Any]) -> None:
-        """Check that the RayCluster and its Lease may be created, and its pods be listed. Nothing is changed."""
-        self.pods()
+        """Check that shoal has every right that it needs for the RayCluster, and that the RayCluster and its Lease may
+        be created. Nothing is changed."""
+        self.check_rights(manifest.as_created(body))
         self._create_lease(dry_run="All")
         self.create_ray_cluster(body, dry_run="All")
 
     def delete_ray_cluster(self, cluster: RayCluster) -> None:
         """Delete the RayCluster in the version that was read. If it has changed, the next round tries again."""
-        self._call(
-            "delete rayclusters",
-            lambda: self._custom.delete_namespaced_custom_object(
-                *_API,
-                self._namespace,
-                "rayclusters",
-                cluster.name,
-                body=_only(cluster.uid, cluster.version),
-                _request_timeout=CLUSTER_PATIENCE,
-            ),
-            missing=self._is_missing,
-        )
+        self._send("delete", cluster.name, body=_only(cluster.uid, cluster.version), missing=self._is_missing)
 
     def hold_lease(self) -> dict[str, str]:
         """Create or renew the Lease of the RayCluster, and return its name and uid.
@@ -206,26 +197,21 @@ class KubeClient:
 
     def pods(self) -> list[Pod]:
         """Return the pods of the RayCluster, the oldest first."""
-        found = self._core_list(
-            "list pods", self._core.list_namespaced_pod, label_selector=f"{CLUSTER_LABEL}={self._spec.ray_cluster}"
-        )
-        return Pod.all_of(found)
+        return Pod.all_of(self._list("pod", label_selector=f"{CLUSTER_LABEL}={self._spec.ray_cluster}"))
 
-    def warnings(self) -> dict[str, str]:
-        """Return the newest warning about each object of the namespace, by the object's name. The result is empty if
-        shoal may not read events, because they only explain more."""
-        try:
-            found = self._core_list(
-                "list events", self._core.list_namespaced_event, field_selector="type=Warning", limit=500
-            )
-        except PoolUnreachableError:
-            return {}
-        # Newer events have `eventTime` and no `lastTimestamp`.
-        found.sort(key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
-        return {
-            event["involvedObject"]["name"]: f"{event.get('reason')}: {event.get('message') or event.get('note')}"
-            for event in found
-        }
+    def warnings(self, uids: Sequence[str]) -> dict[str, str]:
+        """Return the newest warning about each of some objects, by the object's uid. Only the first of the objects are
+        looked up. The result is empty if shoal may not read events, because they only explain more."""
+        newest = {}
+        with suppress(PoolUnreachableError):
+            for uid in uids[:_MOST_EXPLAINED]:
+                for event in sorted(
+                    self._list("event", field_selector=f"type=Warning,involvedObject.uid={uid}"),
+                    # Newer events have `eventTime` and no `lastTimestamp`.
+                    key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "",
+                ):
+                    newest[uid] = f"{event.get('reason')}: {event.get('message') or event.get('note')}"
+        return newest
 
     def token(self, secret: str) -> str:
         """Return Ray's token from a Secret."""
@@ -244,49 +230,71 @@ class KubeClient:
         """Return the last lines of a container's previous run, without credentials. Return an empty string if they
         cannot be read, because they only explain more."""
         try:
-            read: Callable[..., Any] = self._core.read_namespaced_pod_log
-            response = read(
-                pod,
-                self._namespace,
-                container=container,
-                previous=True,
-                tail_lines=_LOG_LINES,
-                _preload_content=False,
-                _request_timeout=CLUSTER_PATIENCE,
-            )
-            lines = redact(_COLOURS.sub("", response.data.decode(errors="replace"))).splitlines()
+            read, options = self._core.read_namespaced_pod_log, {"previous": True, "tail_lines": _LOG_LINES}
+            text = self._bytes(read, pod, self._namespace, container=container, **options).decode(errors="replace")
+            lines = redact(_COLOURS.sub("", text)).splitlines()
             return " | ".join(line.strip() for line in lines if line)
         except Exception:  # the client raises its own errors and those of urllib3
             return ""
 
-    def _core_list(self, what: str, method: Callable[..., Any], **options: Any) -> list[dict[str, Any]]:
-        found = self._call(what, lambda: self._json(method, self._namespace, **options))
-        items: list[dict[str, Any]] = found["items"]
-        return items
+    def _list(self, kind: str, **options: Any) -> list[dict[str, Any]]:
+        """Return the objects of one kind in the namespace, read in pages."""
+        items: list[dict[str, Any]] = []
+        while True:
+            found = self._call(
+                f"list {kind}s",
+                lambda: self._json(
+                    getattr(self._core, f"list_namespaced_{kind}"), self._namespace, limit=_PAGE, **options
+                ),
+            )
+            items += found["items"]
+            options["_continue"] = found["metadata"].get("continue")
+            if not options["_continue"]:
+                return items
 
-    @staticmethod
-    def _json(method: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
+    def _send(self, verb: str, *args: Any, missing: Callable[[Any], bool] | None = None, **options: Any) -> Any:
+        """Send a request about RayClusters."""
+        return self._call(
+            f"{verb} rayclusters",
+            lambda: getattr(self._custom, f"{verb}_namespaced_custom_object")(
+                *_API, self._namespace, "rayclusters", *args, _request_timeout=CLUSTER_PATIENCE, **options
+            ),
+            missing,
+        )
+
+    @classmethod
+    def _json(cls, method: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
         """Call a method of the client, and return the answer as JSON. The client's own classes would refuse values that
         a later version of Kubernetes adds."""
-        response = method(*args, _preload_content=False, _request_timeout=CLUSTER_PATIENCE, **options)
-        answer: dict[str, Any] = json.loads(response.data)
+        answer: dict[str, Any] = json.loads(cls._bytes(method, *args, **options))
         return answer
 
-    def _call(self, what: str, request: Callable[[], Any], missing: Callable[[Any], bool] = lambda error: False) -> Any:
+    @staticmethod
+    def _bytes(method: Callable[..., Any], *args: Any, **options: Any) -> bytes:
+        """Call a method of the client, and return the answer as it was sent."""
+        answer: bytes = method(*args, _preload_content=False, _request_timeout=CLUSTER_PATIENCE, **options).data
+        return answer
+
+    def _call(self, what: str, request: Callable[[], Any], missing: Callable[[Any], bool] | None = None) -> Any:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
         try:
-            return request()
+            try:
+                return request()
+            except ApiException as error:
+                if error.status != HTTPStatus.UNAUTHORIZED:
+                    raise
+                forget_credentials()
+                self._connect()
+                return request()
         except ApiException as error:
-            if missing(error):
+            if missing and missing(error):
                 return None
+            text = self._explained(what, error)
             if error.status == HTTPStatus.UNPROCESSABLE_ENTITY and what.startswith("create"):
-                raise InvalidArgumentError(self._explained(what, error)) from error
-            # A failed `test` of a JSON patch has status 422, as have changes that the RayCluster's schema refuses.
-            if error.status in (HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY):
-                raise ConflictError(self._explained(what, error)) from error
-            raise PoolUnreachableError(self._explained(what, error)) from error
+                raise InvalidArgumentError(text) from error
+            raise (ConflictError if _is_conflict(error) else PoolUnreachableError)(text) from error
         except (HTTPError, OSError, ValueError) as error:
             reason = getattr(error, "reason", None) or error
             raise PoolUnreachableError(
@@ -296,7 +304,7 @@ class KubeClient:
 
     def _explained(self, what: str, error: Any) -> str:
         """Return the message for an answer with an error."""
-        message = _status(error).get("message") or error.reason
+        message = status_in(error.body).get("message") or error.reason
         place = f"the Kubernetes API at {self._server}"
         match error.status:
             case HTTPStatus.UNAUTHORIZED:
@@ -305,31 +313,47 @@ class KubeClient:
                     "another kubeconfig= or context= in the pool's URI"
                 )
             case HTTPStatus.FORBIDDEN:
-                return (
-                    f"{place} does not allow to {what} in namespace {self._namespace}: {message}. Apply the Role in "
-                    "docs/kubernetes.md to this user or service account"
-                )
+                return self._forbidden(what, message, is_policy=not _RIGHT.search(message))
             case HTTPStatus.NOT_FOUND if "rayclusters" in what and not self._is_missing(error):
                 return f"{place} knows no RayClusters: install KubeRay's operator first, then try again"
         return f"{place} cannot {what} in namespace {self._namespace}: {error.status} {message}"
 
+    def _forbidden(self, what: str, message: str, is_policy: bool) -> str:
+        """Return the message for a request that is not allowed."""
+        return (
+            f"the Kubernetes API at {self._server} does not allow to {what} in namespace {self._namespace}"
+            + (f": {message}" if message else "")
+            + ("" if is_policy else ". Apply the Role in docs/kubernetes.md to this user or service account")
+        )
+
     def _is_missing(self, error: Any) -> bool:
         """Return whether an answer says that the object does not exist. Without KubeRay, the API does not know the
         resource at all, and names no object."""
-        return error.status == HTTPStatus.NOT_FOUND and bool((_status(error).get("details") or {}).get("name"))
+        return error.status == HTTPStatus.NOT_FOUND and bool((status_in(error.body).get("details") or {}).get("name"))
 
 
-def _only(uid: str, version: str) -> V1DeleteOptions:
+def _only(uid: str, version: str) -> dict[str, Any]:
     """Return the options of a request that deletes an object only in the version that was read."""
-    from kubernetes.client import V1DeleteOptions, V1Preconditions
-
-    return V1DeleteOptions(preconditions=V1Preconditions(uid=uid, resource_version=version))
+    return {"preconditions": {"uid": uid, "resourceVersion": version}}
 
 
-def _status(error: Any) -> Mapping[str, Any]:
-    """Return the object `Status` in an answer with an error; empty if there is none."""
-    try:
-        status = json.loads(error.body)
-    except (TypeError, ValueError):
-        return {}
-    return status if isinstance(status, dict) else {}
+def _rights(spec: PoolSpec, cluster: RayCluster) -> list[tuple[str, str, str, str]]:
+    """Return verb, API group, resource and name of each right without which a pool cannot work. The rights to events
+    and logs only explain more."""
+    used = [("get patch", _API[0], "rayclusters", cluster.name), ("list", "", "pods", "")]
+    if spec.makes_cluster:
+        used += [("create", _API[0], "rayclusters", ""), ("delete", _API[0], "rayclusters", cluster.name)]
+        used.append(("create patch delete", "coordination.k8s.io", "leases", ""))
+    if cluster.has_token:
+        used.append(("get", "", "secrets", cluster.token_secret))
+    if way := access(spec, cluster.head_service):
+        used.append(("get create update delete", "", "services/proxy", way.target))
+    return [(verb, group, resource, name) for verbs, group, resource, name in used for verb in verbs.split()]
+
+
+def _is_conflict(error: Any) -> bool:
+    """Return whether a request was refused because the object has changed or exists. A `test` of a JSON patch that
+    fails has status 422 as well, without the causes that the answers of schemas and policies have."""
+    status = status_in(error.body)
+    is_test = not (status.get("details") or {}).get("causes") and "denied" not in status.get("message", "")
+    return error.status == HTTPStatus.CONFLICT or (error.status == HTTPStatus.UNPROCESSABLE_ENTITY and is_test)

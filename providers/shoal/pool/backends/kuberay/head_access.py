@@ -5,25 +5,14 @@ from __future__ import annotations
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+from http import HTTPStatus
 
 from shoal.errors import PoolUnreachableError
-from shoal.pool.backends.kuberay.credentials import api_client, in_cluster
+from shoal.pool.backends.kuberay.credentials import api_client, forget_credentials, in_cluster
+from shoal.pool.backends.kuberay.resources import status_in
 from shoal.pool.backends.ray.token_file import ca_path
-from shoal.pool.backends.ray_http import Failure, Problem, RayHead
-from shoal.pool.endpoint import HeadAccess
+from shoal.pool.backends.ray_http import BusyClusterError, Failure, Problem, RayHead
 from shoal.pool.spec import PoolSpec
-from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
-
-
-class TokenRefusedError(PoolUnreachableError):
-    """Ray's head or the API server refused the credentials."""
-
-
-class _BusyHeadError(PoolUnreachableError):
-    """The head could not answer at this time. Shortly after its start, a head accepts no jobs."""
-
 
 _PORT = 8265
 """Port of the head's HTTP API in KubeRay's service."""
@@ -47,10 +36,15 @@ class ApiServerProxy:
     service: str
 
     @property
+    def target(self) -> str:
+        """Return the name under which rights to the proxy are given."""
+        return f"http:{self.service}:{_PORT}"
+
+    @property
     def url(self) -> str:
         """Return the URL of the proxy."""
         server = api_client(self.spec).configuration.host.rstrip("/")
-        return f"{server}/api/v1/namespaces/{self.spec.namespace}/services/http:{self.service}:{_PORT}/proxy"
+        return f"{server}/api/v1/namespaces/{self.spec.namespace}/services/{self.target}/proxy"
 
     def headers(self, token: str) -> Mapping[str, str]:
         """Return the headers with the credentials of Kubernetes, and Ray's token in a header of its own, because the
@@ -72,7 +66,7 @@ class ApiServerProxy:
         return context
 
 
-def access(spec: PoolSpec, service: str) -> HeadAccess | None:
+def access(spec: PoolSpec, service: str) -> ApiServerProxy | None:
     """Return the way of this process to the head; None if it reaches `service_url` itself."""
     return None if spec.api or in_cluster(spec) else ApiServerProxy(spec, service)
 
@@ -83,26 +77,22 @@ def ray_head(spec: PoolSpec, service: str, token: str) -> RayHead:
         service_url(spec, service),
         token,
         ca=ca_path(spec),
-        timeout_s=CLUSTER_PATIENCE,
-        retrying=Retrying(
-            retry=retry_if_exception_type(_BusyHeadError),
-            stop=stop_after_delay(CLUSTER_JOB_PATIENCE),
-            wait=wait_fixed(0.5),
-            reraise=True,
-        ),
-        error=lambda failure: _error(spec, failure),
+        error=lambda failure: _error(spec, service_url(spec, service), failure),
         access=access(spec, service),
     )
 
 
-def _error(spec: PoolSpec, failure: Failure) -> PoolUnreachableError:
-    head = f"the Ray head of RayCluster {spec.namespace}/{spec.ray_cluster}"
-    if failure.problem is Problem.TOKEN_REFUSED:
-        return TokenRefusedError(
-            f"{head} is not accessible ({failure.status}: {failure.reason}): its Secret has another token, or this "
-            "user may not use services/proxy; docs/kubernetes.md has the Role"
-        )
-    if failure.problem in (Problem.BUSY, Problem.REFUSED, Problem.NOT_RAY):
-        kind = _BusyHeadError if failure.problem is Problem.BUSY else PoolUnreachableError
-        return kind(f"{head} cannot answer now ({failure.status}: {failure.reason})")
-    return PoolUnreachableError(f"{head} does not answer ({failure.reason})")
+def _error(spec: PoolSpec, url: str, failure: Failure) -> PoolUnreachableError:
+    head, said = f"the Ray head of RayCluster {spec.namespace}/{spec.ray_cluster}", failure.reason
+    if answer := status_in(said):  # of the API server, through whose proxy requests go
+        if failure.status == HTTPStatus.UNAUTHORIZED:
+            forget_credentials()
+        said = f"the Kubernetes API says: {answer.get('message')}"
+    elif failure.problem is Problem.TOKEN_REFUSED:
+        said = f"the Secret has another token than Ray: {said}"
+    elif failure.problem is Problem.NOT_RAY:
+        said = f"the answer is not that of Ray: {said}"
+    place = f'{head} at {url}, as api= in the URI of pool "{spec.name}" says,' if spec.api else head
+    status = f"{failure.status}: " if failure.status else ""
+    kind = BusyClusterError if failure.problem is Problem.BUSY else PoolUnreachableError
+    return kind(f"{place} does not answer ({status}{said})")

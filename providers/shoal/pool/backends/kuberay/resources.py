@@ -16,6 +16,9 @@ CLAIM = "shoal.readthedocs.io/pool"
 MADE = {"app.kubernetes.io/managed-by": "shoal"}
 """Label of all objects that shoal has created. It deletes no others."""
 
+FIELD_MANAGER = "shoal"
+"""Name with which shoal's changes are recorded in the `managedFields` of objects."""
+
 CLUSTER_LABEL = "ray.io/cluster"
 GROUP_LABEL = "ray.io/group"
 _TYPE_LABEL = "ray.io/node-type"
@@ -127,6 +130,7 @@ class RayCluster:
         manager: Controller that manages the cluster instead of KubeRay's operator; None for the operator.
         is_made: Whether shoal has created the cluster.
         uid: Identity of the cluster.
+        changed_by: Program that has changed the worker groups after shoal's last change; empty if there is none.
     """
 
     name: str
@@ -146,6 +150,7 @@ class RayCluster:
     manager: str | None = None
     is_made: bool = False
     uid: str = ""
+    changed_by: str = ""
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> RayCluster:
@@ -177,6 +182,7 @@ class RayCluster:
             manager=spec.get("managedBy"),
             is_made=MADE.items() <= (meta.get("labels") or {}).items(),
             uid=meta.get("uid", ""),
+            changed_by=_later_writer(meta.get("managedFields") or ()),
         )
 
     def group(self, spec: PoolSpec) -> WorkerGroup:
@@ -264,6 +270,8 @@ class Pod:
         disruption: Message about the end of the pod that Kubernetes has decided, such as a preemption; empty if there
             is none.
         disrupted_at: Time of this decision, as the API writes it.
+        is_ready: Whether the readiness probes of its containers succeed.
+        finalizers: Names of the finalizers, which keep the pod until another program removes them.
         containers: State of its containers, init containers first.
     """
 
@@ -280,6 +288,8 @@ class Pod:
     unscheduled: str = ""
     disruption: str = ""
     disrupted_at: str = ""
+    is_ready: bool = False
+    finalizers: tuple[str, ...] = ()
     containers: tuple[Container, ...] = field(default=())
 
     @classmethod
@@ -303,6 +313,8 @@ class Pod:
             unscheduled=_sentence(scheduled) if scheduled.get("status") == "False" else "",
             disruption=_sentence(disrupted) if disrupted.get("status") == "True" else "",
             disrupted_at=disrupted.get("lastTransitionTime") or "",
+            is_ready=conditions.get("Ready", {}).get("status") == "True",
+            finalizers=tuple(meta.get("finalizers") or ()),
             containers=tuple(
                 Container.of(entry, is_init=is_init)
                 for is_init, key in ((True, "initContainerStatuses"), (False, "containerStatuses"))
@@ -335,6 +347,32 @@ class Pod:
         """Return whether the pod runs or may still run."""
         return not self.is_deleted and self.phase not in ("Failed", "Succeeded")
 
+    @property
+    def ending(self) -> str:
+        """Return the sentence about a pod that is being deleted."""
+        held = f"; its finalizer {', '.join(self.finalizers)} holds it until the program that has set it removes it"
+        return f"pod {self.name} is being deleted" + (held if self.finalizers else "")
+
 
 def _sentence(source: Mapping[str, Any]) -> str:
     return ": ".join(str(source[key]) for key in ("reason", "message") if source.get(key))
+
+
+def status_in(text: Any) -> Mapping[str, Any]:
+    """Return the object `Status` with which the Kubernetes API explains an error; empty if a text contains none."""
+    try:
+        status = json.loads(text)
+    except (TypeError, ValueError):
+        return {}
+    return status if isinstance(status, dict) and status.get("kind") == "Status" else {}
+
+
+def _later_writer(fields: Iterable[Mapping[str, Any]]) -> str:
+    """Return the manager that has changed the worker groups after shoal's last change; empty if there is none."""
+    later, is_ours = "", False
+    for entry in sorted(fields, key=lambda entry: (entry["time"], entry["manager"] != FIELD_MANAGER)):
+        if entry["manager"] == FIELD_MANAGER:
+            later, is_ours = "", True
+        elif is_ours and "f:workerGroupSpecs" in entry["fieldsV1"].get("f:spec", {}):
+            later = entry["manager"]
+    return later

@@ -13,23 +13,18 @@ from collections.abc import Mapping, Sequence
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
-from shoal.pool.backends.base import Arrival, NodeRef, PoolRef, Seen
+from shoal.pool.backends.base import Arrival, ClusterBackend, NodeRef, PoolRef, Seen
 from shoal.pool.backends.ray.client import Cluster, ConnectionRefusedByClusterError
 from shoal.pool.backends.ray.token_file import ca_path, remove_token, token_path
 from shoal.pool.backends.ray_nodes import GCS_PORT, ClusterNode
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
-from shoal.pool.timeouts import CLUSTER_START_TIMEOUT
 
 log = logging.getLogger(__name__)
 
 
-class RayBackend:
+class RayBackend(ClusterBackend):
     """Backend for existing Ray clusters, with or without an autoscaler."""
-
-    bound_to_host = False
-    start_timeout = CLUSTER_START_TIMEOUT
-    start_timeout_per_node = 0.0
 
     def admit(self, spec: PoolSpec, size: int) -> None:
         """Raise an error if other users of the network could read the token, or if the size is above the cluster's
@@ -43,9 +38,6 @@ class RayBackend:
             f'pool "{spec.name}" is a static Ray cluster of {there} nodes without an autoscaler, so the pool cannot '
             f"have {size} nodes: request at most {there}, or ask the administrator of {spec.address} to add nodes"
         )
-
-    def prepare(self, spec: PoolSpec) -> None:
-        """Do nothing, because the cluster and its token exist already."""
 
     def discard(self, name: str, *, everything: bool) -> None:
         """Remove the token file that shoal has written for the pool, if `everything` is true. Otherwise do nothing,
@@ -102,14 +94,6 @@ class RayBackend:
             hint = f"to stop trying, run `shoal pool down {pool.spec.name} --abandon`"
             return {node.id: f"the autoscaler may still keep nodes for this pool: {error}; {hint}" for node in nodes}
         return {node.id: None for node in nodes}
-
-    def existing(self) -> list[str]:
-        """Return an empty list, because no node of the cluster belongs to shoal."""
-        return []
-
-    def clear(self, node_id: str) -> str | None:
-        """Do nothing, because shoal itself never ends nodes of a Ray cluster."""
-        return None
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
         """Build the head's addresses from the data in the head's row, and add the path of the token file from the

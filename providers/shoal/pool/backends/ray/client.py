@@ -9,16 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
-
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends.ray.autoscaler_job import ASKING, READ_ONLY
 from shoal.pool.backends.ray.token_file import ca_path, token_path
-from shoal.pool.backends.ray_http import Failure, Problem, RayHead
+from shoal.pool.backends.ray_http import BusyClusterError, Failure, Problem, RayHead
 from shoal.pool.backends.ray_nodes import ClusterNode, alive_nodes, python_version
 from shoal.pool.backends.ray_scripts import ScriptRunner
 from shoal.pool.spec import PoolSpec
-from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
 
 _AUTOSCALER_JOB = Path(__file__).with_name("autoscaler_job.py")
 
@@ -26,10 +23,6 @@ _AUTOSCALER_JOB = Path(__file__).with_name("autoscaler_job.py")
 class ConnectionRefusedByClusterError(PoolUnreachableError):
     """The connection to the head was refused. So the head has ended, and all requests for nodes that it had received
     are lost."""
-
-
-class _BusyClusterError(PoolUnreachableError):
-    """The head could not answer the request at this time. A later try may succeed."""
 
 
 class Cluster:
@@ -49,22 +42,7 @@ class Cluster:
         self._spec = spec
         self._address = spec.address.rstrip("/")
         token, self._unread = _token(spec) if token is None else (token, None)
-        # Shortly after its start, a head answers job submissions with status 500. So a failed submission is tried again
-        # for some time.
-        retrying = Retrying(
-            retry=retry_if_exception_type(_BusyClusterError),
-            stop=stop_after_delay(CLUSTER_JOB_PATIENCE),
-            wait=wait_fixed(0.5),
-            reraise=True,
-        )
-        self._head = RayHead(
-            self._address,
-            token,
-            ca=ca_path(spec),
-            timeout_s=CLUSTER_PATIENCE,
-            retrying=retrying,
-            error=self._pool_error,
-        )
+        self._head = RayHead(self._address, token, ca=ca_path(spec), error=self._pool_error)
         self.scripts = ScriptRunner(self._head, f"the Ray cluster at {self._address}", spec.name, spec.gcs)
         """Runs scripts on the cluster."""
 
@@ -114,7 +92,7 @@ class Cluster:
 
     def forget(self, job_id: str) -> None:
         """Delete an ended job from the cluster's list of jobs. A job that still runs is not deleted."""
-        with suppress(_BusyClusterError):
+        with suppress(BusyClusterError):
             self._head.delete(job_id)
 
     def _own_jobs(self, rows: Any) -> list[str]:
@@ -144,9 +122,9 @@ class Cluster:
                 return PoolUnreachableError(self._unread or f"{cluster} refused {given}: {hint}")
             case Failure(problem=Problem.BUSY | Problem.REFUSED, method="POST"):
                 is_busy = failure.problem is Problem.BUSY
-                return (_BusyClusterError if is_busy else PoolUnreachableError)(f"{cluster} accepts no jobs: {reason}")
+                return (BusyClusterError if is_busy else PoolUnreachableError)(f"{cluster} accepts no jobs: {reason}")
             case Failure(problem=Problem.BUSY):
-                return _BusyClusterError(f"{cluster} cannot answer now ({failure.status}: {reason})")
+                return BusyClusterError(f"{cluster} cannot answer now ({failure.status}: {reason})")
         return PoolUnreachableError(
             f"the server at {self._address} is not the head of a Ray cluster: set address= to the URL of the cluster's "
             "dashboard"
