@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -38,6 +39,7 @@ from shoal.pool.status import LeaseStatus
 from shoal.pool.teams import acting_for
 from shoal.redaction import redact
 from shoal.state import Store
+from shoal.state.home import use_store
 from shoal.ui.access import Access, Viewer, require_action, require_permission
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
@@ -67,10 +69,13 @@ _HEADERS = {
 _STATIC = Path(__file__).parent / "static"
 
 
-def current_viewer(request: Request) -> Viewer:
-    """Return the user of a request. The application's access rule determines the user."""
+async def current_viewer(request: Request) -> Viewer:
+    """Return the user of a request, as the application's access rule determines, and use the store of the page."""
     access: Access = request.app.state.access
-    return access.viewer(request)
+    viewer = await run_in_threadpool(access.viewer, request)
+    use_store(viewer.store)
+    request.state.pages = await run_in_threadpool(_pages_of, request.app, viewer.store)
+    return viewer
 
 
 CurrentViewer = Annotated[Viewer, Depends(current_viewer)]
@@ -96,15 +101,14 @@ class EngineRequest:
 def create_app(
     *,
     access: Access,
-    store: str | None = None,
     root_path: str = "",
     train_again: Callable[[str], EngineRequest] | None = None,
 ) -> FastAPI:
-    """Build the web application. All its URLs are relative, so the application can be mounted below any prefix.
+    """Build the web application. All its URLs are relative, so the application can be mounted below any prefix. The
+    pages of teams with stores of their own are at ``teams/TEAM/``.
 
     Args:
-        access: Decides who may see and change what.
-        store: URL of the store.
+        access: Decides who may see and change what, and in which store.
         root_path: Path below which the application is mounted.
         train_again: Returns, for the holder of a failed job, the request with which the engine trains again what failed
             in the holder's run. None: the page is not part of an engine.
@@ -121,15 +125,25 @@ def create_app(
         dependencies=[Depends(current_viewer)],
     )
     app.state.access = access
-    app.state.reader = StoreReader(Store(store))
     app.state.train_again = train_again
-    app.state.pages = Pages(app.state.reader, version=_static_version(), may_train_again=train_again is not None)
+    app.state.pages = {}
+    app.state.reader = _pages_of(app, None).reader
     app.include_router(router)
+    app.include_router(router, prefix="/teams/{team}")
     app.add_middleware(_SecureHeaders)
     app.add_exception_handler(StarletteHTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(ShoalError, _on_shoal_error)
     return app
+
+
+def _pages_of(app: FastAPI, store: str | None) -> Pages:
+    """Return the pages of the store that this thread uses, which all its viewers share."""
+    kept: dict[str | None, Pages] = app.state.pages
+    if store not in kept:  # without a lock, because a store that does not answer must not delay the others
+        made = Pages(StoreReader(Store()), _static_version(), may_train_again=app.state.train_again is not None)
+        kept.setdefault(store, made)
+    return kept[store]
 
 
 class _SecureHeaders:
@@ -159,8 +173,9 @@ class _SecureHeaders:
 @router.get("/history", name="history")
 def page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
     """Return the HTML of a page. The route's name selects the page, and the URL's path names the pool, job or model."""
-    pages: Pages = request.app.state.pages
+    pages: Pages = request.state.pages
     depth = request.url.path.removeprefix(request.scope.get("root_path") or "").count("/") - 1
+    depth -= 2 if viewer.page_team else 0
     html = pages.render(
         request.scope["route"].name,
         request.path_params.get("subject", ""),
@@ -185,7 +200,7 @@ def static_file(name: str) -> Response:
 @router.get("/api/events")
 async def events(request: Request) -> StreamingResponse:
     """Send an event each time the store changes. The browser then requests the page's new contents."""
-    reader: StoreReader = request.app.state.reader
+    reader: StoreReader = request.state.pages.reader
     return StreamingResponse(_events(reader), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
@@ -213,7 +228,7 @@ def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str,
     require_action(request, viewer)
     if name not in _ACTIONS:
         raise HTTPException(404, f"there is no action {name!r}: use one of {', '.join(sorted(_ACTIONS))}")
-    reader: StoreReader = request.app.state.reader
+    reader: StoreReader = request.state.pages.reader
     check_arguments(name, arguments)
     require_permission(viewer, *owners_of(reader.store, name, arguments))
     try:
@@ -225,12 +240,14 @@ def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str,
 
 
 @router.get("/api/train-again/{job_id}/{attempt}")
-def train_again(request: Request, job_id: str, attempt: int) -> EngineRequest:
+def train_again(request: Request, viewer: CurrentViewer, job_id: str, attempt: int) -> EngineRequest:
     """Return the request with which the engine trains again what failed in the run of a job."""
     if request.app.state.train_again is None:
         raise HTTPException(404, "this page is not part of a workflow engine")
-    reader: StoreReader = request.app.state.reader
-    found: EngineRequest = request.app.state.train_again(attempts.load(reader.store, Key(job_id, attempt)).holder)
+    reader: StoreReader = request.state.pages.reader
+    job = attempts.load(reader.store, Key(job_id, attempt))
+    require_permission(viewer, job.holder, job.team)  # the request names tasks of the run
+    found: EngineRequest = request.app.state.train_again(job.holder)
     return found
 
 
@@ -280,7 +297,7 @@ def _error(request: Request, status: int, message: str, headers: dict[str, str])
     if 300 <= status < 400:
         return Response(status_code=status, headers=headers)
     if "text/html" in request.headers.get("accept", "") and request.method == "GET":
-        pages: Pages = request.app.state.pages
+        pages: Pages = request.app.state.pages[None]
         return HTMLResponse(pages.error(status, message), status, headers)
     return JSONResponse({"error": message}, status, headers)
 

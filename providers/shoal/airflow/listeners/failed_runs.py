@@ -3,13 +3,14 @@ or task end soon.
 
 Normally a run's teardown task ends the run's jobs and leases. If no teardown task runs, as after `dagrun_timeout` or if
 the setup task was killed, this listener ends the jobs and leases sooner than the janitor would. The listener only
-writes to the store: the drivers of the jobs read there that they have to end, and the reconcilers read that leases have
-expired.
+writes to the store of the DAG's team: the drivers of the jobs read there that they have to end, and the reconcilers
+read that leases have expired.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Collection
 from functools import partial
 from threading import BoundedSemaphore
@@ -19,17 +20,19 @@ from airflow.listeners import hookimpl
 
 from shoal.airflow._run_holder import holder_name, task_key
 from shoal.airflow.deployment import deployment_in_database
+from shoal.airflow.settings import has_teams, store_of
 from shoal.background_threads import BackgroundThread
 from shoal.pool.holder import DagRunHolder
+from shoal.state.home import default_url, use_store
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
 
 log = logging.getLogger(__name__)
 
-_STORE_THREADS = BoundedSemaphore(2)
-"""Limits the number of threads that use the store at a time, because many tasks may fail together, and each thread
-needs a connection to the store."""
+_STORE_THREADS: dict[str, BoundedSemaphore] = defaultdict(lambda: BoundedSemaphore(2))
+"""Limits the number of threads that use a store at a time, because many tasks may fail together, and each thread
+needs a connection to the store. Each store has its own limit, so that one that does not answer delays no other team."""
 
 
 @hookimpl
@@ -81,7 +84,11 @@ def _in_thread(end: partial[None]) -> None:
 
 def _end(end: partial[None]) -> None:
     try:
-        with _STORE_THREADS:
+        if has_teams():
+            from airflow.models.dag import DagModel
+
+            use_store(store_of(DagModel.get_team_name(end.args[1])))
+        with _STORE_THREADS[default_url()]:
             end()
     # The error is only logged, because the DAG `pool_janitor` ends the remaining jobs and leases later.
     except Exception:

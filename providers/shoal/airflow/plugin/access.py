@@ -22,6 +22,7 @@ from anyio import from_thread
 from fastapi import HTTPException, Request
 
 from shoal.airflow.deployment import deployment_in_database
+from shoal.airflow.settings import has_teams, store_of
 from shoal.pool.holder import DagRunHolder
 from shoal.pool.teams import ALL_TEAMS
 from shoal.ui.access import Viewer
@@ -36,6 +37,8 @@ class AirflowAccess:
     Airflow's separate permission for custom views is not used, because the simple auth manager gives it to every
     viewer.
 
+    To see the page of a team, at ``teams/TEAM/``, a user must also be a member of the team. It shows the team's store.
+
     To change pools, a user needs the permission to edit connections, because a connection contains the options of a
     pool. To end the jobs and leases of a DAG run of this Airflow, a user needs the permission to edit runs of the DAG;
     for all other jobs and leases, the permission to edit connections. If Airflow has several teams, a user can change
@@ -47,13 +50,16 @@ class AirflowAccess:
 
         Raises:
             HTTPException: No user is logged in (401). The user may not see the page, or the permissions cannot be
-                checked (403).
+                checked (403). The user is no member of the team, or no team has this name (404).
         """
+        team: str | None = request.path_params.get("team")
         try:
             user = from_thread.run(_user, request)
             manager = get_auth_manager()
             may_see = manager.is_authorized_view(access_view=AccessView.PLUGINS, user=user)
             may_act = manager.is_authorized_connection(method="PUT", user=user)
+            if team is not None and team not in _teams_of(manager, user):
+                raise HTTPException(404, "you are no member of a team of this name")
             name, token = user.get_name() or user.get_id(), _csrf_token(user.get_id())
         except HTTPException as error:
             if error.status_code == 401:
@@ -77,17 +83,29 @@ class AirflowAccess:
             ),
             may_act_for=lambda team: _is_in_team(manager, user, team),
             team=ALL_TEAMS,
+            page_team=team,
+            store=store_of(team),
+            teams_to_see=lambda: [name for name in _teams_of(manager, user) if store_of(name)],
         )
 
 
 def _is_in_team(manager: BaseAuthManager[Any], user: BaseUser, team: str) -> bool:
     """Return whether a user may act for a team. An Airflow without teams does not ask."""
-    if not conf.getboolean("core", "multi_team", fallback=False):
+    if not has_teams():
         return True
     from airflow.api_fastapi.auth.managers.models.resource_details import TeamDetails
 
     # With the method GET, Airflow asks whether a user belongs to a team.
     return manager.is_authorized_team(method="GET", details=TeamDetails(name=team), user=user) is True
+
+
+def _teams_of(manager: BaseAuthManager[Any], user: BaseUser) -> list[str]:
+    """Return the names of a user's teams. Without teams, Airflow cannot say who may see which store."""
+    if not has_teams():
+        return []
+    from airflow.models.team import Team
+
+    return [name for name in sorted(Team.get_all_team_names()) if _is_in_team(manager, user, name)]
 
 
 def _may_edit_some_runs(manager: BaseAuthManager[Any], user: BaseUser) -> bool:

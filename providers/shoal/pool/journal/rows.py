@@ -144,6 +144,8 @@ def require_here(pool: Pool) -> None:
     Raises:
         PoolElsewhereError: The pool is bound to another machine.
     """
+    if not is_here(pool) and pool.host == ANYWHERE:
+        raise PoolElsewhereError(f'pool "{pool.name}" is in the store of a team: use it on a host of the team', "")
     if not is_here(pool):
         here = "another host with the same name" if pool.host == hostname() else hostname()
         raise PoolElsewhereError(
