@@ -39,7 +39,7 @@ from shoal.pool.status import LeaseStatus
 from shoal.pool.teams import acting_for
 from shoal.redaction import redact
 from shoal.state import Store
-from shoal.state.home import use_store
+from shoal.state.home import is_own_store, use_store
 from shoal.ui.access import Access, Viewer, require_action, require_permission
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
@@ -315,7 +315,13 @@ def release(store: Store, actor: str, *, pool: str, lease_id: str) -> str:
 
 
 def sweep(store: Store, actor: str) -> str:
-    """End nodes that no pool needs, record the end of lost jobs, and return a text that lists these actions."""
+    """End nodes that no pool needs, record the end of lost jobs, and return a text that lists these actions.
+
+    Raises:
+        InvalidArgumentError: This machine is no host of the store's pools.
+    """
+    if not is_own_store():
+        raise InvalidArgumentError("this server is no host of the team's pools: run `shoal sweep` on their hosts")
     with acting_as(actor):
         did = jobs.sweep(store)
     return "; ".join(did) or "nothing to sweep"

@@ -76,7 +76,7 @@ def cancel(
             # The driver still uses the files that `_tidy` would remove.
             with target.store.reading() as session:
                 host = session.get_one(Pool, target.pool).host
-            left = f"the driver of job {job.id} ends by itself on host {host} within seconds"
+            left = f"the driver of job {job.id} ends by itself on host {host or 'of its team'} within seconds"
             return Cancellation(is_done=True, left=left)
         left = _stop_driver(target, job)
     _tidy(target, job)

@@ -28,7 +28,7 @@ from shoal.pool.journal.retention import RETENTION_PERIOD, retain
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.timeouts import RECONCILE_PERIOD, STORE_PATIENCE
 from shoal.state import Store
-from shoal.state.home import is_own_store, lock_file, open_locked, subfolder
+from shoal.state.home import lock_file, open_locked, subfolder
 from shoal.state.schema import Node, Pool, PoolState
 
 log = logging.getLogger("shoal.reconciler")
@@ -50,10 +50,7 @@ def lock_path() -> Path:
 
 
 def ensure_running() -> None:
-    """Start the reconciler of this ``SHOAL_HOME`` and store, unless it is already running. In another store than that
-    of this process, the hosts of its pools do so."""
-    if not is_own_store():
-        return
+    """Start the reconciler of this ``SHOAL_HOME`` and store, unless it is already running."""
     with open_locked(lock_path(), wait=False) as free:
         if not free:
             return
