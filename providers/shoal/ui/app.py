@@ -232,7 +232,7 @@ def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str,
     check_arguments(name, arguments)
     require_permission(viewer, *owners_of(reader.store, name, arguments))
     try:
-        with acting_for(viewer.team):
+        with acting_for(viewer.team), acting_as(viewer.name):
             done = _ACTIONS[name](reader.store, viewer.name, **arguments)
     finally:
         reader.read_again()
@@ -309,8 +309,7 @@ def release(store: Store, actor: str, *, pool: str, lease_id: str) -> str:
         InvalidArgumentError: The lease was already released, or has expired.
     """
     holder = _held(store, pool=pool, lease_id=lease_id).holder
-    with acting_as(actor):
-        released = ComputePool(pool, holder=holder, store=store).release()
+    released = ComputePool(pool, holder=holder, store=store).release()
     return f"the lease of {holder} was released" if released else f"{holder} had no lease any more"
 
 
@@ -322,24 +321,20 @@ def sweep(store: Store, actor: str) -> str:
     """
     if not is_own_store():
         raise InvalidArgumentError("this server is no host of the team's pools: run `shoal sweep` on their hosts")
-    with acting_as(actor):
-        did = jobs.sweep(store)
-    return "; ".join(did) or "nothing to sweep"
+    return "; ".join(jobs.sweep(store)) or "nothing to sweep"
 
 
 def cancel(store: Store, actor: str, *, job_id: str, attempt: int) -> str:
     """Cancel an attempt of a job, and return a sentence about the result."""
-    with acting_as(actor):
-        handle = jobs.attach(job_id, attempt, store=store)
-        cancelled = handle.cancel(f"cancelled by {actor} on shoal's page")
+    handle = jobs.attach(job_id, attempt, store=store)
+    cancelled = handle.cancel(f"cancelled by {actor} on shoal's page")
     done = f"job {job_id} was cancelled" if cancelled else f"job {job_id} had already ended"
     return f"{done}; {handle.left}" if handle.left else done
 
 
 def alter(store: Store, actor: str, *, pool: str, min_nodes: int, max_nodes: int) -> str:
     """Change a pool's minimum and maximum number of nodes, and return a sentence about the result."""
-    with acting_as(actor):
-        ComputePool(pool, store=store).alter(min_nodes=min_nodes, max_nodes=max_nodes)
+    ComputePool(pool, store=store).alter(min_nodes=min_nodes, max_nodes=max_nodes)
     return f"pool {pool} now has {min_nodes} to {max_nodes} nodes"
 
 

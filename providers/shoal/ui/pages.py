@@ -157,7 +157,10 @@ class Pages:
             (job for job in overview.jobs if state_of(job) == "waiting"), key=lambda job: (job.pool, job.position or 0)
         )
         failed = [job for job in overview.jobs if job.state is JobState.FAILED and now - (job.ended_at or 0) < _DAY_S]
-        pools = sorted(overview.pools, key=lambda report: (-_urgency(report), report.status.name))
+        # First the pools that need attention, at the end those that are down.
+        pools = sorted(
+            overview.pools, key=lambda each: (not trouble_of(each), each.status.state == "down", each.status.name)
+        )
         return {
             "pools": pools,
             "broken": [report for report in pools if trouble_of(report)],
@@ -263,11 +266,6 @@ def trouble_of(report: PoolReport) -> str | None:
         return redact(status.reason)
     stuck = [node for node in status.leaving if node.error and node.state == NodeState.ENDING.value]
     return redact(f"{stuck[0].name} cannot be ended: {stuck[0].error}") if stuck else None
-
-
-def _urgency(report: PoolReport) -> int:
-    """Return the number by which pools are sorted: 2 if the pool needs attention, 0 if the pool is down, else 1."""
-    return 2 if trouble_of(report) else 0 if report.status.state == "down" else 1
 
 
 def _size_plot(report: PoolReport, reader: StoreReader, at: float) -> dict[str, Any]:

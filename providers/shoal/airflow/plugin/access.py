@@ -77,7 +77,11 @@ class AirflowAccess:
             name,
             may_act=may_act is True,
             csrf_token=token,
-            may_end_some=lambda: may_act is True or _may_edit_some_runs(manager, user),
+            may_end_some=lambda: (
+                may_act is True
+                or manager.is_authorized_dag(method="PUT", access_entity=DagAccessEntity.RUN, user=user) is True
+                or bool(manager.get_authorized_dag_ids(user=user, method="PUT"))
+            ),
             may_end=lambda holder, team: _may_end(
                 manager, user, holder, otherwise=may_act is True and (team is None or _is_in_team(manager, user, team))
             ),
@@ -106,12 +110,6 @@ def _teams_of(manager: BaseAuthManager[Any], user: BaseUser) -> list[str]:
     from airflow.models.team import Team
 
     return [name for name in sorted(Team.get_all_team_names()) if _is_in_team(manager, user, name)]
-
-
-def _may_edit_some_runs(manager: BaseAuthManager[Any], user: BaseUser) -> bool:
-    if manager.is_authorized_dag(method="PUT", access_entity=DagAccessEntity.RUN, user=user) is True:
-        return True
-    return bool(manager.get_authorized_dag_ids(user=user, method="PUT"))
 
 
 def _may_end(manager: BaseAuthManager[Any], user: BaseUser, holder: str, *, otherwise: bool) -> bool:

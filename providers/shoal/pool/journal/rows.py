@@ -146,13 +146,12 @@ def require_here(pool: Pool) -> None:
         PoolElsewhereError: The pool is bound to another machine.
     """
     if not is_own_store():
-        raise PoolElsewhereError(f'pool "{pool.name}" is in the store of a team: use it on a host of this team', "")
+        raise PoolElsewhereError(f'pool "{pool.name}" is in the store of a team: use it on a host of this team')
     if not is_here(pool):
         here = "another host with the same name" if pool.host == hostname() else hostname()
         raise PoolElsewhereError(
             f'pool "{pool.name}" is local to host {pool.host} and cannot be changed from {here}: use the pool on '
-            f"{pool.host}; if that host never returns, `shoal pool delete {pool.name} --abandon` removes the pool",
-            pool.host,
+            f"{pool.host}; if that host never returns, `shoal pool delete {pool.name} --abandon` removes the pool"
         )
 
 
