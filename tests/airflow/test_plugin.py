@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from shoal import history
 from shoal.airflow.plugin import ShoalPlugin, lazy_app
 from shoal.airflow.plugin.access import _is_in_team, _may_end
 from shoal.airflow.plugin.lazy_app import LazyApp
+from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.state import Store
@@ -237,6 +239,21 @@ def test_an_action_on_the_page_of_a_team_changes_only_its_store(client, stores):
     assert act("anna", "fraud", "sweep", {}) == 422
     page = client.get("/shoal/teams/fraud/", headers={"authorization": "Bearer anna", "accept": "text/html"})
     assert 'data-action="sweep"' not in page.text
+
+
+def test_the_page_of_a_team_shows_no_file_of_the_server(client, stores):
+    """A team may give a job the id of another team's job, and any location to its results."""
+    log = log_path(Key("train", 1))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("a line of the server\n")
+    headers = {"authorization": "Bearer ben", "accept": "text/html"}
+
+    pages = {path: client.get(f"/shoal/{path}jobs/train", headers=headers).text for path in ("", "teams/ads/")}
+
+    assert "a line of the server" in pages[""]
+    assert "a line of the server" not in pages["teams/ads/"]
+    assert "the log is on the pool's host" in unescape(pages["teams/ads/"])
+    assert log.exists()
 
 
 def test_a_store_that_does_not_answer_leaves_the_pages_of_the_others(client, stores, monkeypatch):

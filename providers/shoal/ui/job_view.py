@@ -218,4 +218,5 @@ def _log_end(store: Store, line: JobLine) -> tuple[str, str | None]:
     text = redact("\n".join(lines[-_LOG_LINES:]))
     if text:
         return text, None
-    return "", "the log is on the pool's host" if line.state in JOB_ENDED else "no line was written yet"
+    is_elsewhere = line.state in JOB_ENDED or not is_own_store()
+    return "", "the log is on the pool's host" if is_elsewhere else "no line was written yet"
