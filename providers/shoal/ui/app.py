@@ -73,6 +73,8 @@ async def current_viewer(request: Request) -> Viewer:
     """Return the user of a request, as the application's access rule determines, and use the store of the page."""
     access: Access = request.app.state.access
     viewer = await run_in_threadpool(access.viewer, request)
+    if viewer.page_team != request.path_params.get("team"):
+        raise HTTPException(404, "there is no page of this team, or you are no member of the team")
     use_store(viewer.store)
     request.state.pages = await run_in_threadpool(_pages_of, request.app, viewer.store)
     return viewer

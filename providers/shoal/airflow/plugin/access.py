@@ -50,16 +50,15 @@ class AirflowAccess:
 
         Raises:
             HTTPException: No user is logged in (401). The user may not see the page, or the permissions cannot be
-                checked (403). The user is no member of the team, or no team has this name (404).
+                checked (403).
         """
-        team: str | None = request.path_params.get("team")
         try:
             user = from_thread.run(_user, request)
             manager = get_auth_manager()
             may_see = manager.is_authorized_view(access_view=AccessView.PLUGINS, user=user)
             may_act = manager.is_authorized_connection(method="PUT", user=user)
-            if team is not None and team not in _teams_of(manager, user):
-                raise HTTPException(404, "you are no member of a team of this name")
+            asked = request.path_params.get("team")
+            team = asked if asked and asked in _teams_of(manager, user) else None
             name, token = user.get_name() or user.get_id(), _csrf_token(user.get_id())
         except HTTPException as error:
             if error.status_code == 401:
