@@ -31,8 +31,8 @@ class Viewer:
         may_act_for: Function that returns whether the user may alter the pools of a team.
         team: Team for which the user's actions ask the store. ``"*"``: this object alone decides about teams. None:
             ``$SHOAL_TEAM`` of the server.
-        page_team: Team in the path, ``teams/TEAM/``, if the user may see its page. If it is another one than in the path,
-            the request is refused (404). None: the page of the server's own store.
+        page_team: Team in the path, ``teams/TEAM/``, if the user may see its page; otherwise the request is refused
+            (404). None: the page of the server's own store.
         store: URL of the store that the page shows. None: the store of the server.
         teams_to_see: Function that returns the teams with stores of their own that the user may see, for the menu.
     """
