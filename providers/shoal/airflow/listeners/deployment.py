@@ -10,7 +10,7 @@ from typing import Any
 from airflow.listeners import hookimpl
 
 from shoal.airflow.deployment import make_variable
-from shoal.airflow.settings import VARIABLES, store_of
+from shoal.airflow.settings import VARIABLES, has_teams, store_of
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,8 @@ def on_task_instance_running(previous_state: Any, task_instance: Any) -> None:
     :param previous_state: State of the task before.
     :param task_instance: The task instance.
     """
+    if not has_teams():
+        return
     # Airflow before 3.3 does not tell a task the team.
-    url = store_of(getattr(task_instance.get_template_context()["dag_run"], "team_name", None))
-    if url is not None:
+    if url := store_of(getattr(task_instance.get_template_context()["dag_run"], "team_name", None)):
         os.environ[VARIABLES["state_url"]] = url
