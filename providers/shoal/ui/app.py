@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
@@ -379,9 +378,8 @@ def check_arguments(name: str, arguments: dict[str, Any]) -> None:
     Raises:
         InvalidArgumentError: An argument is missing, unknown, or of a wrong type.
     """
-    action = _ACTIONS[name]
-    parameters = signature(action, eval_str=True).parameters.values()
-    wanted = {each.name: each.annotation for each in parameters if each.kind is Parameter.KEYWORD_ONLY}
+    kinds = get_type_hints(_ACTIONS[name])
+    wanted = {key: kind for key, kind in kinds.items() if key not in ("store", "actor", "return")}
     given = {key: type(value) for key, value in arguments.items()}
     if given != wanted:
         needed = ", ".join(f"{key} ({kind.__name__})" for key, kind in wanted.items()) or "no argument"

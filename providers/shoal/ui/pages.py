@@ -274,7 +274,7 @@ def _size_plot(report: PoolReport, reader: StoreReader, at: float) -> dict[str, 
     The sizes since the start of this server are those that the server has read. The sizes before the start are taken
     from the operations that succeeded.
     """
-    points = reader.pool_points(report.status.name)
+    points = list(reader.pool_points.get(report.status.name, ()))
     since = points[0].at if points else at
     kept = [each for each in reversed(report.operations) if each.kind != "lease" and each.state == "succeeded"]
     ready = [(each.ended_at, each.size) for each in kept if each.ended_at is not None and each.ended_at < since]
