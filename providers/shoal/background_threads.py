@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +22,7 @@ but may have to wait for other writers. Engines kill a process that has not ende
 
 
 class BackgroundThread(threading.Thread):
-    """Daemon thread for whose end the interpreter waits, up to a limit.
+    """Daemon thread for whose end the interpreter waits, up to a limit. It uses the store of its starter.
 
     Args:
         work: Function that the thread calls.
@@ -30,7 +31,7 @@ class BackgroundThread(threading.Thread):
     """
 
     def __init__(self, work: Callable[[], object], *, name: str, stop: Callable[[], object] | None = None) -> None:
-        super().__init__(target=work, name=name, daemon=True)
+        super().__init__(target=copy_context().run, args=(work,), name=name, daemon=True)
         self.stop = stop
 
 

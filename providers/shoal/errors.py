@@ -120,16 +120,7 @@ class PoolDownError(ShoalError):
 
 
 class PoolElsewhereError(PoolDownError):
-    """The pool is local to another host: repeat the request on that host.
-
-    Args:
-        message: The error message.
-        host: Name of the pool's host.
-    """
-
-    def __init__(self, message: str, host: str) -> None:
-        super().__init__(message)
-        self.host = host
+    """The pool is local to another host: repeat the request on that host."""
 
 
 class NoTokenError(PoolDownError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from shoal.airflow.links import links_of, page_links
@@ -47,3 +49,11 @@ def test_the_page_of_the_setting_comes_before_the_page_in_airflow(monkeypatch):
     assert page_links("a job") == {"Job": "/team/shoal/jobs/a%20job"}
     monkeypatch.setattr("shoal.airflow.plugin.lazy_app.has_extra", lambda: False)
     assert page_links("a job") == {}
+
+
+@pytest.mark.parametrize(("team", "path"), [("fraud", "teams/fraud/jobs/job"), (None, "jobs/job")])
+def test_a_task_of_a_team_links_to_the_page_of_the_team(monkeypatch, team, path):
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
+    context = {"dag_run": SimpleNamespace(team_name=team)}
+    monkeypatch.setattr("shoal.airflow.links.get_current_context", lambda: context)
+    assert page_links("job") == {"Job": f"/shoal/{path}"}

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.listeners.spec import dagrun
+from airflow.models.dag import DagModel
 from airflow.plugins_manager import AirflowPlugin
 from airflow.sdk._shared.listeners.spec import lifecycle
 from airflow.sdk.configuration import conf
@@ -149,6 +150,45 @@ def test_a_task_whose_process_died_ends_its_own_job_and_its_own_lease(store, hoo
 
     assert states(store) == {"its": "cancelled", "of_another_task": "running"}
     assert leases_after_a_round(store) == {RUN}
+
+
+@pytest.fixture
+def fraud(fresh_home, monkeypatch) -> Store:
+    """The store of the team "fraud", in an Airflow in which the DAG "a_dag" belongs to this team."""
+    url = f"sqlite:///{fresh_home / 'fraud.db'}"
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
+    monkeypatch.setenv("AIRFLOW__FRAUD___SHOAL__STATE_URL", url)
+    monkeypatch.setattr(DagModel, "get_team_name", {"a_dag": "fraud"}.get)
+    return Store(url)
+
+
+def test_a_failed_run_is_recorded_in_the_store_of_its_team(store, fraud, hook):
+    of_no_team = "airflow:tests:b_dag/a_run"
+    for each in (store, fraud):
+        add_job(each, "of_the_run", RUN)
+        add_job(each, "of_no_team", of_no_team)
+
+    hook.on_dag_run_failed(dag_run=SimpleNamespace(dag_id="a_dag", run_id="a_run"), msg="timed_out")
+    recorded()
+    assert states(store) == {"of_the_run": "running", "of_no_team": "running"}
+    assert states(fraud) == {"of_the_run": "cancelled", "of_no_team": "running"}
+
+    hook.on_dag_run_failed(dag_run=SimpleNamespace(dag_id="b_dag", run_id="a_run"), msg="timed_out")
+    recorded()
+    assert states(store) == {"of_the_run": "running", "of_no_team": "cancelled"}
+    assert states(fraud) == {"of_the_run": "cancelled", "of_no_team": "running"}
+
+
+@pytest.mark.parametrize("team", ["fraud", "ads", None])
+def test_a_task_uses_the_store_of_its_team(fraud, hook, monkeypatch, team):
+    own = "sqlite:////var/lib/own.db"
+    monkeypatch.setenv("SHOAL_STATE_URL", own)
+    context = {"dag_run": SimpleNamespace(team_name=team)}
+    task = SimpleNamespace(get_template_context=lambda: context)
+
+    hook.on_task_instance_running(previous_state="queued", task_instance=task)
+
+    assert os.environ["SHOAL_STATE_URL"] == (fraud.url if team == "fraud" else own)
 
 
 @pytest.mark.parametrize(

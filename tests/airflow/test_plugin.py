@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import subprocess
 import sys
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
 from airflow.models.dag import DagModel
+from airflow.models.team import Team
 from fastapi import FastAPI, HTTPException
 from fastapi.testclient import TestClient
+from httpx import Response
 
+from shoal import history
 from shoal.airflow.plugin import ShoalPlugin, lazy_app
 from shoal.airflow.plugin.access import _is_in_team, _may_end
 from shoal.airflow.plugin.lazy_app import LazyApp
-from tests.support import ROOT
+from shoal.jobs.files.logs import log_path
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.state import Store
+from shoal.state.home import home
+from shoal.state.schema import JobState
+from tests.support import ROOT, ui_systems
 
 
 def airflow(home: Path, *command: str) -> str:
@@ -151,6 +162,129 @@ def test_only_the_own_token_and_the_permission_let_a_user_act(client, users):
     assert sweep("anna", "") == 403
     assert sweep("anna", _csrf_token("anna"), "cross-site") == 403
     assert sweep("anna", _csrf_token("anna")) == 200
+
+
+@pytest.fixture
+def stores(users, monkeypatch) -> dict[str | None, Store]:
+    """The stores of two teams and of the API server, each with a pool of another name and a job of the same id."""
+    from shoal.airflow.plugin import access
+
+    members = {"anna": ["fraud"], "ben": ["ads", "fraud"], "vera": []}
+    monkeypatch.setattr(
+        access.get_auth_manager(),
+        "is_authorized_team",
+        lambda *, method, details, user: details.name in members[user.get_id()],
+        raising=False,
+    )
+    monkeypatch.setattr(Team, "get_all_team_names", lambda: {"fraud", "ads", "other"})
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
+    users.update(dict.fromkeys(members, (True, True)))
+    stores: dict[str | None, Store] = {None: Store()}
+    for team in ("fraud", "ads"):
+        url = f"sqlite:///{home() / team}.db"
+        monkeypatch.setenv(f"AIRFLOW__{team.upper()}___SHOAL__STATE_URL", url)
+        stores[team] = Store(url)
+    for team, store in stores.items():
+        job = ui_systems.job("train", f"pool-of-{team or 'all'}", JobState.RUNNING, 60, holder="cli:x@y")
+        ui_systems.write(store, *ui_systems.pool(f"pool-of-{team or 'all'}"), job)
+    return stores
+
+
+PATHS = ("", "jobs/train", "jobs/none", "pools/pool-of-ads", "models", "history", "api/events", "static/page.js")
+
+
+def test_a_user_sees_the_stores_of_the_own_teams_and_learns_nothing_of_others(client, stores):
+    def page(user: str, path: str) -> Response:
+        headers = {"authorization": f"Bearer {user}", "accept": "text/html"}
+        return client.get(f"/shoal/{path}", headers=headers)
+
+    def pools(user: str, path: str) -> set[str]:
+        return set(re.findall("pool-of-\\w+", page(user, path).text))
+
+    def menu(user: str, path: str) -> list[str]:
+        return re.findall(r'href="([./]*(?:teams/\w+/)?)"[^>]*>(?:No team|fraud|ads)<', page(user, path).text)
+
+    assert pools("anna", "teams/fraud/") == pools("ben", "teams/fraud/jobs?pool=") == {"pool-of-fraud"}
+    assert pools("ben", "teams/ads/") == {"pool-of-ads"}
+    assert pools("anna", "") == pools("vera", "") == {"pool-of-all"}
+    assert (menu("anna", ""), menu("vera", "")) == (["./", "./teams/fraud/"], [])
+    assert menu("ben", "teams/ads/") == ["./../../", "./../../teams/ads/", "./../../teams/fraud/"]
+    assert menu("ben", "teams/ads/jobs/train")[0] == "../../../"
+    for path in PATHS:
+        refused = {(page(user, f"teams/{team}/{path}").status_code, page(user, f"teams/{team}/{path}").text)
+                   for user, team in (("anna", "ads"), ("vera", "fraud"), ("anna", "nobodys"))}  # fmt: skip
+        assert [code for code, _ in refused] == [404]
+        assert client.get(f"/shoal/teams/ads/{path}").status_code == 401
+
+
+def test_an_action_on_the_page_of_a_team_changes_only_its_store(client, stores):
+    from shoal.airflow.plugin.access import _csrf_token
+
+    def act(user: str, team: str, name: str, arguments: dict) -> int:
+        headers = {
+            "authorization": f"Bearer {user}",
+            "x-shoal-csrf": _csrf_token(user),
+            "sec-fetch-site": "same-origin",
+        }
+        return client.post(f"/shoal/teams/{team}/api/actions/{name}", headers=headers, json=arguments).status_code
+
+    cancel = ("cancel", {"job_id": "train", "attempt": 1})
+    assert [act("anna", "ads", *cancel), act("vera", "ads", *cancel)] == [404, 404]
+    assert act("anna", "fraud", *cancel) == 200
+    states = {team: attempts.load(store, Key("train", 1)).state for team, store in stores.items()}
+    assert states == {None: "running", "fraud": "cancelled", "ads": "running"}
+    recorded = {team: [line.actor for line in history.read(store=store)] for team, store in stores.items()}
+    assert recorded == {None: [], "fraud": ["anna"], "ads": []}
+    # The API server is no host of the team.
+    assert act("anna", "fraud", "sweep", {}) == 422
+    page = client.get("/shoal/teams/fraud/", headers={"authorization": "Bearer anna", "accept": "text/html"})
+    assert 'data-action="sweep"' not in page.text
+
+
+def test_the_page_of_a_team_shows_no_file_of_the_server(client, stores):
+    """A team may give a job the id of another team's job, and any location to its results."""
+    log = log_path(Key("train", 1))
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("a line of the server\n")
+    headers = {"authorization": "Bearer ben", "accept": "text/html"}
+
+    pages = {path: client.get(f"/shoal/{path}jobs/train", headers=headers).text for path in ("", "teams/ads/")}
+
+    assert "a line of the server" in pages[""]
+    assert "a line of the server" not in pages["teams/ads/"]
+    assert "the log is on the pool's host" in unescape(pages["teams/ads/"])
+    assert log.exists()
+
+
+def test_a_store_that_does_not_answer_leaves_the_pages_of_the_others(client, stores, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__ADS___SHOAL__STATE_URL", "postgresql+psycopg://ads:hidden@127.0.0.1:9/ads")
+    answer = client.get("/shoal/teams/ads/", headers={"authorization": "Bearer ben"})
+    assert (answer.status_code, "hidden" in answer.text) == (503, False)
+    assert status(client, "ben", "/shoal/teams/fraud/") == 200
+
+
+def test_without_teams_there_is_only_the_own_store(client, stores, monkeypatch):
+    monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "False")
+    assert status(client, "anna", "/shoal/teams/fraud/") == 404
+    assert "fraud" not in client.get("/shoal/", headers={"authorization": "Bearer anna", "accept": "text/html"}).text
+
+
+@pytest.mark.processes
+def test_the_settings_of_the_guide_name_the_store_of_each_team(tmp_path):
+    guide = (ROOT / "docs" / "airflow.md").read_text()
+    found = re.search(r"<!-- settings of stores -->\n```ini\n(.*?)```", guide, re.DOTALL)
+    (tmp_path / "airflow.cfg").write_text(found[1])
+    code = "from shoal.airflow.settings import *; print(has_teams(), *map(store_of, ['fraud', 'ads', 'other', None]))"
+
+    said = airflow(tmp_path, "-c", code).splitlines()[-1]
+
+    urls = (
+        "postgresql+psycopg://fraud@db.example/fraud",
+        "postgresql+psycopg://ads@db.example/shoal?options=-csearch_path%3Dads",
+    )
+    assert said.split() == ["True", *urls, "None", "None"]
+    pools = (ROOT / "docs" / "pools.md").read_text()
+    assert all(url in pools for url in urls)
 
 
 def test_a_page_that_cannot_be_built_tells_strangers_nothing_and_is_built_later(monkeypatch):

@@ -8,6 +8,7 @@ Run it with ``python -m tests.benchmarks.ui_first_view``.
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 import time
@@ -41,21 +42,21 @@ class _Anyone:
 def main() -> None:
     """Print the tables."""
     with tempfile.TemporaryDirectory() as folder:
-        url = f"sqlite:///{Path(folder) / 'state.db'}"
-        store = Store(url)
+        os.environ["SHOAL_STATE_URL"] = f"sqlite:///{Path(folder) / 'state.db'}"
+        store = Store()
         ui_systems.large(store)
-        rows = [(name, *_milliseconds(url, path)) for name, path in _PATHS.items()]
+        rows = [(name, *_milliseconds(path)) for name, path in _PATHS.items()]
         print(table(("50 pools, 5,000 jobs: page", "first view, ms", "next viewer, ms"), rows), end="\n\n")
         reads = {viewers: _reads(store, viewers) for viewers in (1, 50)}
         cells = [(f"{viewers}", f"{count}", f"{count / _SECONDS:.2f}") for viewers, count in reads.items()]
         print(table(("viewers", f"SELECTs in {_SECONDS} s", "per second"), cells))
 
 
-def _milliseconds(url: str, path: str) -> tuple[str, str]:
+def _milliseconds(path: str) -> tuple[str, str]:
     """Return the medians of a page's first view and of its view by a second viewer."""
     first, second = [], []
     for _ in range(_TURNS):
-        with TestClient(create_app(access=_Anyone(), store=url)) as client:
+        with TestClient(create_app(access=_Anyone())) as client:
             for times in (first, second):
                 began = time.perf_counter()
                 assert client.get(path).status_code == 200

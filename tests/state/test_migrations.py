@@ -13,9 +13,9 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 from shoal.state import Store, engines, migrate
+from shoal.state.home import default_url
 from shoal.state.migrate import SCHEMA_VERSION
 from shoal.state.schema import Base
-from shoal.state.store import default_url
 
 OLDEST = "0001"
 """Schema of shoal 0.1.0."""

@@ -48,7 +48,9 @@ def test_a_user_without_rights_is_told_which(on_postgresql):
     server: Postgres = on_postgresql
     server.run("CREATE USER guest PASSWORD 'not-a-secret'")
     try:
-        assert "GRANT CREATE" in refusal(os.environ["SHOAL_STATE_URL"].replace("shoal:", "guest:", 1))
+        assert "make it the owner of the database" in refusal(
+            os.environ["SHOAL_STATE_URL"].replace("shoal:", "guest:", 1)
+        )
     finally:
         server.run("DROP USER guest")
 

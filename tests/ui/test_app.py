@@ -462,6 +462,7 @@ def test_the_page_asks_for_the_team_of_a_pool_and_of_a_job(client, store, monkey
     alter = ("alter", {"pool": "retrain", "min_nodes": 1, "max_nodes": 9})
     cancel = ("cancel", {"job_id": "flights-emea", "attempt": 1})
     monkeypatch.setenv("SHOAL_TEAM", "ads")
+    assert "guard rails against mistakes, not walls" in client.get("/pools/retrain").text
     assert "<dt>team</dt><dd>fraud</dd>" in client.get("/jobs/flights-emea").text
     for action in (alter, cancel):  # `shoal ui` acts for the team of its process
         answer = act(client, *action)

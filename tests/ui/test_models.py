@@ -33,7 +33,7 @@ def test_champions_come_from_the_store_if_mlflow_has_no_web_address(store, monke
     model = Models(store).described("delays")
 
     assert (model.champion, model.champion_value, model.metric, model.versions) == ("3", 2.0, "rmse", ())
-    assert model.note is not None and "not the address of an MLflow server" in model.note
+    assert model.note is not None and "the address of an MLflow server" in model.note
     assert model.plot is not None and model.plot["values"] == [3.0, 2.0]
     assert model.link is None
     with pytest.raises(ModelNotFoundError, match="absent"):

@@ -14,7 +14,7 @@ import time
 from functools import lru_cache
 from uuid import uuid4
 
-from shoal.airflow.settings import SECTION
+from shoal.airflow.settings import SECTION, has_teams
 from shoal.errors import InvalidArgumentError, shown
 
 log = logging.getLogger(__name__)
@@ -136,13 +136,12 @@ def _new_id() -> str:
 
 def _made_by_task() -> str:
     from airflow.sdk import Variable
-    from airflow.sdk.configuration import conf
 
     from shoal.jobs.journal.locks import store_lock
     from shoal.state import Store
 
     # A Variable that a task makes belongs to the task's team, and tasks of other teams could not read it.
-    if conf.getboolean("core", "multi_team", fallback=False):
+    if has_teams():
         raise InvalidArgumentError(
             f'this Airflow has no id: set "deployment" in section [{SECTION}] of Airflow\'s configuration, or install '
             f"shoal where the scheduler runs, which then makes the Variable {VARIABLE}"

@@ -12,8 +12,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from airflow.sdk import BaseOperatorLink
+from airflow.sdk import BaseOperatorLink, get_current_context
 
+from shoal.airflow.settings import has_teams
 from shoal.links import dashboard_link, job_page, mlflow_run_link, model_link
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ def page_links(job_id: str) -> dict[str, str]:
     """Return the address of a job's page in a dict, with the name of the link as the key. The dict is empty if there is
     no page.
 
-    The address begins with ``$SHOAL_UI_URL`` if this variable is set, and otherwise leads to the page in Airflow.
+    The address begins with ``$SHOAL_UI_URL`` if this variable is set, and otherwise leads to the page in Airflow, in an
+    Airflow with several teams to that of the team. Call this function only in a task.
 
     :param job_id: Id of the job.
     """
@@ -72,7 +74,9 @@ def page_links(job_id: str) -> dict[str, str]:
 
     if (given := job_page(job_id)) is not None:
         return {JobPageLink.name: given}
-    return {JobPageLink.name: f"{page_path()}jobs/{quote(job_id, safe='')}"} if has_extra() else {}
+    team = getattr(get_current_context()["dag_run"], "team_name", None) if has_teams() else None
+    path = f"{page_path()}teams/{quote(team, safe='')}/" if team else page_path()
+    return {JobPageLink.name: f"{path}jobs/{quote(job_id, safe='')}"} if has_extra() else {}
 
 
 def show_links(links: Mapping[str, str], ti: Any) -> None:

@@ -26,7 +26,8 @@ _OPTIONS = {
     "state_url": (
         "SQLAlchemy URL of the PostgreSQL database with the state of pools and jobs. Default: a SQLite file in `home`. "
         "Required with workers on several hosts. As for other secrets, `state_url_cmd` and `state_url_secret` name a "
-        "command or a secret with the value.",
+        "command or a secret with the value. In an Airflow with several teams, section `[TEAM=shoal]` names the store "
+        "of a team.",
         "postgresql+psycopg://shoal@db.example/shoal",
     ),
     "pool": (
@@ -67,6 +68,26 @@ def config_section() -> dict[str, Any]:
             },
         }
     }
+
+
+def has_teams() -> bool:
+    """Return whether Airflow has several teams (``[core] multi_team``)."""
+    from airflow.sdk.configuration import conf
+
+    return bool(conf.getboolean("core", "multi_team", fallback=False))
+
+
+def store_of(team: str | None) -> str | None:
+    """Return the URL of a team's store, from the option ``state_url`` in section ``[TEAM=shoal]``. None: the store of
+    this process.
+
+    :param team: Name of the team; None if there is none.
+    """
+    from airflow.sdk.configuration import conf
+
+    if team is None:
+        return None
+    return (conf.get(SECTION, "state_url", team_name=team, fallback=None) or "").strip() or None
 
 
 def apply_settings() -> None:

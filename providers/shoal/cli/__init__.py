@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from shoal import __version__
-from shoal.cli import doctor, ending, history, init, jobs, many, models, pools, store, ui
+from shoal.cli import doctor, ending, history, init, jobs, many, models, pools, ui
 from shoal.cli.ending import EPILOG, ExitCode, InterruptedCommandError, exit_code
 from shoal.cli.output import Json, print_error, print_json, show
 from shoal.errors import ShoalError
@@ -132,7 +132,6 @@ app.add_typer(many.app, name="many")
 app.add_typer(models.app, name="models")
 app.command()(pools.sweep)
 app.command()(history.history)
-app.add_typer(store.app, name="store")
 app.command()(doctor.doctor)
 app.command()(init.init)
 app.command()(ui.ui)

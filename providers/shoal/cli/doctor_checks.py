@@ -222,7 +222,7 @@ def _store() -> Iterator[Finding]:
 def _store_mode() -> int | None:
     """Return the mode of the SQLite file of the store; None if there is no such file."""
     from shoal.state.engines import sqlite_file
-    from shoal.state.store import default_url
+    from shoal.state.home import default_url
 
     try:
         file = sqlite_file(default_url())

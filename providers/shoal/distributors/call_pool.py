@@ -26,10 +26,9 @@ from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import IDLE_TIMEOUT, JOB_LEASE_TTL
 from shoal.pool.waiting import end_if_abandoned
 from shoal.state import Store
-from shoal.state.home import home
+from shoal.state.home import default_url, home
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, PoolState
-from shoal.state.store import default_url
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node
 from shoal.training.pytorch.request import FunctionRequest

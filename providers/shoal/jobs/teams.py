@@ -5,9 +5,7 @@ from __future__ import annotations
 from sqlalchemy import select
 
 from shoal.jobs import ids
-from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.steps import TeamStep, transaction
 from shoal.pool import teams
 from shoal.state import Store
 from shoal.state.schema import JOB_ACTIVE, Job, Lease
@@ -64,8 +62,9 @@ def require_for_version(store: Store, key: Key, actor: str) -> None:
         actor: Holder that promotes the version, or withdraws its promotion.
 
     Raises:
-        TeamError: The job belongs to another team, or the database does not let this process change its row.
+        TeamError: The job belongs to another team.
     """
-    with transaction(store, TeamStep.CHECK) as session:
-        if session.get(Job, (key.job_id, key.attempt)) is not None:
-            require(attempts.get(session, key), actor)
+    with store.reading(snapshot=False) as session:
+        job = session.get(Job, (key.job_id, key.attempt))
+    if job is not None:
+        require(job, actor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.state.home import is_own_store
 from shoal.state.process import host_id, hostname
 from shoal.state.schema import Pool
 
@@ -10,8 +11,8 @@ ANYWHERE = ""
 
 
 def is_here(pool: Pool) -> bool:
-    """Return whether this machine can start and end a pool's nodes."""
-    return pool.host == ANYWHERE or pool.host_id == host_id()
+    """Return whether this machine can start and end a pool's nodes. It cannot in another store than its own."""
+    return is_own_store() and (pool.host == ANYWHERE or pool.host_id == host_id())
 
 
 def bind_here(pool: Pool) -> None:

@@ -1,8 +1,8 @@
 """The rule that protects the pools, leases and jobs of a team from other teams.
 
 Every request of a user to change them calls `require`. What shoal does by itself is not checked: reconciling, sweeps,
-and the end of jobs and leases of runs that have ended. A process may name any team. Where that is not enough,
-PostgreSQL can check the team by the database's role (`shoal.state.policies`).
+and the end of jobs and leases of runs that have ended. A process may name any team, so the rule is a guard rail against
+mistakes: a team that has to be separated has a store of its own.
 """
 
 from __future__ import annotations
@@ -59,18 +59,6 @@ def may_change(owner: str | None, team: str | None, *, is_reserved: bool = False
             Airflow even if nobody has set up teams, and without a team they can be ended as before.
     """
     return owner is None or team in (owner, ALL_TEAMS) or (team is None and not is_reserved)
-
-
-def refused_by_database(what: str) -> TeamError:
-    """Return the error for a row that the database shows, but does not let this process change.
-
-    Args:
-        what: The object, as for `require`.
-    """
-    return TeamError(
-        f"{what} belongs to another team, and the database lets only this team's role change it: nothing was changed. "
-        "Ask the team to do it, or use a role that may change the rows of all teams in SHOAL_STATE_URL"
-    )
 
 
 def require(owner: str | None, team: str | None, what: str, *, is_reserved: bool = False) -> None:

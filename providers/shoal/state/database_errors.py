@@ -54,24 +54,15 @@ _WRONG = {
     "pg_hba.conf",
     'role "': "check the user in SHOAL_STATE_URL, or ask the server's administrator to create it",
     "does not exist": "create the database (`createdb NAME`), or check its name in SHOAL_STATE_URL",
-    "were matched": "the row was deleted meanwhile, or it belongs to another team, and the database lets only this "
-    "team's role change it",
+    "were matched": "the row was deleted meanwhile: look at the present state, and try again",
 }
 """Advice for errors that last until the user fixes the cause. Each key is a part of the database's message, and each
 value is the advice to the user. If several keys match, the first key counts."""
 
-_REFUSED = {
-    "row-level security": "the row would belong to another team, and the database lets only this team's role write it: "
-    "ask the team to do it, or use a role that may change the rows of all teams in SHOAL_STATE_URL",
-    "must be owner": "the tables have to be upgraded: run `shoal pool list` as the database user who owns them, and "
-    "then apply the output of `shoal store policies` again if the database checks teams",
-}
-"""Advice by a part of the message, for kinds of SQLSTATE 42501 for which the advice in `_SQLSTATES` is wrong."""
-
 _SQLSTATES = {
     "25P03": "this process was paused during a write transaction, and nothing was written: try again",
-    "42501": "the database user lacks rights: run GRANT CREATE, USAGE ON SCHEMA public TO the user, or make it the "
-    "database's owner",
+    "42501": "the database user lacks rights: make it the owner of the database, or of the schema in its search_path, "
+    "and of shoal's tables",
     "42P01": "the tables are missing: run `shoal pool list` to create them",
     "53100": "the server's disk is full: free some disk space there and run `shoal sweep`",
 }
@@ -101,7 +92,6 @@ def explain(error: SQLAlchemyError, url: str) -> ShoalError:
 
 
 def _candidates(cause: BaseException, text: str) -> Iterator[tuple[type[StoreError], str]]:
-    yield from ((StoreError, advice) for sign, advice in _REFUSED.items() if sign in text)
     if (code := getattr(cause, "sqlstate", None)) in _SQLSTATES:
         yield StoreError, _SQLSTATES[code]
     yield from ((StoreError, advice) for sign, advice in _WRONG.items() if sign in text)

@@ -1,4 +1,5 @@
-"""The paths of shoal's files on this host: the home folder (``$SHOAL_HOME``), its subfolders, and locks on files.
+"""The paths of shoal's files on this host: the home folder (``$SHOAL_HOME``), its subfolders, and locks on files; and
+the address of the store to which they belong.
 
 A home folder that any user may write to is refused.
 """
@@ -8,9 +9,11 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from hashlib import sha256
 from pathlib import Path
 
@@ -21,6 +24,33 @@ from shoal.state.process import host_id
 
 log = logging.getLogger("shoal.home")
 
+_other_store: ContextVar[str | None] = ContextVar("shoal_store", default=None)
+
+
+def use_store(url: str | None) -> None:
+    """Use another store than that of this process from now on, in this thread or asyncio task, as a server does that
+    serves the stores of several teams.
+
+    The users who can write to that store are not those of this process. So its rows must not lead to files, programs
+    or credentials of this process: the home folder is another one, this machine is no host of the pools
+    (`shoal.pool.bound_host.is_here`), and callers that read or remove files named in rows ask `is_own_store` first.
+
+    Args:
+        url: SQLAlchemy URL of the store. None: the store of this process.
+    """
+    _other_store.set(url)
+
+
+def is_own_store() -> bool:
+    """Return whether this thread or asyncio task uses the store of this process; see `use_store`."""
+    return _other_store.get() is None
+
+
+def default_url() -> str:
+    """Return the URL of the store that `Store()` opens: that of `use_store`, else ``$SHOAL_STATE_URL``, else a SQLite
+    file in ``$SHOAL_HOME``."""
+    return _other_store.get() or os.environ.get("SHOAL_STATE_URL") or f"sqlite:///{home() / 'state.db'}"
+
 
 def home() -> Path:
     """Return ``$SHOAL_HOME`` (default: ``~/.shoal``). Create the folder if needed, and set its mode to 0700.
@@ -29,6 +59,8 @@ def home() -> Path:
         StoreError: The folder cannot be created or written, or other users may have changed files in the folder.
     """
     path = Path(os.environ.get("SHOAL_HOME") or "~/.shoal").expanduser().absolute()
+    if (url := _other_store.get()) is not None:
+        path /= f"store-{sha256(str(parsed(url)).encode()).hexdigest()[:12]}"  # str() hides the password
     try:
         new_folders.make(path)
     except OSError as error:
@@ -107,15 +139,15 @@ def store_tag() -> str:
     The suffix is empty for the default store, the SQLite file in the home folder. It does not depend on the user and
     password of the store's URL, so a new password does not change file names.
     """
-    url = os.environ.get("SHOAL_STATE_URL")
-    if not url or sqlite_file(url) == home() / "state.db":
+    if sqlite_file(default_url()) == home() / "state.db":
         return ""
-    parts = parsed(url)
+    parts = parsed(default_url())
     address = (
         parts.host,
         parts.port,
         parts.database,
         [parts.query.get(name) for name in ("host", "port", "dbname", "service")],
+        *re.findall(r"search_path=\S+", str(parts.query.get("options"))),
     )
     return f"-{sha256(repr(address).encode()).hexdigest()[:6]}"
 

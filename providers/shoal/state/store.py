@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,13 +16,8 @@ from sqlalchemy.orm import Session
 from shoal.errors import StoreError
 from shoal.state import engines, migrate
 from shoal.state.database_errors import explain, shown
-from shoal.state.home import home
+from shoal.state.home import default_url
 from shoal.state.private_folders import keep_file_private, make_file
-
-
-def default_url() -> str:
-    """Return ``$SHOAL_STATE_URL``, or the URL of a SQLite file in ``$SHOAL_HOME`` if the variable is not set."""
-    return os.environ.get("SHOAL_STATE_URL") or f"sqlite:///{home() / 'state.db'}"
 
 
 class _ThreadSession(Session):
@@ -46,7 +40,7 @@ class Store:
     """The database with the rows of pools and jobs, in SQLite or PostgreSQL.
 
     Args:
-        url: SQLAlchemy URL. Default: :func:`default_url`.
+        url: SQLAlchemy URL. Default: `shoal.state.home.default_url`.
         migrate: Create the database if needed, and upgrade its tables to this version of shoal. Background processes
             (supervisor, reconciler) pass False. Otherwise they would create the database again after a user removed it.
 

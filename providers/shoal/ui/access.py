@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -31,6 +31,10 @@ class Viewer:
         may_act_for: Function that returns whether the user may alter the pools of a team.
         team: Team for which the user's actions ask the store. ``"*"``: this object alone decides about teams. None:
             ``$SHOAL_TEAM`` of the server.
+        page_team: Team in the path, ``teams/TEAM/``, if the user may see its page; otherwise the request is refused
+            (404). None: the page of the server's own store.
+        store: URL of the store that the page shows. None: the store of the server.
+        teams_to_see: Function that returns the teams with stores of their own that the user may see, for the menu.
     """
 
     name: str
@@ -40,6 +44,9 @@ class Viewer:
     may_end: Callable[[str, str | None], bool]
     may_act_for: Callable[[str], bool] = lambda team: True
     team: str | None = None
+    page_team: str | None = None
+    store: str | None = field(default=None, repr=False)
+    teams_to_see: Callable[[], Sequence[str]] = tuple
 
 
 class Access(Protocol):

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -38,6 +38,7 @@ from shoal.pool.status import LeaseStatus
 from shoal.pool.teams import acting_for
 from shoal.redaction import redact
 from shoal.state import Store
+from shoal.state.home import is_own_store, use_store
 from shoal.ui.access import Access, Viewer, require_action, require_permission
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
@@ -67,10 +68,15 @@ _HEADERS = {
 _STATIC = Path(__file__).parent / "static"
 
 
-def current_viewer(request: Request) -> Viewer:
-    """Return the user of a request. The application's access rule determines the user."""
+async def current_viewer(request: Request) -> Viewer:
+    """Return the user of a request, as the application's access rule determines, and use the store of the page."""
     access: Access = request.app.state.access
-    return access.viewer(request)
+    viewer = await run_in_threadpool(access.viewer, request)
+    if viewer.page_team != request.path_params.get("team"):
+        raise HTTPException(404, "there is no page of this team, or you are no member of the team")
+    use_store(viewer.store)
+    request.state.pages = await run_in_threadpool(_pages_of, request.app, viewer.store)
+    return viewer
 
 
 CurrentViewer = Annotated[Viewer, Depends(current_viewer)]
@@ -96,15 +102,14 @@ class EngineRequest:
 def create_app(
     *,
     access: Access,
-    store: str | None = None,
     root_path: str = "",
     train_again: Callable[[str], EngineRequest] | None = None,
 ) -> FastAPI:
-    """Build the web application. All its URLs are relative, so the application can be mounted below any prefix.
+    """Build the web application. All its URLs are relative, so the application can be mounted below any prefix. The
+    pages of teams with stores of their own are at ``teams/TEAM/``.
 
     Args:
-        access: Decides who may see and change what.
-        store: URL of the store.
+        access: Decides who may see and change what, and in which store.
         root_path: Path below which the application is mounted.
         train_again: Returns, for the holder of a failed job, the request with which the engine trains again what failed
             in the holder's run. None: the page is not part of an engine.
@@ -121,15 +126,25 @@ def create_app(
         dependencies=[Depends(current_viewer)],
     )
     app.state.access = access
-    app.state.reader = StoreReader(Store(store))
     app.state.train_again = train_again
-    app.state.pages = Pages(app.state.reader, version=_static_version(), may_train_again=train_again is not None)
+    app.state.pages = {}
+    app.state.reader = _pages_of(app, None).reader
     app.include_router(router)
+    app.include_router(router, prefix="/teams/{team}")
     app.add_middleware(_SecureHeaders)
     app.add_exception_handler(StarletteHTTPException, _on_http_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(ShoalError, _on_shoal_error)
     return app
+
+
+def _pages_of(app: FastAPI, store: str | None) -> Pages:
+    """Return the pages of the store that this thread uses, which all its viewers share."""
+    kept: dict[str | None, Pages] = app.state.pages
+    if store not in kept:  # without a lock, because a store that does not answer must not delay the others
+        made = Pages(StoreReader(Store()), _static_version(), may_train_again=app.state.train_again is not None)
+        kept.setdefault(store, made)
+    return kept[store]
 
 
 class _SecureHeaders:
@@ -159,8 +174,9 @@ class _SecureHeaders:
 @router.get("/history", name="history")
 def page(request: Request, viewer: CurrentViewer) -> HTMLResponse:
     """Return the HTML of a page. The route's name selects the page, and the URL's path names the pool, job or model."""
-    pages: Pages = request.app.state.pages
+    pages: Pages = request.state.pages
     depth = request.url.path.removeprefix(request.scope.get("root_path") or "").count("/") - 1
+    depth -= 2 if viewer.page_team else 0
     html = pages.render(
         request.scope["route"].name,
         request.path_params.get("subject", ""),
@@ -185,7 +201,7 @@ def static_file(name: str) -> Response:
 @router.get("/api/events")
 async def events(request: Request) -> StreamingResponse:
     """Send an event each time the store changes. The browser then requests the page's new contents."""
-    reader: StoreReader = request.app.state.reader
+    reader: StoreReader = request.state.pages.reader
     return StreamingResponse(_events(reader), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
@@ -213,11 +229,11 @@ def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str,
     require_action(request, viewer)
     if name not in _ACTIONS:
         raise HTTPException(404, f"there is no action {name!r}: use one of {', '.join(sorted(_ACTIONS))}")
-    reader: StoreReader = request.app.state.reader
+    reader: StoreReader = request.state.pages.reader
     check_arguments(name, arguments)
     require_permission(viewer, *owners_of(reader.store, name, arguments))
     try:
-        with acting_for(viewer.team):
+        with acting_for(viewer.team), acting_as(viewer.name):
             done = _ACTIONS[name](reader.store, viewer.name, **arguments)
     finally:
         reader.read_again()
@@ -225,12 +241,14 @@ def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str,
 
 
 @router.get("/api/train-again/{job_id}/{attempt}")
-def train_again(request: Request, job_id: str, attempt: int) -> EngineRequest:
+def train_again(request: Request, viewer: CurrentViewer, job_id: str, attempt: int) -> EngineRequest:
     """Return the request with which the engine trains again what failed in the run of a job."""
     if request.app.state.train_again is None:
         raise HTTPException(404, "this page is not part of a workflow engine")
-    reader: StoreReader = request.app.state.reader
-    found: EngineRequest = request.app.state.train_again(attempts.load(reader.store, Key(job_id, attempt)).holder)
+    reader: StoreReader = request.state.pages.reader
+    job = attempts.load(reader.store, Key(job_id, attempt))
+    require_permission(viewer, job.holder, job.team)  # the request names tasks of the run
+    found: EngineRequest = request.app.state.train_again(job.holder)
     return found
 
 
@@ -280,7 +298,7 @@ def _error(request: Request, status: int, message: str, headers: dict[str, str])
     if 300 <= status < 400:
         return Response(status_code=status, headers=headers)
     if "text/html" in request.headers.get("accept", "") and request.method == "GET":
-        pages: Pages = request.app.state.pages
+        pages: Pages = request.app.state.pages[None]
         return HTMLResponse(pages.error(status, message), status, headers)
     return JSONResponse({"error": message}, status, headers)
 
@@ -292,31 +310,32 @@ def release(store: Store, actor: str, *, pool: str, lease_id: str) -> str:
         InvalidArgumentError: The lease was already released, or has expired.
     """
     holder = _held(store, pool=pool, lease_id=lease_id).holder
-    with acting_as(actor):
-        released = ComputePool(pool, holder=holder, store=store).release()
+    released = ComputePool(pool, holder=holder, store=store).release()
     return f"the lease of {holder} was released" if released else f"{holder} had no lease any more"
 
 
 def sweep(store: Store, actor: str) -> str:
-    """End nodes that no pool needs, record the end of lost jobs, and return a text that lists these actions."""
-    with acting_as(actor):
-        did = jobs.sweep(store)
-    return "; ".join(did) or "nothing to sweep"
+    """End nodes that no pool needs, record the end of lost jobs, and return a text that lists these actions.
+
+    Raises:
+        InvalidArgumentError: This machine is no host of the store's pools.
+    """
+    if not is_own_store():
+        raise InvalidArgumentError("this server is no host of the team's pools: run `shoal sweep` on their hosts")
+    return "; ".join(jobs.sweep(store)) or "nothing to sweep"
 
 
 def cancel(store: Store, actor: str, *, job_id: str, attempt: int) -> str:
     """Cancel an attempt of a job, and return a sentence about the result."""
-    with acting_as(actor):
-        handle = jobs.attach(job_id, attempt, store=store)
-        cancelled = handle.cancel(f"cancelled by {actor} on shoal's page")
+    handle = jobs.attach(job_id, attempt, store=store)
+    cancelled = handle.cancel(f"cancelled by {actor} on shoal's page")
     done = f"job {job_id} was cancelled" if cancelled else f"job {job_id} had already ended"
     return f"{done}; {handle.left}" if handle.left else done
 
 
 def alter(store: Store, actor: str, *, pool: str, min_nodes: int, max_nodes: int) -> str:
     """Change a pool's minimum and maximum number of nodes, and return a sentence about the result."""
-    with acting_as(actor):
-        ComputePool(pool, store=store).alter(min_nodes=min_nodes, max_nodes=max_nodes)
+    ComputePool(pool, store=store).alter(min_nodes=min_nodes, max_nodes=max_nodes)
     return f"pool {pool} now has {min_nodes} to {max_nodes} nodes"
 
 
@@ -359,9 +378,8 @@ def check_arguments(name: str, arguments: dict[str, Any]) -> None:
     Raises:
         InvalidArgumentError: An argument is missing, unknown, or of a wrong type.
     """
-    action = _ACTIONS[name]
-    parameters = signature(action, eval_str=True).parameters.values()
-    wanted = {each.name: each.annotation for each in parameters if each.kind is Parameter.KEYWORD_ONLY}
+    kinds = get_type_hints(_ACTIONS[name])
+    wanted = {key: kind for key, kind in kinds.items() if key not in ("store", "actor", "return")}
     given = {key: type(value) for key, value in arguments.items()}
     if given != wanted:
         needed = ", ".join(f"{key} ({kind.__name__})" for key, kind in wanted.items()) or "no argument"

@@ -20,6 +20,7 @@ from shoal.jobs.status import JobStatus
 from shoal.links import Link, mlflow_run_link, model_link
 from shoal.redaction import redact
 from shoal.state import Store
+from shoal.state.home import is_own_store
 from shoal.state.schema import JOB_ENDED
 from shoal.training.boosting.request import TrainResult, WorkerStats
 from shoal.ui.formats import finite
@@ -92,7 +93,8 @@ def job_view(
     status = JobStatus.of(job)
     facts, tracking_uri, location = _settings(job.spec)
     log, problem = _log(store, line, logs)
-    trained = _training_report(status.result, location)
+    # The paths are in rows that users of another store can write.
+    trained = _training_report(status.result, location) if is_own_store() else None
     found = [
         RunLinks(store).link(line.holder, line.task_key),
         mlflow_run_link(tracking_uri, line.mlflow_run_id),
@@ -106,7 +108,7 @@ def job_view(
         facts=facts,
         phases=phases_of(line, now),
         workers=trained.workers if trained else (),
-        partitions=partitions_view(job, status.result, location),
+        partitions=partitions_view(job, status.result, location) if is_own_store() else None,
         trials=trials_view(store, line.key, job, status.result),
         curves=_curves(line, points),
         log=log,
@@ -194,7 +196,7 @@ def _log(store: Store, line: JobLine, logs: BackgroundReader[tuple[str, str | No
     the pool's head, which may not answer, so a thread asks for this log."""
     if is_waiting(line):
         return "", "no line was written yet"
-    if log_path(line.key).exists():
+    if log_path(line.key).exists() or not is_own_store():
         return _log_end(store, line)
     key = f"{line.job_id} {line.attempt} {line.state in JOB_ENDED}"
     return logs.last(key, lambda: _log_end(store, line)) or ("", "the pool's head is asked for the log")
@@ -216,4 +218,5 @@ def _log_end(store: Store, line: JobLine) -> tuple[str, str | None]:
     text = redact("\n".join(lines[-_LOG_LINES:]))
     if text:
         return text, None
-    return "", "the log is on the pool's host" if line.state in JOB_ENDED else "no line was written yet"
+    is_elsewhere = line.state in JOB_ENDED or not is_own_store()
+    return "", "the log is on the pool's host" if is_elsewhere else "no line was written yet"

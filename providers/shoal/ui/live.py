@@ -24,6 +24,7 @@ from shoal.jobs.journal.listing import JobLine, StoreMark, job_lines, store_mark
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.pool.api import report_pools
 from shoal.pool.backends import BACKENDS, Seen
+from shoal.pool.bound_host import is_here
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.status import PoolReport, check_nodes
@@ -113,6 +114,7 @@ class StoreReader:
 
     Attributes:
         logs: Ends of logs that the heads have sent, and the reason if there is none.
+        pool_points: Points for the plot of each pool's size since the start of this server, the oldest first.
         is_closed: Whether :meth:`close` was called. If so, all streams of events have to end.
     """
 
@@ -130,7 +132,7 @@ class StoreReader:
         self._cache: _Cache | None = None
         self._heads = HeadAnswers(clock, monotonic)
         self.logs: BackgroundReader[tuple[str, str | None]] = BackgroundReader(monotonic)
-        self._pool_points: dict[str, deque[PoolPoint]] = {}
+        self.pool_points: dict[str, deque[PoolPoint]] = {}
         self._metrics: dict[Key, tuple[JobLine, list[MetricPoint]]] = {}
         self._subscribers: set[_Subscriber] = set()
         self._state = threading.Condition()
@@ -154,10 +156,6 @@ class StoreReader:
                 self._cache.looked = -1e9
         with self._state:
             self._state.notify_all()
-
-    def pool_points(self, pool: str) -> list[PoolPoint]:
-        """Return the points for the plot of a pool's size since the start of this server, the oldest first."""
-        return list(self._pool_points.get(pool, ()))
 
     def metrics(self, line: JobLine) -> list[MetricPoint]:
         """Return the series of a job's metrics, read once for all viewers, and again when the attempt has changed."""
@@ -278,9 +276,9 @@ class StoreReader:
     def _note(self, pools: tuple[PoolReport, ...], at: float) -> None:
         """Add the present size of each pool to the data for the plots."""
         names = {report.status.name for report in pools}
-        self._pool_points = {name: points for name, points in self._pool_points.items() if name in names}
+        self.pool_points = {name: points for name, points in self.pool_points.items() if name in names}
         for report in pools:
-            points = self._pool_points.setdefault(report.status.name, deque(maxlen=_MOST_POINTS))
+            points = self.pool_points.setdefault(report.status.name, deque(maxlen=_MOST_POINTS))
             size = (len(report.status.active), report.status.target)
             if not points or (points[-1].ready, points[-1].target) != size:
                 points.append(PoolPoint(at, *size))
@@ -387,7 +385,7 @@ class HeadAnswers:
         """Return which nodes of a pool are lost. Nodes of a head on the network are those of its last answer; before
         the first answer, the rows of the store count."""
         spec = PoolSpec.model_validate(snapshot.pool.spec)
-        if BACKENDS[spec.backend]().bound_to_host or not snapshot.nodes:
+        if BACKENDS[spec.backend]().bound_to_host or not (snapshot.nodes and is_here(snapshot.pool)):
             return check_nodes(snapshot)
         key = f"{spec.name} {spec.uri}"
         return self._reader.last(key, lambda: self._ask(key, snapshot)) or Seen()

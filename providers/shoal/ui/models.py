@@ -25,6 +25,7 @@ from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.links import Link, model_link, web_address
 from shoal.redaction import redact
 from shoal.state import Store
+from shoal.state.home import is_own_store
 from shoal.state.schema import Promotion
 from shoal.ui import formats
 
@@ -158,14 +159,16 @@ class Models:
         promotions: dict[str, list[Promotion]] = {}
         for promotion in confirmed_promotions(self._store):
             promotions.setdefault(promotion.model, []).append(promotion)
-        uri = os.environ.get("MLFLOW_TRACKING_URI")
+        # The server of this process may have the models of other teams.
+        uri = os.environ.get("MLFLOW_TRACKING_URI") if is_own_store() else None
         base, note = web_address(uri), None
         versions: dict[str, list[Any]] = {}
         aliases: dict[str, dict[str, str]] = {}
         if uri is None or base is None:
             note = (
-                "challengers are not shown, because MLFLOW_TRACKING_URI is not the address of an MLflow server "
-                "(http:// or https://): the champions are those that shoal's store has recorded"
+                "challengers are shown only if MLFLOW_TRACKING_URI is the address of an MLflow server (http:// or "
+                "https://), and not on the page of a team with a store of its own: the champions are those that the "
+                "store has recorded"
             )
         else:
             try:

@@ -19,6 +19,7 @@ from shoal.links import dashboard_link
 from shoal.pool.status import PoolReport
 from shoal.redaction import redact
 from shoal.state import Store
+from shoal.state.home import is_own_store
 from shoal.state.schema import JobState, NodeState
 from shoal.ui import formats
 from shoal.ui.access import Viewer
@@ -53,18 +54,21 @@ class Pages:
         may_train_again: Whether the engine of the page can train again what failed in a run.
         clock: Returns seconds since the epoch.
         monotonic: Returns seconds of a clock that never jumps.
+
+    Attributes:
+        reader: The reader.
     """
 
     def __init__(
         self,
         reader: StoreReader,
-        *,
         version: str,
+        *,
         may_train_again: bool = False,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._reader = reader
+        self.reader = reader
         self._clock = clock
         self._models = Models(reader.store, clock=monotonic)
         self._environment = Environment(
@@ -82,7 +86,7 @@ class Pages:
             redact=redact,
             part=lambda text: quote(str(text), safe=""),
         )
-        self._environment.globals.update(may_train_again=may_train_again)
+        self._environment.globals.update(may_train_again=may_train_again, is_own_store=is_own_store)
         self._environment.globals.update(version=version, state_of=state_of, nodes_of=nodes_of, trouble_of=trouble_of)
         self._kept: OrderedDict[tuple[Any, ...], str] = OrderedDict()
         self._lock = threading.Lock()
@@ -99,7 +103,7 @@ class Pages:
         try:
             main = self._main(key)
         except (JobNotFoundError, PoolNotFoundError):
-            self._reader.read_again()  # the job or pool may have been created after the last read of the store
+            self.reader.read_again()  # the job or pool may have been created after the last read of the store
             main = self._main(key)
         if is_fragment:
             return main
@@ -112,7 +116,7 @@ class Pages:
         return self._environment.get_template("error.html").render(status=status, message=message)
 
     def _main(self, key: tuple[Any, ...]) -> str:
-        overview = self._reader.overview()
+        overview = self.reader.overview()
         version = (overview.version, self._models.version if key[0] in ("models", "model") else 0)
         # If many viewers request a page at the same time, one request renders the page, and the other requests wait for
         # the result.
@@ -144,7 +148,7 @@ class Pages:
             case "model":
                 return {"model": self._models.described(subject)}
             case _:
-                return {"record": _recorded(self._reader.store, limit=200)}
+                return {"record": _recorded(self.reader.store, limit=200)}
 
     def _overview(self, overview: Overview) -> dict[str, Any]:
         now = self._clock()
@@ -153,7 +157,10 @@ class Pages:
             (job for job in overview.jobs if state_of(job) == "waiting"), key=lambda job: (job.pool, job.position or 0)
         )
         failed = [job for job in overview.jobs if job.state is JobState.FAILED and now - (job.ended_at or 0) < _DAY_S]
-        pools = sorted(overview.pools, key=lambda report: (-_urgency(report), report.status.name))
+        # First the pools that need attention, at the end those that are down.
+        pools = sorted(
+            overview.pools, key=lambda each: (not trouble_of(each), each.status.state == "down", each.status.name)
+        )
         return {
             "pools": pools,
             "broken": [report for report in pools if trouble_of(report)],
@@ -203,16 +210,16 @@ class Pages:
         report = next((each for each in overview.pools if each.status.name == chosen[0].pool), None)
         return {
             "job": job_view(
-                self._reader.store,
+                self.reader.store,
                 chosen[0],
-                self._reader.metrics(chosen[0]),
-                self._reader.logs,
+                self.reader.metrics(chosen[0]),
+                self.reader.logs,
                 self._clock(),
             ),
             "attempts": lines,
             "has_pool": report is not None,
             "dashboard": dashboard_link(report.dashboard) if report else None,
-            "record": _recorded(self._reader.store, limit=20, pool=chosen[0].pool, job_id=job_id),
+            "record": _recorded(self.reader.store, limit=20, pool=chosen[0].pool, job_id=job_id),
         }
 
     def _pool(self, overview: Overview, name: str) -> dict[str, Any]:
@@ -225,10 +232,10 @@ class Pages:
             "report": report,
             "jobs": jobs[:20],
             "jobs_count": len(jobs),
-            "plot": _size_plot(report, self._reader, overview.at),
+            "plot": _size_plot(report, self.reader, overview.at),
             "dashboard": dashboard_link(report.dashboard),
-            "run_link": RunLinks(self._reader.store).link,
-            "record": _recorded(self._reader.store, limit=20, pool=name),
+            "run_link": RunLinks(self.reader.store).link,
+            "record": _recorded(self.reader.store, limit=20, pool=name),
         }
 
 
@@ -261,18 +268,13 @@ def trouble_of(report: PoolReport) -> str | None:
     return redact(f"{stuck[0].name} cannot be ended: {stuck[0].error}") if stuck else None
 
 
-def _urgency(report: PoolReport) -> int:
-    """Return the number by which pools are sorted: 2 if the pool needs attention, 0 if the pool is down, else 1."""
-    return 2 if trouble_of(report) else 0 if report.status.state == "down" else 1
-
-
 def _size_plot(report: PoolReport, reader: StoreReader, at: float) -> dict[str, Any]:
     """Return the data for the plot of a pool's size and of the size that the pool should have.
 
     The sizes since the start of this server are those that the server has read. The sizes before the start are taken
     from the operations that succeeded.
     """
-    points = reader.pool_points(report.status.name)
+    points = list(reader.pool_points.get(report.status.name, ()))
     since = points[0].at if points else at
     kept = [each for each in reversed(report.operations) if each.kind != "lease" and each.state == "succeeded"]
     ready = [(each.ended_at, each.size) for each in kept if each.ended_at is not None and each.ended_at < since]

@@ -3,14 +3,14 @@ or task end soon.
 
 Normally a run's teardown task ends the run's jobs and leases. If no teardown task runs, as after `dagrun_timeout` or if
 the setup task was killed, this listener ends the jobs and leases sooner than the janitor would. The listener only
-writes to the store: the drivers of the jobs read there that they have to end, and the reconcilers read that leases have
-expired.
+writes to the store of the DAG's team: the drivers of the jobs read there that they have to end, and the reconcilers
+read that leases have expired.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections import defaultdict
 from functools import partial
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any
@@ -19,17 +19,19 @@ from airflow.listeners import hookimpl
 
 from shoal.airflow._run_holder import holder_name, task_key
 from shoal.airflow.deployment import deployment_in_database
+from shoal.airflow.settings import has_teams, store_of
 from shoal.background_threads import BackgroundThread
 from shoal.pool.holder import DagRunHolder
+from shoal.state.home import default_url, use_store
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
 
 log = logging.getLogger(__name__)
 
-_STORE_THREADS = BoundedSemaphore(2)
-"""Limits the number of threads that use the store at a time, because many tasks may fail together, and each thread
-needs a connection to the store."""
+_STORE_THREADS: dict[str, BoundedSemaphore] = defaultdict(lambda: BoundedSemaphore(2))
+"""Limits the number of threads that use a store at a time, because many tasks may fail together, and each thread
+needs a connection to the store. Each store has its own limit, so that one that does not answer delays no other team."""
 
 
 @hookimpl
@@ -40,7 +42,7 @@ def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
     :param dag_run: The DAG run.
     :param msg: Why the run has failed.
     """
-    _in_thread(partial(_end_run, f"its DAG run failed: {msg}", dag_run.dag_id, dag_run.run_id))
+    _in_thread(f"its DAG run failed: {msg}", dag_run.dag_id, dag_run.run_id)
 
 
 @hookimpl
@@ -58,63 +60,38 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any)
     is_in_database = hasattr(task_instance, "_sa_instance_state")
     if not is_in_database or previous_state is None or task_instance.state != "failed":
         return
-    _in_thread(
-        partial(
-            _end_task,
-            f"its task {task_instance.task_id} failed: {error}",
-            task_instance.dag_id,
-            task_instance.run_id,
-            task_instance.task_id,
-            task_key(task_instance),
-        )
-    )
+    reason = f"its task {task_instance.task_id} failed: {error}"
+    _in_thread(reason, task_instance.dag_id, task_instance.run_id, task_instance.task_id, task_key(task_instance))
 
 
-def _in_thread(end: partial[None]) -> None:
-    """End jobs and leases in a new thread, because the scheduler must not wait for shoal's store.
+def _in_thread(*end: str) -> None:
+    """Call `_end` in a new thread, because the scheduler must not wait for shoal's store.
 
-    The thread also reads the id of the deployment. In the scheduler's thread, this read would commit the scheduler's
+    The thread also reads Airflow's database. In the scheduler's thread, this read would commit the scheduler's
     transaction.
     """
-    BackgroundThread(partial(_end, end), name="shoal-failed-run").start()
+    BackgroundThread(partial(_end, *end), name="shoal-failed-run").start()
 
 
-def _end(end: partial[None]) -> None:
-    try:
-        with _STORE_THREADS:
-            end()
-    # The error is only logged, because the DAG `pool_janitor` ends the remaining jobs and leases later.
-    except Exception:
-        log.warning("the end of a run could not be recorded in shoal's store (%s)", end.args[0], exc_info=True)
-
-
-def _end_run(reason: str, dag_id: str, run_id: str) -> None:
-    runs = _runs(dag_id, run_id)
-    _end_in_store(
-        reason,
-        owns_lease=lambda holder: DagRunHolder.of(holder) in runs,
-        owns_job=lambda holder, key: DagRunHolder.of(holder) in runs,
-    )
-
-
-def _end_task(reason: str, dag_id: str, run_id: str, task_id: str, key: str) -> None:
-    runs = _runs(dag_id, run_id)
-    requested = [holder_name(run, task_id) for run in runs]
-    _end_in_store(
-        reason,
-        owns_lease=lambda holder: holder in requested,
-        owns_job=lambda holder, of_task: DagRunHolder.of(holder) in runs and of_task == key,
-    )
-
-
-def _runs(dag_id: str, run_id: str) -> Collection[DagRunHolder]:
-    """Return the DAG run as a holder, with and without the deployment, because leases and jobs of an older shoal have
-    names without it."""
-    return {DagRunHolder(deployment, dag_id, run_id) for deployment in (None, deployment_in_database())}
-
-
-def _end_in_store(reason: str, **owned: Any) -> None:
+def _end(reason: str, dag_id: str, run_id: str, task_id: str | None = None, key: str | None = None) -> None:
+    """End the jobs and leases of a DAG run, or those of one of its tasks, in the store of the DAG's team."""
     from shoal.jobs.cleanup import end_in_store
 
-    for line in end_in_store(reason=reason, **owned):
-        log.info(line)
+    try:
+        if has_teams():
+            from airflow.models.dag import DagModel
+
+            use_store(store_of(DagModel.get_team_name(dag_id)))
+        with _STORE_THREADS[default_url()]:
+            # Leases and jobs of an older shoal have names without the deployment.
+            runs = {DagRunHolder(deployment, dag_id, run_id) for deployment in (None, deployment_in_database())}
+            of_task = {holder_name(run, task_id) for run in runs}
+            for line in end_in_store(
+                reason=reason,
+                owns_lease=lambda holder: holder in of_task if task_id else DagRunHolder.of(holder) in runs,
+                owns_job=lambda holder, its: DagRunHolder.of(holder) in runs and key in (None, its),
+            ):
+                log.info(line)
+    # The error is only logged, because the DAG `pool_janitor` ends the remaining jobs and leases later.
+    except Exception:
+        log.warning("the end of a run could not be recorded in shoal's store (%s)", reason, exc_info=True)

@@ -22,6 +22,7 @@ from anyio import from_thread
 from fastapi import HTTPException, Request
 
 from shoal.airflow.deployment import deployment_in_database
+from shoal.airflow.settings import has_teams, store_of
 from shoal.pool.holder import DagRunHolder
 from shoal.pool.teams import ALL_TEAMS
 from shoal.ui.access import Viewer
@@ -35,6 +36,8 @@ class AirflowAccess:
     To see the page, a user needs the permission to see Airflow's list of plugins, from which Airflow builds its menu.
     Airflow's separate permission for custom views is not used, because the simple auth manager gives it to every
     viewer.
+
+    To see the page of a team, at ``teams/TEAM/``, a user must also be a member of the team. It shows the team's store.
 
     To change pools, a user needs the permission to edit connections, because a connection contains the options of a
     pool. To end the jobs and leases of a DAG run of this Airflow, a user needs the permission to edit runs of the DAG;
@@ -54,6 +57,8 @@ class AirflowAccess:
             manager = get_auth_manager()
             may_see = manager.is_authorized_view(access_view=AccessView.PLUGINS, user=user)
             may_act = manager.is_authorized_connection(method="PUT", user=user)
+            asked = request.path_params.get("team")
+            team = asked if asked and asked in _teams_of(manager, user) else None
             name, token = user.get_name() or user.get_id(), _csrf_token(user.get_id())
         except HTTPException as error:
             if error.status_code == 401:
@@ -71,18 +76,25 @@ class AirflowAccess:
             name,
             may_act=may_act is True,
             csrf_token=token,
-            may_end_some=lambda: may_act is True or _may_edit_some_runs(manager, user),
+            may_end_some=lambda: (
+                may_act is True
+                or manager.is_authorized_dag(method="PUT", access_entity=DagAccessEntity.RUN, user=user) is True
+                or bool(manager.get_authorized_dag_ids(user=user, method="PUT"))
+            ),
             may_end=lambda holder, team: _may_end(
                 manager, user, holder, otherwise=may_act is True and (team is None or _is_in_team(manager, user, team))
             ),
             may_act_for=lambda team: _is_in_team(manager, user, team),
             team=ALL_TEAMS,
+            page_team=team,
+            store=store_of(team),
+            teams_to_see=lambda: [name for name in _teams_of(manager, user) if store_of(name)],
         )
 
 
 def _is_in_team(manager: BaseAuthManager[Any], user: BaseUser, team: str) -> bool:
     """Return whether a user may act for a team. An Airflow without teams does not ask."""
-    if not conf.getboolean("core", "multi_team", fallback=False):
+    if not has_teams():
         return True
     from airflow.api_fastapi.auth.managers.models.resource_details import TeamDetails
 
@@ -90,10 +102,13 @@ def _is_in_team(manager: BaseAuthManager[Any], user: BaseUser, team: str) -> boo
     return manager.is_authorized_team(method="GET", details=TeamDetails(name=team), user=user) is True
 
 
-def _may_edit_some_runs(manager: BaseAuthManager[Any], user: BaseUser) -> bool:
-    if manager.is_authorized_dag(method="PUT", access_entity=DagAccessEntity.RUN, user=user) is True:
-        return True
-    return bool(manager.get_authorized_dag_ids(user=user, method="PUT"))
+def _teams_of(manager: BaseAuthManager[Any], user: BaseUser) -> list[str]:
+    """Return the names of a user's teams. Without teams, Airflow cannot say who may see which store."""
+    if not has_teams():
+        return []
+    from airflow.models.team import Team
+
+    return [name for name in sorted(Team.get_all_team_names()) if _is_in_team(manager, user, name)]
 
 
 def _may_end(manager: BaseAuthManager[Any], user: BaseUser, holder: str, *, otherwise: bool) -> bool:

@@ -21,7 +21,7 @@ from asgiref.sync import sync_to_async
 from shoal.background_threads import BackgroundThread
 from shoal.errors import ShoalError, StoreUnreachableError
 from shoal.state import Store
-from shoal.state.store import default_url
+from shoal.state.home import default_url
 
 _DEFERRED = "deferred"
 

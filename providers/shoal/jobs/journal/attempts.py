@@ -522,12 +522,9 @@ def get(session: Session, key: Key, *, lock: bool = True) -> Job:
     """Return the row of an attempt, inside the caller's transaction.
 
     Raises:
-        TeamError: The database does not let this process change the row.
         JobError: There is no such attempt.
     """
     job = session.get(Job, (key.job_id, key.attempt), with_for_update=lock)
-    if job is None and lock and session.get(Job, (key.job_id, key.attempt)) is not None:
-        raise teams.refused_by_database(f'job "{key.job_id}"')
     if job is None:
         raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist: `shoal jobs list` shows all jobs')
     return job

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from shoal.state.steps import At, act, transaction
 
-__all__ = ["At", "JobStep", "RetentionStep", "StudyStep", "TeamStep", "act", "transaction"]
+__all__ = ["At", "JobStep", "RetentionStep", "StudyStep", "act", "transaction"]
 
 
 class JobStep(StrEnum):
@@ -90,10 +90,3 @@ class StudyStep(StrEnum):
 
     APPEND = "append"
     """Transaction: the driver adds entries to the journal of the study."""
-
-
-class TeamStep(StrEnum):
-    """Name of the step that protects jobs from other teams. It changes nothing, so no crash test ends a process."""
-
-    CHECK = "check-team"
-    """Transaction: read a job's row as one that will change it, which the policies of the database may refuse."""

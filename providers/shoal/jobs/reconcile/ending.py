@@ -19,6 +19,7 @@ from shoal.jobs.reconcile.decide import End, Silence
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.specs.function import parse_spec
 from shoal.jobs.timeouts import SHORTEST_PAUSE_S, STOP_PATIENCE_S
+from shoal.state.home import is_own_store
 from shoal.state.schema import JOB_ACTIVE, Job, JobState, Pool
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def cancel(
             # The driver still uses the files that `_tidy` would remove.
             with target.store.reading() as session:
                 host = session.get_one(Pool, target.pool).host
-            left = f"the driver of job {job.id} ends by itself on host {host} within seconds"
+            left = f"the driver of job {job.id} ends by itself on host {host or 'of its team'} within seconds"
             return Cancellation(is_done=True, left=left)
         left = _stop_driver(target, job)
     _tidy(target, job)
@@ -117,7 +118,10 @@ def _request_stop(target: Target) -> bool:
 
 
 def _tidy(target: Target, job: Job) -> None:
-    """Remove the files that an ended attempt has left behind: credentials, staged data and unfinished artifacts."""
+    """Remove the files that an ended attempt has left behind: credentials, staged data and unfinished artifacts. In
+    another store than that of this process, a sweep of the pool's host removes them."""
+    if not is_own_store():
+        return
     spec = parse_spec(job.spec)
     with act(JobStep.TIDY):
         with _logged(job):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 from sqlalchemy import select
@@ -131,7 +132,9 @@ def report_pools(
     now = time.time()
     # The head of a remote pool may take seconds to answer, so several pools are queried at the same time.
     with ThreadPoolExecutor(max(1, min(len(listed), _ASKED_AT_ONCE))) as threads:
-        return list(threads.map(lambda snapshot: report_of(snapshot, now, check), listed))
+        # The threads use the store of the caller (`shoal.state.home.use_store`).
+        reports = [threads.submit(copy_context().run, report_of, each, now, check) for each in listed]
+    return [each.result() for each in reports]
 
 
 def sweep_nodes(store: Store) -> list[str]:

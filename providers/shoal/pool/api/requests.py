@@ -87,16 +87,12 @@ class Requests:
             TeamError: The pool belongs to another team, or would belong to another team after its start.
         """
         with transaction(self.store, step) as session:
-            what, query = f'pool "{self.name}"', select(Pool.spec, Pool.state).where(Pool.name == self.name)
-            locked = session.execute(query.with_for_update()).first()
-            row = locked or session.execute(query).first()
+            row = session.execute(select(Pool.spec, Pool.state).where(Pool.name == self.name)).first()
             owners = {None if row is None else row.spec.get("only_team")}
             if self.spec is not None and (row is None or row.state is not PoolState.UP):
                 owners.add(self.spec.only_team)
             for owner in owners:
-                teams.require(owner, self.team, what, is_reserved=True)
-            if row is not None and locked is None:
-                raise teams.refused_by_database(what)
+                teams.require(owner, self.team, f'pool "{self.name}"', is_reserved=True)
             yield session
 
     def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:

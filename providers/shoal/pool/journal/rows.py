@@ -18,6 +18,7 @@ from shoal.pool.holder import job_of
 from shoal.pool.journal import usage
 from shoal.pool.snapshot import Snapshot
 from shoal.state import stamps
+from shoal.state.home import is_own_store
 from shoal.state.process import ProcessId, hostname
 from shoal.state.schema import (
     JOB_ENDED,
@@ -144,12 +145,13 @@ def require_here(pool: Pool) -> None:
     Raises:
         PoolElsewhereError: The pool is bound to another machine.
     """
+    if not is_own_store():
+        raise PoolElsewhereError(f'pool "{pool.name}" is in the store of a team: use it on a host of this team')
     if not is_here(pool):
         here = "another host with the same name" if pool.host == hostname() else hostname()
         raise PoolElsewhereError(
             f'pool "{pool.name}" is local to host {pool.host} and cannot be changed from {here}: use the pool on '
-            f"{pool.host}; if that host never returns, `shoal pool delete {pool.name} --abandon` removes the pool",
-            pool.host,
+            f"{pool.host}; if that host never returns, `shoal pool delete {pool.name} --abandon` removes the pool"
         )
 
 
