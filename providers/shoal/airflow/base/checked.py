@@ -1,5 +1,5 @@
-"""Base classes of operators whose arguments are checked while Airflow loads the DAG, and of those whose mapped instances
-Airflow shows with a name, such as that of a model."""
+"""Base classes of operators whose arguments are checked while Airflow loads the DAG, and of those whose mapped
+instances Airflow shows with a name, such as that of a model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Operators that promote a registered version that waits for a decision, and that check how long ago models were promoted
-and how long jobs have waited. If the check fails, its operator raises `ModelAlertError`."""
+"""Operators that promote a registered version that waits for a decision, and that check how long ago models were
+promoted and how long jobs have waited. If the check fails, its operator raises `ModelAlertError`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Summarise the trainings of many models, and find the models without a recent promotion and the jobs that have waited in
-the queue for too long."""
+"""Summarise the trainings of many models, and find the models without a recent promotion and the jobs that have waited
+in the queue for too long."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Compute the metrics by which a new model is compared with the champion, with scikit-learn for every framework, and the
-constant predictions that a useful model must beat."""
+"""Compute the metrics by which a new model is compared with the champion, with scikit-learn for every framework, and
+the constant predictions that a useful model must beat."""
 
 from __future__ import annotations
 
