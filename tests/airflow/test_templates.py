@@ -139,7 +139,7 @@ def test_an_instance_of_a_mapped_task_is_named_by_what_its_job_is_about(monkeypa
         if index == 0:
             task.render_template_fields(CONTEXT)
         context = {**CONTEXT, "task": task, "ti": type("Ti", (), {"map_index": index})()}
-        monkeypatch.setattr("shoal.airflow.base.labelled.get_current_context", lambda context=context: context)
+        monkeypatch.setattr("shoal.airflow.base.checked.get_current_context", lambda context=context: context)
         assert dag.get_template_env().from_string(task.map_index_template).render(context) == expected
 
 

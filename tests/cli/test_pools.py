@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from shoal.cli.progress import PoolProgress, describe_counts
+from shoal.cli.output import PoolProgress, describe_counts
 from shoal.pool.status import NodeStatus, PoolStatus
 from shoal.state import Store
 from shoal.state.process import ProcessId

@@ -13,7 +13,7 @@ from shoal.jobs.metrics.series import MetricPoint
 from shoal.prefect import _progress, abatch_predict, adistributed_train, batch_predict, distributed_train
 from shoal.prefect._names import prediction_name, training_name
 from shoal.prefect._progress import LINES_PER_MINUTE, RunLog, TrainingProgress
-from shoal.prefect._report import report, report_key, sparkline
+from shoal.prefect._training import report, report_key, sparkline
 from shoal.training.progress import Progress
 from tests.support.job_results import result_of
 

@@ -13,7 +13,7 @@ from prefect.transactions import atransaction, transaction
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.prefect import adistributed_train, distributed_train
-from shoal.prefect._transactions import Enclosing
+from shoal.prefect._training import Enclosing
 from shoal.state import Store
 from tests.prefect import test_repeated
 from tests.prefect.test_repeated import SPEC, job_of, model, trained  # noqa: F401

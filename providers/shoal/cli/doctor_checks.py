@@ -254,7 +254,7 @@ def _shared_memory(pools: list[PoolStatus]) -> Finding:
 
 
 def _pool(pool: PoolStatus) -> Finding:
-    from shoal.cli.progress import describe_counts
+    from shoal.cli.output import describe_counts
 
     name = f"pool {pool.name}"
     counts = describe_counts(pool)

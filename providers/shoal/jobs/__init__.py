@@ -19,19 +19,20 @@ if TYPE_CHECKING:
     from shoal.jobs.handle import JobTimeoutError as JobTimeoutError
     from shoal.jobs.journal.tasks import FlowTask as FlowTask
     from shoal.jobs.journal.tasks import TaskTry as TaskTry
-    from shoal.jobs.many.alerts import StaleModel as StaleModel
-    from shoal.jobs.many.alerts import WaitingJob as WaitingJob
-    from shoal.jobs.many.alerts import stale_models as stale_models
-    from shoal.jobs.many.alerts import waiting_jobs as waiting_jobs
     from shoal.jobs.many.for_each import for_each as for_each
     from shoal.jobs.many.summary import Message as Message
     from shoal.jobs.many.summary import ModelLine as ModelLine
     from shoal.jobs.many.summary import NoResult as NoResult
+    from shoal.jobs.many.summary import StaleModel as StaleModel
+    from shoal.jobs.many.summary import WaitingJob as WaitingJob
+    from shoal.jobs.many.summary import stale_models as stale_models
     from shoal.jobs.many.summary import summary as summary
     from shoal.jobs.many.summary import summary_headline as summary_headline
     from shoal.jobs.many.summary import summary_message as summary_message
     from shoal.jobs.many.summary import summary_table as summary_table
+    from shoal.jobs.many.summary import waiting_jobs as waiting_jobs
     from shoal.jobs.mlflow.later_promotion import promote_model as promote_model
+    from shoal.jobs.mlflow.later_promotion import withdraw_promotion as withdraw_promotion
     from shoal.jobs.mlflow.models import HistoryEntry as HistoryEntry
     from shoal.jobs.mlflow.models import ModelDetails as ModelDetails
     from shoal.jobs.mlflow.models import ModelStatus as ModelStatus
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from shoal.jobs.mlflow.retention import DeletedVersion as DeletedVersion
     from shoal.jobs.mlflow.retention import ModelPruning as ModelPruning
     from shoal.jobs.mlflow.retention import prune_models as prune_models
-    from shoal.jobs.mlflow.withdrawal import withdraw_promotion as withdraw_promotion
     from shoal.jobs.partitions.results import PartitionFailedError as PartitionFailedError
     from shoal.jobs.partitions.results import PartitionResult as PartitionResult
     from shoal.jobs.partitions.results import PartitionResults as PartitionResults

@@ -5,8 +5,7 @@ import pytest
 import sklearn.metrics as reference
 
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.jobs.metrics.baseline import best_constant, constant
-from shoal.jobs.metrics.evaluation import NAMES, best_mode, metric_value
+from shoal.jobs.metrics.evaluation import NAMES, best_constant, best_mode, constant, metric_value
 
 RANDOM = np.random.default_rng(0)
 BINARY = RANDOM.integers(0, 2, 200).astype(float)

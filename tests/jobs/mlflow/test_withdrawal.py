@@ -14,9 +14,9 @@ from shoal.jobs import withdraw_promotion
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import withdrawal
+from shoal.jobs.mlflow.later_promotion import Withdrawal
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.jobs.mlflow.registry import Registry as Access
-from shoal.jobs.mlflow.withdrawal import Withdrawal
 from shoal.pool.teams import acting_for
 from shoal.state import Store
 from shoal.state.schema import JobState, Promotion, PromotionState

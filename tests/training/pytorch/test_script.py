@@ -13,9 +13,9 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.host import change_directory
-from shoal.training.pytorch import script_folder, worker
+from shoal.training.pytorch import worker
 from shoal.training.pytorch.program import Program, may_call_ray
-from shoal.training.pytorch.script import Script
+from shoal.training.pytorch.script import MAX_BYTES, Script, ScriptFolder
 
 SCRIPT = Path(__file__).with_name("script.py")
 
@@ -62,7 +62,7 @@ def test_a_script_travels_with_the_files_of_its_folder(script: Path, tmp_path: P
 def test_a_folder_that_is_too_large_to_travel_is_used_where_it_is(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(f"shoal.training.pytorch.script_folder.{limit}", 1)
+    monkeypatch.setattr(f"shoal.training.pytorch.script.{limit}", 1)
     program = Program.of(script, [tmp_path / "out"], {}).dumps()
     pickle.loads(program)()
     assert "rate: 1" in (tmp_path / "out").read_text() and "rows.csv" in (tmp_path / "out").read_text()
@@ -164,7 +164,7 @@ def test_a_project_that_is_too_large_to_travel_stays_and_the_folder_of_the_scrip
     absolute = Script.read(tmp_path / "src" / "train.py")  # as in a DAG: the working folder is that of Airflow
     assert set(absolute.with_files().beside.files) == {"helper.py"}  # type: ignore[union-attr]
     with (tmp_path / "rows").open("wb") as file:
-        file.truncate(script_folder.MAX_BYTES + 1)
+        file.truncate(MAX_BYTES + 1)
     sent = script.with_files()
     assert (sent.beside.files, sent.place) == ({"helper.py": b""}, "src")  # type: ignore[union-attr]
 
@@ -215,12 +215,12 @@ def test_links_names_and_modes_travel(script: Path, tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_not_read(script: Path, tmp_path: Path, elsewhere: Path) -> None:
     for folder in (script.parent, tmp_path):
         with (folder / "large").open("wb") as file:
-            file.truncate(script_folder.MAX_BYTES + 1)  # without blocks
+            file.truncate(MAX_BYTES + 1)  # without blocks
     script.write_text("import os, sys\nopen('out', 'w').write(str([os.path.getsize(name) for name in sys.argv[1:]]))")
     program = Program.of("project/main.py", ["project/large", "large"], {}).dumps()
     assert len(program) < 10_000
     in_worker(program, elsewhere)
-    assert (elsewhere / "out").read_text() == str([script_folder.MAX_BYTES + 1] * 2)
+    assert (elsewhere / "out").read_text() == str([MAX_BYTES + 1] * 2)
     script.parent.rename(tmp_path / "gone")
     with pytest.raises(InvalidArgumentError, match=r"at least \d files of 16.1 MiB, but at most 1,000 files of 16 MiB"):
         pickle.loads(program)()
@@ -230,9 +230,9 @@ def test_a_file_that_is_too_large_is_not_read(script: Path, tmp_path: Path, else
 
 def test_a_link_to_a_large_file_stays_a_link(script: Path, tmp_path: Path) -> None:
     with (tmp_path / "large").open("wb") as file:
-        file.truncate(script_folder.MAX_BYTES + 1)
+        file.truncate(MAX_BYTES + 1)
     (script.parent / "model").symlink_to(tmp_path / "large")
-    found = script_folder.ScriptFolder.read(str(script.parent))
+    found = ScriptFolder.read(str(script.parent))
     assert found.links == {"model": str(tmp_path / "large")} and not found.too_large
 
 

@@ -4,14 +4,14 @@ Each operator calls one function of shoal's API. The leases and jobs belong to t
 task of the run can find and end them.
 """
 
-from shoal.airflow.operators.many import ManyModelsOperator as ManyModelsOperator
 from shoal.airflow.operators.models import CheckModelsOperator as CheckModelsOperator
 from shoal.airflow.operators.models import ModelAlertError as ModelAlertError
+from shoal.airflow.operators.models import PromoteModelOperator as PromoteModelOperator
 from shoal.airflow.operators.nodes import CleanupPoolOperator as CleanupPoolOperator
 from shoal.airflow.operators.nodes import LeasePoolOperator as LeasePoolOperator
 from shoal.airflow.operators.nodes import ScaleClusterOperator as ScaleClusterOperator
 from shoal.airflow.operators.nodes import SweepPoolsOperator as SweepPoolsOperator
-from shoal.airflow.operators.prediction import BatchPredictOperator as BatchPredictOperator
-from shoal.airflow.operators.promotion import PromoteModelOperator as PromoteModelOperator
+from shoal.airflow.operators.training import BatchPredictOperator as BatchPredictOperator
 from shoal.airflow.operators.training import DistributedTrainOperator as DistributedTrainOperator
-from shoal.airflow.operators.tuning import TuneOperator as TuneOperator
+from shoal.airflow.operators.training import ManyModelsOperator as ManyModelsOperator
+from shoal.airflow.operators.training import TuneOperator as TuneOperator

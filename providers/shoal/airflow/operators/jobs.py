@@ -1,33 +1,41 @@
-"""Base class of operators that run a job on a pool, and a check that the DAG leases nodes of this pool."""
+"""Base class of operators that run a job on a pool, and a check that the DAG leases nodes of this pool.
+
+Also here: the digest of a task as it is written in the DAG file, by which a retry recognises its job, and what a job
+has read and written, for OpenLineage.
+"""
 
 from __future__ import annotations
 
 import difflib
+import os
+import re
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import DAG, BaseOperator, TaskGroup, XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from shoal.airflow._run_holder import task_key, team_of
-from shoal.airflow.base.labelled import LabelledOperator
+from shoal.airflow.base.checked import LabelledOperator
 from shoal.airflow.base.pool import WaitingOperator, WorkerLostError, end_if_worker_is_lost
 from shoal.airflow.checks import arguments_of, is_known, pool_of
 from shoal.airflow.credentials import environment_of, secret_variable
 from shoal.airflow.database_urls import database_url
 from shoal.airflow.links import LINKS, links_of, page_links, show_links
-from shoal.airflow.operators.as_written import digest_as_written
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.errors import LeaseEndedError, NoTokenError, PoolDownError, PoolElsewhereError, ShoalError
 from shoal.pool.spec import PoolSpec, is_uri
+from shoal.training.pytorch.program import is_name
+from shoal.training.pytorch.script import Script
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -303,7 +311,6 @@ class JobOperator(LabelledOperator, WaitingOperator):
         :param task_instance: The task instance.
         """
         # Imported only here, because the module needs the OpenLineage provider, which may not be installed.
-        from shoal.airflow.operators.lineage import lineage_of
 
         return None if self._done is None else lineage_of(*self._done)
 
@@ -380,4 +387,151 @@ def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
         f"did you mean {near[0]}?"
         if near
         else "use pool_for_run; if the pool is always up, pass only its name as pool_name instead"
+    )
+
+
+_ARGUMENTS = (
+    "framework",
+    "train_func",
+    "op_args",
+    "op_kwargs",
+    "spec",
+    "model",
+    "dataset",
+    "output_path",
+    "by",
+    "function",
+    "function_kwargs",
+    "estimator",
+)
+"""Arguments of operators that say what a job does."""
+
+_OF_MAPPED = ("expand_input", "op_kwargs_expand_input", "python_callable")
+"""Attributes of a mapped task that say the same. Only those of decorated functions have the last two."""
+
+
+def digest_as_written(operator: BaseOperator) -> str:
+    """Return the digest of a task's framework, of its function's code, and of its arguments before Airflow renders
+    templates and maps values.
+
+    :param operator: Operator of the task, whose templates may be rendered already.
+    """
+    # Imported only here, so that Airflow loads DAG files quickly.
+    from shoal.training.code_digest import code_digest
+
+    # Airflow renders a copy of the DAG's task.
+    dag = operator.get_dag()
+    task = operator if dag is None else dag.task_dict[operator.task_id]
+    arguments = arguments_of(task)
+    written: dict[str, Any] = {name: arguments.get(name) for name in _ARGUMENTS}
+    script = written["train_func"]
+    if isinstance(script, str | os.PathLike) and is_known(script) and not is_name(script):
+        written["train_func"] = Script.read(script).text
+    if isinstance(task, MappedOperator):
+        written["mapped"] = [getattr(task, name, None) for name in _OF_MAPPED]
+    return code_digest(written, _name)
+
+
+def _name(value: Any) -> str | None:
+    """Return the text that stands for the result of another task, or for a part of the DAG."""
+    return repr(value) if isinstance(value, XComArg | BaseOperator | MappedOperator | TaskGroup | DAG) else None
+
+
+MODELS = "shoal://models"
+"""OpenLineage namespace of registered models. The namespace, a slash and the model's name are the URI of the model's
+asset in Airflow."""
+
+_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+"""Alternative URI schemes, each with the scheme that OpenLineage uses for the same storage."""
+
+_KEEPS_SLASH = ("hdfs", "webhdfs")
+"""URI schemes of file systems, where a path begins with a slash. In all other schemes, the path is the key of an
+object, without a slash at its beginning."""
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+_VERSION = re.compile(r"models:/([^/@]+)/(\w+)")
+
+
+class Named(NamedTuple):
+    """OpenLineage name of a dataset or of a registered model. Only a registered model has a version."""
+
+    namespace: str
+    name: str
+    version: str | None = None
+
+
+def of_path(path: str) -> Named:
+    """Return the OpenLineage name of a file or folder.
+
+    For a path with a wildcard, the name is that of the folder that contains the matching files.
+
+    :param path: Absolute path or URI.
+    """
+    if (wildcard := _WILDCARD.search(path)) is not None:
+        path = path[: wildcard.start()].rpartition("/")[0]
+    parts = urlsplit(path)
+    if parts.scheme in ("", "file"):
+        return Named("file", (unquote(parts.path) if parts.scheme else path).rstrip("/") or "/")
+    scheme = _SCHEMES.get(parts.scheme, parts.scheme)
+    name = parts.path.rstrip("/") if scheme in _KEEPS_SLASH else parts.path.strip("/")
+    return Named(f"{scheme}://{parts.netloc}", name or "/")
+
+
+def read_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
+    """Yield the OpenLineage names of the files that a job has read and, for a prediction job, of the model. Rows of a
+    database and staged copies of rows are left out, because they have no OpenLineage name.
+
+    :param spec: Spec of the job, as it was submitted.
+    :param result: Result of the job.
+    """
+    for dataset in spec.datasets():
+        if dataset.staging is None:
+            yield from map(of_path, dataset.paths)
+    if result.output_path is not None and (model := _VERSION.fullmatch(result.model_uri)) is not None:
+        yield Named(MODELS, *model.groups())
+
+
+def written_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
+    """Yield the OpenLineage names of a job's outputs: for a prediction job the predictions, otherwise the registered
+    model version and the model's file.
+
+    :param spec: Spec of the job, as it was submitted.
+    :param result: Result of the job.
+    """
+    if result.output_path is not None:
+        yield of_path(result.output_path)
+        return
+    if spec.register_as is not None and result.model_version:
+        yield Named(MODELS, spec.register_as.model, result.model_version)
+    if result.model_path:
+        yield of_path(result.model_path)
+
+
+def lineage_of(spec: AnyJobSpec, result: JobResult) -> OperatorLineage:
+    """Return a job's inputs and outputs as an object of Airflow's OpenLineage provider, which has to be installed.
+
+    :param spec: Spec of the job, as it was submitted.
+    :param result: Result of the job.
+    """
+    from airflow.providers.openlineage.extractors import OperatorLineage
+    from openlineage.client.event_v2 import Dataset
+    from openlineage.client.facet_v2 import dataset_version_dataset, sql_job
+
+    def datasets(named: Iterable[Named]) -> list[Dataset]:
+        facet = dataset_version_dataset.DatasetVersionDatasetFacet
+        return [
+            Dataset(
+                namespace=one.namespace,
+                name=one.name,
+                facets={"version": facet(datasetVersion=one.version)} if one.version else {},
+            )
+            for one in dict.fromkeys(named)
+        ]
+
+    queries = dict.fromkeys(dataset.sql for dataset in spec.datasets() if dataset.sql is not None)
+    return OperatorLineage(
+        inputs=datasets(read_by(spec, result)),
+        outputs=datasets(written_by(spec, result)),
+        job_facets={"sql": sql_job.SQLJobFacet(query="\n;\n".join(queries))} if queries else {},
     )

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from shoal.errors import DataError
-from shoal.jobs.metrics.baseline import BaselineKind, best_constant, constant
-from shoal.jobs.metrics.evaluation import metric_value
+from shoal.jobs.metrics.evaluation import BaselineKind, best_constant, constant, metric_value
 from shoal.jobs.mlflow import training_rows
 from shoal.jobs.mlflow.promotion_decision import Baseline
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows

@@ -8,7 +8,9 @@ text, or None if no trials are left; the answer to the second is a truth value.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
+import os
 import pickle
 import sys
 import time
@@ -16,6 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.gang_position import ALONE
@@ -27,11 +30,43 @@ from shoal.training.context import GangContext, gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host.forks import ending_forks
 from shoal.training.mlflow.user_calls import after_import
+from shoal.training.trials import context
 from shoal.training.trials.context import TrialContext, TrialPruned, metrics_of, set_current_trial, value_of
-from shoal.training.trials.opened_runs import note_opened_runs
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
+
+
+def note_opened_runs(mlflow: ModuleType) -> None:
+    """Replace ``mlflow.start_run``, which all logging without a run calls, by a function that notes new runs."""
+    original = mlflow.start_run
+    if getattr(original, "notes_trials", False):
+        return
+
+    @functools.wraps(original)
+    def start_run(run_id: str | None = None, *args: Any, **options: Any) -> Any:
+        trial = context.running_trial()
+        is_trials = (
+            trial is not None
+            and trial.mlflow_run is None
+            # A run that exists, and a run on another server, are not those of the trial.
+            and run_id is None
+            and "MLFLOW_RUN_ID" not in os.environ
+            and mlflow.active_run() is None
+            and mlflow.get_tracking_uri() == os.environ.get("MLFLOW_TRACKING_URI")
+        )
+        if not is_trials:
+            return original(run_id, *args, **options)
+        assert trial is not None
+        if len(args) < 2 and options.get("run_name") is None:
+            options["run_name"] = f"trial {trial.number}"
+        run = original(run_id, *args, **options)
+        trial.mlflow_run = run.info.run_id
+        return run
+
+    start_run.notes_trials = True  # type: ignore[attr-defined]
+    mlflow.start_run = mlflow.tracking.fluent.start_run = start_run  # type: ignore[attr-defined]
+
 
 _LONGEST_ERROR = 4000
 """Number of characters of a trial's error that the study keeps."""
