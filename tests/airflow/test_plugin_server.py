@@ -165,7 +165,11 @@ def test_each_team_has_its_own_store_in_tasks_listener_and_page(airflow, urls):
     for team, run in runs.items():
         store = Store(urls[team])
         wait_until(lambda run=run: airflow.run_state(*run) == "failed", "the end of the run", seconds=300)
-        wait_until(lambda store=store: attempts.latest(store, "of-the-run").state is JobState.CANCELLED, "the listener")
+        wait_until(
+            lambda store=store: attempts.latest(store, "of-the-run").state is JobState.CANCELLED,
+            "the listener",
+            seconds=120,
+        )
         assert attempts.latest(store, "of-the-run").holder == f"airflow:tests:{run[0]}/{run[1]}"
     with pytest.raises(JobNotFoundError):
         attempts.latest(Store(), "of-the-run")
