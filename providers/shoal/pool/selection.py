@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 
 from shoal.errors import NoPoolError, PoolNotFoundError
-from shoal.pool import teams
+from shoal.pool import recorded, teams
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
 from shoal.pool.journal import rows
@@ -19,6 +19,11 @@ from shoal.state.schema import Pool, PoolState
 POOL_VARIABLE = "SHOAL_POOL"
 """Environment variable with the name of the default pool. Users may set it. In the processes of a job, shoal sets it to
 the pool that the job runs on."""
+
+
+def names_pool(name: str | None) -> bool:
+    """Return whether the user has named a pool, by the argument of a call or by ``$SHOAL_POOL``."""
+    return bool(name or os.environ.get(POOL_VARIABLE))
 
 
 def defined_pool(name: str | None = None) -> PoolSpec | None:
@@ -43,6 +48,8 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
 
     Inside a job, ``$SHOAL_POOL`` is the pool that the job runs on.
 
+    A pool that is named or given is recorded in this home (`shoal.pool.recorded`). A pool that is selected is not.
+
     Raises:
         PoolNotFoundError: No pool has this name.
         NoPoolError: No pool was named, and the store contains no pool or several possible pools. The message lists
@@ -52,8 +59,9 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
     given = defined.name if defined else name or os.environ.get(POOL_VARIABLE)
     with store.reading() as session:
         if given:
-            if session.get(Pool, given) is None:
+            if (pool := session.get(Pool, given)) is None:
                 raise PoolNotFoundError(given, rows.pool_names(session))
+            recorded.accept(pool, defined)
             return given
         known = rows.pool_names(session)
         pools = session.scalars(select(Pool).where(Pool.name.in_(known), Pool.state == PoolState.UP))

@@ -6,15 +6,17 @@ A home folder that any user may write to is refused.
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
-from shoal.errors import StoreError
+from shoal.errors import StoreError, shown
 from shoal.state.engines import parsed, sqlite_file
 from shoal.state.process import host_id
 
@@ -67,6 +69,20 @@ def _keep_private(path: Path) -> None:
         log.warning("SHOAL_HOME %s had mode %04o, so other users could enter it: its mode is now 0700", path, mode)
 
 
+def file_name(text: str) -> str:
+    """Check that a text, such as an id in a row of the store, can be the name of a file or folder, and return the text.
+
+    Raises:
+        StoreError: The text could lead to another folder.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", text):
+        raise StoreError(
+            f"the store has a row with the name or id {shown(text)}, which cannot be the name of a file: nothing is done "
+            "with it; delete the row"
+        )
+    return text
+
+
 def subfolder(*parts: str) -> Path:
     """Return the path of a folder in :func:`home`, and create the folder if needed.
 
@@ -74,9 +90,9 @@ def subfolder(*parts: str) -> Path:
         parts: Names of the nested folders, such as ``"logs"``.
 
     Raises:
-        StoreError: The folder cannot be created.
+        StoreError: The folder cannot be created, or a name is not legal.
     """
-    path = home().joinpath(*parts)
+    path = home().joinpath(*map(file_name, parts))
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -84,6 +100,22 @@ def subfolder(*parts: str) -> Path:
             f"{path} cannot be created: {error}. Free some disk space, or set SHOAL_HOME to another folder"
         ) from error
     return path
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file atomically, so that readers never see half of its content.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    partial = path.with_name(f"{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(content))
+        partial.rename(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written: {error}. Free some disk space, or set SHOAL_HOME to another folder"
+        ) from error
 
 
 def lock_file(name: str) -> Path:

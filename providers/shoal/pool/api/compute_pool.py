@@ -17,7 +17,7 @@ from shoal.errors import (
     StoreError,
     shown,
 )
-from shoal.pool import teams
+from shoal.pool import recorded, teams
 from shoal.pool.api.requests import Requests
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
@@ -30,7 +30,7 @@ from shoal.pool.lease_queue import nodes_for
 from shoal.pool.lease_renewal import PoolLease
 from shoal.pool.reconcile import background_process
 from shoal.pool.reconcile.rounds import Clock, reconcile
-from shoal.pool.selection import which_pool
+from shoal.pool.selection import names_pool, which_pool
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
@@ -63,6 +63,8 @@ class ComputePool:
             Default: ``$SHOAL_TEAM``, else no team.
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
         clock: Function that returns seconds since the epoch. Tests pass a simulated clock.
+        is_named: Whether the user has named the pool. False: `source` is from a row of the store, so it is no reason to
+            record the pool in this home (`shoal.pool.recorded`).
 
     Raises:
         InvalidArgumentError: The URI or spec is invalid.
@@ -85,6 +87,7 @@ class ComputePool:
         team: str | None = None,
         store: Store | None = None,
         clock: Clock = time.time,
+        is_named: bool = True,
     ) -> None:
         if not isinstance(source, str | PoolSpec | None):  # None selects a pool, and no other object may select one.
             raise InvalidArgumentError(
@@ -95,12 +98,21 @@ class ComputePool:
         self._store = store or Store()
         self._clock = clock
         name = source if isinstance(source, str) else None
-        self.name = self._spec.name if self._spec else which_pool(self._store, name, team=team)
+        if self._spec is not None:
+            self.name = self._spec.name
+            with self._store.reading() as session:
+                if (pool := session.get(Pool, self.name)) is not None:
+                    recorded.accept(pool, self._spec)
+        elif name and not is_named:
+            self.name = name
+        else:
+            self.name = which_pool(self._store, name, team=team)
+            is_named = names_pool(name)
         self.holder = storable(holder or python_holder())
         self.ancestors = ancestors
         team = teams.asking(team)
         self.team = teams.stored(team)
-        self._requests = Requests(self._store, self.name, self.holder, self._clock, self._spec, team=team)
+        self._requests = Requests(self._store, self.name, self.holder, self._clock, self._spec, is_named, team=team)
 
     def __repr__(self) -> str:
         return f"ComputePool({self.name!r})"
@@ -198,6 +210,7 @@ class ComputePool:
             commands.remove(session, self.name, self._clock(), abandon=abandon)
             self._requests.record(session, ActionKind.DELETED, "abandoned" if abandon else None)
             backend.discard(self.name, everything=True)
+            recorded.forget(self.name)
 
     def scale(
         self,

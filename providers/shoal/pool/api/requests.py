@@ -10,8 +10,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from shoal import history
-from shoal.errors import PoolStoppingError, StoreError, TeamError
-from shoal.pool import teams
+from shoal.errors import PoolElsewhereError, PoolStoppingError, StoreError, TeamError
+from shoal.pool import recorded, teams
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
 from shoal.pool.journal import commands, rows
@@ -29,7 +29,8 @@ from shoal.state.schema import ActionKind, Lease, Operation, OperationState, Poo
 
 @dataclass
 class Requests:
-    """The requests of one holder to one pool. `spec` is None if the caller has named a pool that exists.
+    """The requests of one holder to one pool. `spec` is None if the pool exists: the caller has named it (`is_named`),
+    or shoal has selected it.
     `operation_id` is the last operation that was written, and `team` is the team for which the holder acts."""
 
     store: Store
@@ -37,6 +38,7 @@ class Requests:
     holder: str
     clock: Clock
     spec: PoolSpec | None
+    is_named: bool
     operation_id: str | None = None
     team: str | None = None
 
@@ -104,8 +106,10 @@ class Requests:
         spec = self.spec_to_start(session)
         if session.get(Pool, spec.name) is None:
             self.record(session, ActionKind.CREATED, spec.uri)
-        begins = commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self.clock())
-        return spec if begins else None
+        if not commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self.clock()):
+            return None
+        recorded.record(spec)
+        return spec
 
     def record(
         self,
@@ -170,8 +174,17 @@ class Requests:
         return Waiting(self.store, self.name, self.clock)
 
     def spec_to_start(self, session: Session) -> PoolSpec:
-        """Return the spec with which the pool starts: the constructor's argument, else the spec in the pool's row."""
-        return self.spec or PoolSpec.model_validate(rows.load(session, self.name, lock=False).pool.spec)
+        """Return the spec with which the pool starts: the constructor's argument, else the spec in the pool's row.
+
+        Raises:
+            PoolElsewhereError: This home has not recorded this spec, and the caller has not named the pool.
+        """
+        if self.spec is not None:
+            return self.spec
+        pool = rows.load(session, self.name, lock=False).pool
+        if why := recorded.refusal(pool, is_named=self.is_named):
+            raise PoolElsewhereError(why, pool.host)
+        return PoolSpec.model_validate(pool.spec)
 
     def admit(self, size: int, *, bring_up: bool = False) -> None:
         """Raise an error if the pool can never have this many nodes, for example because its Ray cluster is too small.

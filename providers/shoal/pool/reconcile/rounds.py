@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shoal.pool import recorded
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import job_of
@@ -27,6 +28,7 @@ from shoal.pool.journal.steps import JournalStep, act, transaction
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, stamps
+from shoal.state.home import file_name
 from shoal.state.process import ProcessId
 from shoal.state.schema import NodeState, Pool, PoolState
 
@@ -70,6 +72,8 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
         return Changes()
     spec = PoolSpec.model_validate(snapshot.pool.spec)
     backend = BACKENDS[spec.backend]()
+    for node in snapshot.nodes:
+        file_name(node.id), file_name(node.name)
     refs = [NodeRef.of(node) for node in snapshot.nodes if node.state is not NodeState.ENDING]
     if snapshot.pool.state is PoolState.UP:
         backend.renew(spec)
@@ -122,6 +126,7 @@ def _clean_up(store: Store, backend: Backend, name: str, now: float) -> None:
         forgotten = owner_has_ended(pool)
         backend.discard(name, everything=forgotten)
         if forgotten:
+            recorded.forget(name)
             why = "the process that started the job, and to which its pool belonged, has ended: submit the job again"
             lease_limits.end_jobs_of_pool(session, name, why, now)
             session.delete(pool)

@@ -25,7 +25,7 @@ from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import KILL_PATIENCE, START_TIMEOUT, START_TIMEOUT_PER_NODE, TERMINATE_PATIENCE
-from shoal.state.home import subfolder
+from shoal.state.home import subfolder, write_json
 from shoal.state.private_folders import remove_folder
 from shoal.state.process import ProcessId
 from shoal.state.temp_folder import (
@@ -94,14 +94,11 @@ class LocalBackend:
             path.unlink(missing_ok=True)
             path.touch(mode=0o600)
             path.write_text(secrets.token_hex(32))
-            selectors = {name: os.environ[name] for name in SELECTORS if name in os.environ}
-            partial = path.with_name("gpus.json.new")
-            partial.write_text(json.dumps(selectors))
-            partial.replace(_selectors_path(spec.name))
         except OSError as error:
             raise StoreError(
                 f"{path} cannot be written: {error}. Free some disk space, or set SHOAL_HOME to another folder"
             ) from error
+        write_json(_selectors_path(spec.name), {name: os.environ[name] for name in SELECTORS if name in os.environ})
 
     def discard(self, name: str, *, everything: bool) -> None:
         """Remove the files that `prepare` has created. With `everything`, remove the pool's whole folder."""
