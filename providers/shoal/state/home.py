@@ -77,8 +77,8 @@ def file_name(text: str) -> str:
     """
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", text):
         raise StoreError(
-            f"the store has a row with the name or id {shown(text)}, which cannot be the name of a file: nothing is done "
-            "with it; delete the row"
+            f"the store has a row with the name or id {shown(text)}, which cannot be the name of a file: nothing is "
+            "done with it; delete the row"
         )
     return text
 

@@ -25,13 +25,14 @@ from shoal.errors import (
     JobNotFoundError,
     ShoalError,
     StoreError,
+    shown,
 )
 from shoal.jobs import ids
 from shoal.jobs.journal.stages import Stage, may_become
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import EngineTask
 from shoal.pool import teams
-from shoal.pool.holder import python_holder
+from shoal.pool.holder import python_holder, run_of
 from shoal.pool.journal import usage
 from shoal.pool.journal.lease_limits import SPENT_ADVICE, end_job
 from shoal.redaction import redact
@@ -78,8 +79,33 @@ class Key:
 
     @property
     def submission_id(self) -> str:
-        """Return the id under which the attempt is submitted to Ray; Ray accepts each id only once."""
-        return f"{self.job_id}-{self.attempt}"
+        """Return the id under which the attempt is submitted to Ray; Ray accepts each id only once.
+
+        Raises:
+            JobError: As for `folder`.
+        """
+        return self.folder.replace("/", "-")
+
+    @property
+    def folder(self) -> str:
+        """Return the relative path of the folder with the attempt's files.
+
+        Raises:
+            JobError: The id or the number cannot be that of a submitted attempt (`problem`).
+        """
+        if self.problem:
+            raise JobError(self.problem)
+        return f"{self.job_id}/{self.attempt}"
+
+    @property
+    def problem(self) -> str | None:
+        """Return the reason why nothing is done with a row that has this key, and what to do; None if there is none."""
+        if ids.is_legal(self.job_id) and self.attempt > 0:
+            return None
+        return (
+            f"the store has attempt {self.attempt} of a job with the id {shown(self.job_id)}, which no submission has "
+            "made: nothing is done with it; delete its row from the table jobs"
+        )
 
 
 def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = None) -> Job:
@@ -206,6 +232,30 @@ def load(store: Store, key: Key) -> Job:
     """
     with store.reading(snapshot=False) as session:
         return get(session, key, lock=False)
+
+
+def digest_of_results(store: Store, key: Key) -> str | None:
+    """Return the digest of the file with the return values of an attempt, which may be unpickled if it has this digest.
+
+    Raises:
+        JobError: There is no such attempt, or it is no retry of the job's first attempt: it belongs to a team that may
+            not change the job, or, for an id that is not in the spec, to another run or user.
+    """
+    with store.reading() as session:
+        job, first = get(session, key, lock=False), get(session, Key(key.job_id, 1), lock=False)
+    is_chosen = bool((first.spec.get("run_config") or {}).get("job_id"))
+    is_retry = is_chosen or _owner(job.holder) == _owner(first.holder)
+    if not (is_retry and teams.may_change(first.team, job.team)):
+        raise JobError(
+            f'attempt {key.attempt} of job "{key.job_id}" belongs to {job.holder} and is no retry of the first attempt '
+            f"of {first.holder}: its results are not read, because they could run any code; submit the job again"
+        )
+    return job.results_digest
+
+
+def _owner(holder: str) -> str:
+    """Return the run of a workflow engine that has submitted a job, or the user."""
+    return holder.partition(":")[2].partition("@")[0] if ids.is_interactive(holder) else run_of(holder)
 
 
 def is_current(store: Store, key: Key) -> bool:
