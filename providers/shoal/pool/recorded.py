@@ -20,7 +20,7 @@ from shoal.errors import shown
 from shoal.pool.names import is_pool_name
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.home import home, store_tag, write_json
+from shoal.state.home import home, store_tag, write_file
 from shoal.state.schema import Pool
 
 RECONCILER = "reconciler"
@@ -39,7 +39,7 @@ def record(spec: PoolSpec) -> None:
     Raises:
         StoreError: The file cannot be written.
     """
-    write_json(folder() / f"{spec.name}.json", _leading(spec.model_dump(mode="json")))
+    write_file(folder() / f"{spec.name}.json", json.dumps(_leading(spec.model_dump(mode="json"))))
 
 
 def accept(pool: Pool, given: PoolSpec | None = None) -> None:
@@ -80,7 +80,7 @@ def refusal(pool: Pool, *, is_named: bool = False) -> str | None:
             "with which it was started"
         )  # fmt: skip
     if not text:  # the pool was in the store when this home was upgraded
-        write_json(path, settings)
+        write_file(path, json.dumps(settings))
         return None
     kept = json.loads(text)
     if kept == settings:

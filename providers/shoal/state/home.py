@@ -6,11 +6,11 @@ A home folder that any user may write to is refused.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -102,16 +102,17 @@ def subfolder(*parts: str) -> Path:
     return path
 
 
-def write_json(path: Path, content: object) -> None:
-    """Write a JSON file atomically, so that readers never see half of its content.
+def write_file(path: Path, text: str) -> None:
+    """Write a file of mode 0600 atomically, so that readers never see half of its content, and other users none of it.
 
     Raises:
         StoreError: The file cannot be written.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        partial.write_text(json.dumps(content))
-        partial.rename(path)
+        descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(partial, path)
     except OSError as error:
         raise StoreError(
             f"{path} cannot be written: {error}. Free some disk space, or set SHOAL_HOME to another folder"

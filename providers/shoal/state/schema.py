@@ -9,19 +9,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Dialect,
-    Enum,
-    ForeignKey,
-    ForeignKeyConstraint,
-    Index,
-    LargeBinary,
-    String,
-    Text,
-)
+from sqlalchemy import JSON, BigInteger, Dialect, Enum, ForeignKey, Index, LargeBinary, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.schema import ForeignKeyConstraint
 from sqlalchemy.types import TypeDecorator
 
 from shoal.state.codec import storable
@@ -168,14 +158,8 @@ class _LongText(_Text):
 def _of_attempt(table: str, attempt: str = "attempt", ondelete: str | None = "CASCADE") -> ForeignKeyConstraint:
     """Return the key that binds the rows of a table to attempts of jobs. The database checks it at the end of a
     transaction, so rows may be written and deleted in any order."""
-    return ForeignKeyConstraint(
-        ["job_id", attempt],
-        ["jobs.id", "jobs.attempt"],
-        name=f"fk_{table}_jobs",
-        ondelete=ondelete,
-        deferrable=True,
-        initially="DEFERRED",
-    )
+    checks: dict[str, Any] = {"ondelete": ondelete, "deferrable": True, "initially": "DEFERRED"}
+    return ForeignKeyConstraint(["job_id", attempt], ["jobs.id", "jobs.attempt"], f"fk_{table}_jobs", **checks)
 
 
 class Base(DeclarativeBase):

@@ -19,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from shoal.errors import StoreError
-from shoal.state.home import file_lock, home, lock_file, per_host, store_tag, write_json
+from shoal.state.home import file_lock, home, lock_file, per_host, store_tag, write_file
 from shoal.state.private_folders import remove_folder, why_not_mine, why_not_private, why_replaceable
 
 ROOT_VARIABLE = "SHOAL_RUNTIME_ROOT"
@@ -205,7 +205,7 @@ def _make(temp: Path) -> Path:
         )
     try:
         root = Path(tempfile.mkdtemp(prefix="shoal-", dir=temp))
-        write_json(root / _MARKER, _mark())
+        write_file(root / _MARKER, json.dumps(_mark()))
     except OSError as error:
         raise StoreError(
             f"no folder can be created in the temp folder {temp}: {error}. Set TMPDIR to another folder"
@@ -244,7 +244,7 @@ def _recorded() -> list[Path]:
 
 
 def _record(roots: list[Path]) -> None:
-    write_json(_record_file(), [str(root) for root in roots])
+    write_file(_record_file(), json.dumps([str(root) for root in roots]))
 
 
 def _earlier_root() -> Path:
