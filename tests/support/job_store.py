@@ -42,6 +42,13 @@ def add_pool(store: Store, name: str = POOL, owner: ProcessId | None = None) -> 
         )
 
 
+def change_pool(store: Store, spec: PoolSpec) -> None:
+    """Give the pool other settings, and record them in this home."""
+    recorded.record(spec)
+    with store.transaction() as session:
+        session.get_one(Pool, spec.name).spec = spec.model_dump()
+
+
 def add_node(store: Store, cpus: int) -> None:
     """A ready node, which gives the jobs room."""
     with store.transaction() as session:
