@@ -21,7 +21,7 @@ from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import ALL, Gpu, gpu_turn, look, may_be_contended
 from shoal.pool.holder import job_holder
 from shoal.pool.names import is_pool_name, pool_name_of
-from shoal.pool.selection import defined_pool, names_pool, which_pool
+from shoal.pool.selection import defined_pool, which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import IDLE_TIMEOUT, JOB_LEASE_TTL
 from shoal.pool.waiting import end_if_abandoned
@@ -77,8 +77,7 @@ def pool_for(
     if defined is None and not leases_named:
         yield selected
         return
-    holder = job_holder(job_id) if job_id else None
-    pool = ComputePool(defined or selected, holder=holder, is_named=names_pool(name))
+    pool = ComputePool(defined or selected, holder=job_holder(job_id) if job_id else None)
     status = None
     try:
         status = pool.describe()

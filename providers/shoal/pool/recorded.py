@@ -8,8 +8,6 @@ gives its settings. shoal does nothing by itself for a pool whose row has other 
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from shoal.errors import shown
 from shoal.pool.names import is_pool_name
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.home import home, store_tag, write_file
+from shoal.state.home import home, store_tag, subfolder, write_file
 from shoal.state.schema import Pool
 
 RECONCILER = "reconciler"
@@ -39,7 +37,8 @@ def record(spec: PoolSpec) -> None:
     Raises:
         StoreError: The file cannot be written.
     """
-    write_file(folder() / f"{spec.name}.json", json.dumps(_leading(spec.model_dump(mode="json"))))
+    adopt()
+    _write(spec.name, _leading(spec.model_dump(mode="json")))
 
 
 def accept(pool: Pool, given: PoolSpec | None = None) -> None:
@@ -50,19 +49,17 @@ def accept(pool: Pool, given: PoolSpec | None = None) -> None:
         given: Settings of the pool that the user has given. They count if the row has the same. None: only the name;
             it counts for a pool that all hosts may use, and that this home has not recorded yet.
     """
-    if refusal(pool) is None:
-        return
-    is_new = not pool.host and refusal(pool, is_named=True) is None
-    if is_new if given is None else _leading(given.model_dump(mode="json")) == _leading(pool.spec):
-        record(PoolSpec.model_validate(pool.spec))
+    is_new = given is None and not pool.host and refusal(pool, is_new=True) is None
+    if is_new or (given is not None and _leading(given.model_dump(mode="json")) == _leading(pool.spec)):
+        _write(pool.name, _leading(pool.spec))
 
 
-def refusal(pool: Pool, *, is_named: bool = False) -> str | None:
+def refusal(pool: Pool, *, is_new: bool = False) -> str | None:
     """Return the reason why this home may not act on a pool's row, and what to do; None if it may.
 
     Args:
         pool: Row of the pool.
-        is_named: Whether a user has named the pool to start it, so that it need not be recorded.
+        is_new: Whether the pool need not be recorded yet, because a user has named it.
     """
     name, settings = pool.name, _leading(pool.spec)
     if not is_pool_name(name) or settings.get("name") != name:
@@ -70,17 +67,17 @@ def refusal(pool: Pool, *, is_named: bool = False) -> str | None:
             f"the pool {shown(name)} in the store has a name that no call of shoal has given it: nothing is done with "
             "it; delete its row from the table pools"
         )
-    path = folder() / f"{name}.json"
+    adopt()
     try:
-        text = path.read_text()
+        text = _file(name).read_text()
     except FileNotFoundError:
-        return None if is_named else (
+        return None if is_new else (
             f'pool "{name}" is not recorded in {home()}, so shoal does nothing with it by itself here: if the pool is '
             f"yours, give its URI or name it, as in `shoal pool up {name}`; use a local:// pool with the SHOAL_HOME "
             "with which it was started"
         )  # fmt: skip
     if not text:  # the pool was in the store when this home was upgraded
-        write_file(path, json.dumps(settings))
+        _write(name, settings)
         return None
     kept = json.loads(text)
     if kept == settings:
@@ -93,31 +90,31 @@ def refusal(pool: Pool, *, is_named: bool = False) -> str | None:
     )
 
 
-def forget(name: str) -> None:
-    """Remove the record of a pool that was deleted."""
-    if is_pool_name(name):
-        (folder() / f"{name}.json").unlink(missing_ok=True)
+def adopt() -> None:
+    """After an upgrade from a version without records, make an empty record for each pool in the store, so that pools
+    that are up stay in use. The settings are then those that the row has at the first look.
 
-
-def folder() -> Path:
-    """Return the folder with the records of this home and store.
-
-    The first call after an upgrade from a version without records makes an empty record for each pool in the store,
-    so that pools that are up stay in use. The settings are then those that the row has at the first look. A home that
-    had no reconciler on this store before has no such pools.
+    A home that had no reconciler on this store before has no such pools.
     """
-    found = home() / f"recorded{store_tag()}"
-    if not found.exists():
-        partial = Path(tempfile.mkdtemp(dir=home()))
-        if any(home().glob(f"{RECONCILER}-*{store_tag()}.lock")):
-            with Store(migrate=False).reading() as session:
-                for name in filter(is_pool_name, session.scalars(select(Pool.name))):
-                    (partial / f"{name}.json").touch()
-        try:
-            partial.rename(found)
-        except OSError:  # another process was faster
-            shutil.rmtree(partial)
-    return found
+    done = home() / f"recorded{store_tag()}"
+    if done.exists():
+        return
+    if any(home().glob(f"{RECONCILER}-*{store_tag()}.lock")):
+        with Store(migrate=False).reading() as session:
+            for name in filter(is_pool_name, session.scalars(select(Pool.name))):
+                subfolder("pools", name)
+                _file(name).touch()
+    done.touch()
+
+
+def _file(name: str) -> Path:
+    """Return the path of the record of a pool, in the folder that is removed with the pool."""
+    return home() / "pools" / name / f"recorded{store_tag()}.json"
+
+
+def _write(name: str, settings: Mapping[str, Any]) -> None:
+    subfolder("pools", name)
+    write_file(_file(name), json.dumps(settings))
 
 
 def _leading(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,11 +21,6 @@ POOL_VARIABLE = "SHOAL_POOL"
 the pool that the job runs on."""
 
 
-def names_pool(name: str | None) -> bool:
-    """Return whether the user has named a pool, by the argument of a call or by ``$SHOAL_POOL``."""
-    return bool(name or os.environ.get(POOL_VARIABLE))
-
-
 def defined_pool(name: str | None = None) -> PoolSpec | None:
     """Return the settings of the pool that a call uses if `name`, else ``$SHOAL_POOL``, is a URI such as
     ``local://retrain?max_nodes=4``. Return None if it is the name of a pool, or if neither is given.
@@ -48,7 +43,7 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
 
     Inside a job, ``$SHOAL_POOL`` is the pool that the job runs on.
 
-    A pool that is named or given is recorded in this home (`shoal.pool.recorded`). A pool that is selected is not.
+    A pool that is named or given is recorded in this home (`shoal.pool.recorded`). Only recorded pools are selected.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -64,11 +59,12 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
             recorded.accept(pool, defined)
             return given
         known = rows.pool_names(session)
-        pools = session.scalars(select(Pool).where(Pool.name.in_(known), Pool.state == PoolState.UP))
         asks = teams.asking(team)
-        usable = [pool for pool in pools if teams.may_change(pool.spec.get("only_team"), asks, is_reserved=True)]
-        up = [pool.name for pool in usable if is_here(pool)]
-    candidates = up if up or only_up else known
+        pools = session.scalars(select(Pool).where(Pool.name.in_(known)).order_by(Pool.name))
+        mine = [pool for pool in pools if recorded.refusal(pool) is None]
+        usable = [each for each in mine if teams.may_change(each.spec.get("only_team"), asks, is_reserved=True)]
+        up = [pool.name for pool in usable if pool.state is PoolState.UP and is_here(pool)]
+    candidates = up if up or only_up else [pool.name for pool in mine]
     if len(candidates) == 1:
         return candidates[0]
     raise NoPoolError(_why_none(known, sorted(up)))

@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Select, bindparam, case, func, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session, defer, load_only
+from sqlalchemy.orm import Session, defer
 
 from shoal import history, telemetry
 from shoal.errors import (
@@ -349,37 +349,20 @@ def touch_all(store: Store, marks: Collection[Mark], now: float) -> None:
         session.connection().execute(polled, values)
 
 
-_SMALL = (
-    Job.id,
-    Job.attempt,
-    Job.pool,
-    Job.holder,
-    Job.ancestors,
-    Job.state,
-    Job.submitter,
-    Job.heartbeat_at,
-    Job.queued_at,
-    Job.admitted_at,
-    Job.last_polled_at,
-    Job.orphan_after,
-    Job.task_try,
-    Job.log_shown,
-    Job.needs_credentials,
-    Job.driver_key,
-)
-"""The columns of a job's row that a process reads if it waits for many jobs; large columns are left out."""
+_LARGE = (Job.spec, Job.gang, Job.result, Job.error, Job.progress, Job.sealed_credentials)
+"""The columns of a job's row that a process does not read if it waits for many jobs."""
 
 _MOST_KEYS = 400
 """Largest number of attempts that one query reads. SQLite limits the number of values in a query."""
 
 
 def look_at(store: Store, keys: Collection[Key]) -> dict[Key, Job]:
-    """Return the rows of several attempts, with the small columns only (`_SMALL`). Attempts without a row are left
+    """Return the rows of several attempts, without the large columns (`_LARGE`). Attempts without a row are left
     out."""
     found: dict[Key, Job] = {}
     with store.reading(snapshot=False) as session:
         for pairs in _in_parts(keys):
-            query = select(Job).where(tuple_(Job.id, Job.attempt).in_(pairs)).options(load_only(*_SMALL))
+            query = select(Job).where(tuple_(Job.id, Job.attempt).in_(pairs)).options(*map(defer, _LARGE))
             found |= {Key(job.id, job.attempt): job for job in session.scalars(query)}
     return found
 

@@ -30,7 +30,7 @@ from shoal.pool.lease_queue import nodes_for
 from shoal.pool.lease_renewal import PoolLease
 from shoal.pool.reconcile import background_process
 from shoal.pool.reconcile.rounds import Clock, reconcile
-from shoal.pool.selection import names_pool, which_pool
+from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
@@ -107,12 +107,11 @@ class ComputePool:
             self.name = name
         else:
             self.name = which_pool(self._store, name, team=team)
-            is_named = names_pool(name)
         self.holder = storable(holder or python_holder())
         self.ancestors = ancestors
         team = teams.asking(team)
         self.team = teams.stored(team)
-        self._requests = Requests(self._store, self.name, self.holder, self._clock, self._spec, is_named, team=team)
+        self._requests = Requests(self._store, self.name, self.holder, self._clock, self._spec, team=team)
 
     def __repr__(self) -> str:
         return f"ComputePool({self.name!r})"
@@ -210,7 +209,6 @@ class ComputePool:
             commands.remove(session, self.name, self._clock(), abandon=abandon)
             self._requests.record(session, ActionKind.DELETED, "abandoned" if abandon else None)
             backend.discard(self.name, everything=True)
-            recorded.forget(self.name)
 
     def scale(
         self,

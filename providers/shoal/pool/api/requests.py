@@ -29,8 +29,7 @@ from shoal.state.schema import ActionKind, Lease, Operation, OperationState, Poo
 
 @dataclass
 class Requests:
-    """The requests of one holder to one pool. `spec` is None if the pool exists: the caller has named it (`is_named`),
-    or shoal has selected it.
+    """The requests of one holder to one pool. `spec` is None if the caller has named a pool that exists.
     `operation_id` is the last operation that was written, and `team` is the team for which the holder acts."""
 
     store: Store
@@ -38,7 +37,6 @@ class Requests:
     holder: str
     clock: Clock
     spec: PoolSpec | None
-    is_named: bool
     operation_id: str | None = None
     team: str | None = None
 
@@ -104,7 +102,9 @@ class Requests:
     def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:
         """Set the pool's state to up. Return the pool's spec if the pool was down before, else None."""
         spec = self.spec_to_start(session)
-        if session.get(Pool, spec.name) is None:
+        if (pool := session.get(Pool, spec.name)) is not None:
+            recorded.accept(pool, self.spec)
+        else:
             self.record(session, ActionKind.CREATED, spec.uri)
         if not commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self.clock()):
             return None
@@ -177,12 +177,12 @@ class Requests:
         """Return the spec with which the pool starts: the constructor's argument, else the spec in the pool's row.
 
         Raises:
-            PoolElsewhereError: This home has not recorded this spec, and the caller has not named the pool.
+            PoolElsewhereError: This home has recorded other settings.
         """
         if self.spec is not None:
             return self.spec
         pool = rows.load(session, self.name, lock=False).pool
-        if why := recorded.refusal(pool, is_named=self.is_named):
+        if why := recorded.refusal(pool, is_new=True):
             raise PoolElsewhereError(why, pool.host)
         return PoolSpec.model_validate(pool.spec)
 

@@ -47,7 +47,7 @@ does not answer does not delay the other pools."""
 
 def lock_path() -> Path:
     """Return the path of the file that this process keeps locked while it reconciles pools."""
-    recorded.folder()  # the first one looks for the lock of an earlier version
+    recorded.adopt()  # before the lock of this version exists
     return lock_file(recorded.RECONCILER)
 
 

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shoal.pool import recorded
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import job_of
@@ -126,7 +125,6 @@ def _clean_up(store: Store, backend: Backend, name: str, now: float) -> None:
         forgotten = owner_has_ended(pool)
         backend.discard(name, everything=forgotten)
         if forgotten:
-            recorded.forget(name)
             why = "the process that started the job, and to which its pool belonged, has ended: submit the job again"
             lease_limits.end_jobs_of_pool(session, name, why, now)
             session.delete(pool)
