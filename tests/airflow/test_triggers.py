@@ -44,11 +44,11 @@ from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.schema import JobState, Lease, Pool
+from shoal.state.schema import JobState, Lease
 from shoal.training.run_config import RunConfig
 from tests.airflow.conftest import RUN
 from tests.airflow.test_operators import RESULT
-from tests.support.job_store import POOL, add_node
+from tests.support.job_store import POOL, add_node, change_pool
 from tests.support.tiny_node import FAIL_FILE
 from tests.support.waiting import wait_until
 
@@ -168,10 +168,7 @@ def test_a_worker_sends_the_credentials_of_a_queued_job_when_its_driver_asks(
     monkeypatch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: [])
     monkeypatch.setenv("MY_PIN", "hunter22")
     add_node(store, cpus=1)
-    with store.transaction() as session:
-        session.get_one(Pool, POOL).spec = PoolSpec(
-            name=POOL, backend="ray", address="http://head:1", shared_folders="/"
-        ).model_dump()
+    change_pool(store, PoolSpec(name=POOL, backend="ray", address="http://head:1", shared_folders="/"))
     first = submit(spec, key="another task")
     secret = spec.model_copy(update={"run_config": RunConfig(secret_env=("MY_PIN",))})
 

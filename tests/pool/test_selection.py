@@ -8,6 +8,7 @@ from shoal.compat.snowflake import submit_directory
 from shoal.distributors.pytorch import PyTorchDistributor, TorchDistributor
 from shoal.errors import InvalidArgumentError, NoPoolError, PoolNotFoundError
 from shoal.jobs.task_spec import spec_of
+from shoal.pool import recorded
 from shoal.pool.api import ComputePool
 from shoal.pool.names import is_pool_name, pool_name_of
 from shoal.pool.selection import defined_pool, which_pool
@@ -21,6 +22,7 @@ from shoal.training.run_config import RunConfig
 @pytest.fixture
 def add(fresh_home):
     def row(name, state=PoolState.UP, *, on=None, owner=None, **spec):
+        recorded.record(PoolSpec(name=name, **spec))
         with Store().transaction() as session:
             session.add(
                 Pool(

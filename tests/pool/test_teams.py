@@ -9,6 +9,7 @@ import pytest
 
 from shoal import history
 from shoal.errors import InvalidArgumentError, NoPoolError, PoolDownError, TeamError
+from shoal.pool import recorded
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import commands
 from shoal.pool.spec import LeaseOptions, PoolSpec
@@ -151,6 +152,7 @@ def test_the_only_pool_that_a_team_may_use_needs_no_name(store, monkeypatch):
         columns = {column.name: getattr(row, column.name) for column in Pool.__table__.columns}
         spec = PoolSpec.parse("local://theirs?only_team=ads").model_dump()
         session.add(Pool(**{**columns, "name": "theirs", "spec": spec}))
+    recorded.record(PoolSpec(name="theirs"))
     assert ComputePool(team="fraud").name == NAME
     monkeypatch.setenv("SHOAL_TEAM", "ads")
     assert ComputePool().name == "theirs"

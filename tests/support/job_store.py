@@ -10,6 +10,7 @@ import pytest
 
 from shoal.data.spec import DatasetSpec
 from shoal.jobs.specs.training import JobSpec
+from shoal.pool import recorded
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.process import ProcessId, host_id, hostname
@@ -20,7 +21,8 @@ POOL = "retrain"
 
 
 def add_pool(store: Store, name: str = POOL, owner: ProcessId | None = None) -> None:
-    """A pool that is up; an embedded pool if it belongs to a process."""
+    """A pool that is up, and that this home has recorded; an embedded pool if it belongs to a process."""
+    recorded.record(PoolSpec(name=name))
     with store.transaction() as session:
         session.add(
             Pool(
@@ -38,6 +40,13 @@ def add_pool(store: Store, name: str = POOL, owner: ProcessId | None = None) -> 
                 touched_at=0.0,
             )
         )
+
+
+def change_pool(store: Store, spec: PoolSpec) -> None:
+    """Give the pool other settings, and record them in this home."""
+    recorded.record(spec)
+    with store.transaction() as session:
+        session.get_one(Pool, spec.name).spec = spec.model_dump()
 
 
 def add_node(store: Store, cpus: int) -> None:

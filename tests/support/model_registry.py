@@ -12,15 +12,17 @@ import mlflow
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.state import Store
-from shoal.state.schema import Promotion, PromotionState
+from shoal.state.schema import Job, Promotion, PromotionState
 
 DAY = 24 * 3600.0
 
 
 def add_promotion(registry: str, model: str, version: str, **columns: Any) -> None:
-    """A row of a confirmed promotion."""
+    """A row of a confirmed promotion; without an attempt if the store does not have the job."""
     now = time.time()
     with Store().transaction() as session:
+        if session.get(Job, (columns.get("job_id", "job"), columns.get("attempt", 1))) is None:
+            columns["attempt"] = None
         session.add(
             Promotion(
                 **{

@@ -19,11 +19,11 @@ from shoal.pool.journal import rows as pool_rows
 from shoal.pool.scaling_plan import plan_nodes
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.schema import Lease, Node, NodeState, Pool
+from shoal.state.schema import Lease, Node, NodeState
 from shoal.training import cluster
 from shoal.training.boosting.engine import train
 from shoal.training.gang.reused_workers import end_gangs
-from tests.support.job_store import POOL, store
+from tests.support.job_store import POOL, change_pool, store
 from tests.support.two_node_cluster import TwoNodes
 from tests.support.waiting import wait_until
 from tests.training.boosting.test_checkpoints import SAMPLED, Losses, asked
@@ -139,8 +139,7 @@ def test_a_driver_notes_the_end_so_that_the_reconciler_replaces_the_node_of_a_cl
     renewed.drain_second()
     watch.look()
     assert ends() == {"head": False, "second": False}  # the supervisors of a local pool know it before
-    with store.transaction() as session:
-        session.get_one(Pool, POOL).spec = PoolSpec(name=POOL, backend="ray", address="http://head:1").model_dump()
+    change_pool(store, PoolSpec(name=POOL, backend="ray", address="http://head:1"))
     LeavingWatch(store, POOL).look()
     watch.look()
     del work

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
@@ -28,6 +29,7 @@ from shoal.pool.holder import ends_with, job_holder, job_of, python_holder, run_
 from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.pool.notice import Notice
+from shoal.pool.selection import which_pool
 from shoal.pool.teams import ALL_TEAMS
 from shoal.state import Store
 from shoal.state.codec import storable
@@ -84,6 +86,8 @@ def clean_up(
         is_cancelled: Whether the run was cancelled. Then the jobs of the deployments that it has started with Prefect's
             ``run_deployment`` are ended, too.
     """
+    with suppress(PoolNotFoundError):
+        which_pool(Store(), pool_name)  # the caller has named the pool, so this home may act on it
     return _clean_up(pool_name, storable(holder), reason, is_cancelled, partial(_of_run, pool_name, storable(holder)))
 
 
@@ -103,7 +107,7 @@ def _clean_up(
     left = [handle.left for handle in mine if handle.left]
     try:
         # The lease belongs to the run that is cleaned up, whatever the team of this process is.
-        pool = ComputePool(pool_name, holder=holder, team=ALL_TEAMS)
+        pool = ComputePool(pool_name, holder=holder, team=ALL_TEAMS, is_named=False)
         released = pool.release()
         if released and not (status := pool.describe()).is_here:
             left.append(f'host {status.host} ends the nodes of pool "{pool_name}" that nothing else needs')

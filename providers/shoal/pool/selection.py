@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sqlalchemy import select
 
 from shoal.errors import NoPoolError, PoolNotFoundError
-from shoal.pool import teams
+from shoal.pool import recorded, teams
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
 from shoal.pool.journal import rows
@@ -43,6 +43,8 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
 
     Inside a job, ``$SHOAL_POOL`` is the pool that the job runs on.
 
+    A pool that is named or given is recorded in this home (`shoal.pool.recorded`). Only recorded pools are selected.
+
     Raises:
         PoolNotFoundError: No pool has this name.
         NoPoolError: No pool was named, and the store contains no pool or several possible pools. The message lists
@@ -52,15 +54,17 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
     given = defined.name if defined else name or os.environ.get(POOL_VARIABLE)
     with store.reading() as session:
         if given:
-            if session.get(Pool, given) is None:
+            if (pool := session.get(Pool, given)) is None:
                 raise PoolNotFoundError(given, rows.pool_names(session))
+            recorded.accept(pool, defined)
             return given
         known = rows.pool_names(session)
-        pools = session.scalars(select(Pool).where(Pool.name.in_(known), Pool.state == PoolState.UP))
         asks = teams.asking(team)
-        usable = [pool for pool in pools if teams.may_change(pool.spec.get("only_team"), asks, is_reserved=True)]
-        up = [pool.name for pool in usable if is_here(pool)]
-    candidates = up if up or only_up else known
+        pools = session.scalars(select(Pool).where(Pool.name.in_(known)).order_by(Pool.name))
+        mine = [pool for pool in pools if recorded.refusal(pool) is None]
+        usable = [each for each in mine if teams.may_change(each.spec.get("only_team"), asks, is_reserved=True)]
+        up = [pool.name for pool in usable if pool.state is PoolState.UP and is_here(pool)]
+    candidates = up if up or only_up else [pool.name for pool in mine]
     if len(candidates) == 1:
         return candidates[0]
     raise NoPoolError(_why_none(known, sorted(up)))

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, TypeVar
 
 from shoal.errors import PoolDownError
 from shoal.pool.backends import BACKENDS, NodeRef, Seen
-from shoal.pool.bound_host import is_here
+from shoal.pool.bound_host import is_here, unrecorded
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import job_of
 from shoal.pool.lease_queue import leased, queue, queue_note, quota_note
@@ -229,7 +229,7 @@ def status_of(snapshot: Snapshot, now: float, seen: Seen | None = None) -> PoolS
             for lease in snapshot.leases
         ),
         last_operation=_operation_status(last) if last else None,
-        reason=seen.silence or _reason(snapshot, now),
+        reason=seen.silence or unrecorded(pool) or _reason(snapshot, now),
         leased=leased(snapshot),
         embedded_in=_embedded_in(snapshot),
         quotas=pool.quotas or {},

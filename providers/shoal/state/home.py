@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -18,7 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from shoal import new_folders
-from shoal.errors import StoreError
+from shoal.errors import StoreError, shown
 from shoal.state.engines import parsed, sqlite_file
 from shoal.state.process import host_id
 
@@ -100,6 +101,20 @@ def _keep_private(path: Path) -> None:
         log.warning("SHOAL_HOME %s had mode %04o, so other users could enter it: its mode is now 0700", path, mode)
 
 
+def file_name(text: str) -> str:
+    """Check that a text, such as an id in a row of the store, can be the name of a file or folder, and return the text.
+
+    Raises:
+        StoreError: The text could lead to another folder.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", text):
+        raise StoreError(
+            f"the store has a row with the name or id {shown(text)}, which cannot be the name of a file: nothing is "
+            "done with it; delete the row"
+        )
+    return text
+
+
 def subfolder(*parts: str) -> Path:
     """Return the path of a folder in :func:`home`, and create the folder if needed.
 
@@ -107,9 +122,9 @@ def subfolder(*parts: str) -> Path:
         parts: Names of the nested folders, such as ``"logs"``.
 
     Raises:
-        StoreError: The folder cannot be created.
+        StoreError: The folder cannot be created, or a name is not legal.
     """
-    path = home().joinpath(*parts)
+    path = home().joinpath(*map(file_name, parts))
     try:
         new_folders.make(path)
     except OSError as error:
@@ -117,6 +132,23 @@ def subfolder(*parts: str) -> Path:
             f"{path} cannot be created: {error}. Free some disk space, or set SHOAL_HOME to another folder"
         ) from error
     return path
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file of mode 0600 atomically, so that readers never see half of its content, and other users none of it.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    try:
+        descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.replace(partial, path)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be written: {error}. Free some disk space, or set SHOAL_HOME to another folder"
+        ) from error
 
 
 def lock_file(name: str) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
-SCHEMA_VERSION = "0009"
+SCHEMA_VERSION = "0010"
 """Newest revision in `migrations/versions`."""
 
 SCRIPTS = Path(__file__).with_name("migrations")

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import JSON, BigInteger, Dialect, Enum, ForeignKey, Index, Integer, LargeBinary, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.schema import ForeignKeyConstraint
 from sqlalchemy.types import TypeDecorator
 
 from shoal.errors import InvalidArgumentError
@@ -165,6 +166,13 @@ class _Number(TypeDecorator[int]):
         if value is not None and not -(2**31) <= value < 2**31:
             raise InvalidArgumentError(f"the number {value} is too large: the largest allowed number is {2**31 - 1}")
         return value
+
+
+def _of_attempt(table: str, attempt: str = "attempt", ondelete: str | None = "CASCADE") -> ForeignKeyConstraint:
+    """Return the key that binds the rows of a table to attempts of jobs. The database checks it at the end of a
+    transaction, so rows may be written and deleted in any order."""
+    checks: dict[str, Any] = {"ondelete": ondelete, "deferrable": True, "initially": "DEFERRED"}
+    return ForeignKeyConstraint(["job_id", attempt], ["jobs.id", "jobs.attempt"], f"fk_{table}_jobs", **checks)
 
 
 class Base(DeclarativeBase):
@@ -428,6 +436,7 @@ class JobMetrics(Base):
     """
 
     __tablename__ = "job_metrics"
+    __table_args__ = (_of_attempt("job_metrics"),)
 
     job_id: Mapped[str] = mapped_column(primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
@@ -447,6 +456,7 @@ class StudyLog(Base):
     """
 
     __tablename__ = "study_logs"
+    __table_args__ = (_of_attempt("study_logs", "first"),)
 
     job_id: Mapped[str] = mapped_column(primary_key=True)
     study: Mapped[int] = mapped_column(primary_key=True)
@@ -455,6 +465,9 @@ class StudyLog(Base):
     """Place of the entry in the journal, from 0. The numbers of a study have no gaps."""
     entry: Mapped[str] = mapped_column(_LongText)
     """Optuna's entry as JSON (`shoal.state.codec`)."""
+    first: Mapped[int] = mapped_column(default=1, server_default="1")
+    """Number of the job's first attempt, which is kept as long as the job. The attempt that has begun the study may be
+    deleted before."""
 
 
 class Usage(Base):
@@ -469,6 +482,7 @@ class Usage(Base):
         Index("ix_usage_pool", "pool", "ended_at"),
         Index("ix_usage_job", "job_id", "attempt"),
         Index("ix_usage_lease", "lease_id"),
+        _of_attempt("usage", "first", ondelete="SET NULL"),
     )
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
@@ -478,7 +492,10 @@ class Usage(Base):
     lease_id: Mapped[str | None]
     """Id of the lease; None if a job has used the nodes."""
     job_id: Mapped[str | None]
+    """Id of the job; None if a lease has used the nodes, or if the job was deleted."""
     attempt: Mapped[int | None]
+    first: Mapped[int | None] = mapped_column(default=1, server_default="1")
+    """Number of the job's first attempt, which is kept as long as the job."""
     nodes: Mapped[int]
     begun_at: Mapped[float]
     begun_clock: Mapped[dict[str, Any] | None]
@@ -527,7 +544,10 @@ class Promotion(Base):
     """
 
     __tablename__ = "promotions"
-    __table_args__ = (Index("ix_promotions_alias", "registry_uri", "model", "alias"),)
+    __table_args__ = (
+        Index("ix_promotions_alias", "registry_uri", "model", "alias"),
+        _of_attempt("promotions", ondelete=None),
+    )
 
     id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
     """Id of the promotion. Later promotions have greater ids."""
@@ -552,7 +572,9 @@ class Promotion(Base):
     holdout_digest: Mapped[str]
     """Digest of the holdout rows, which shows whether two promotions were decided on the same rows."""
     job_id: Mapped[str]
-    attempt: Mapped[int]
+    attempt: Mapped[int | None]
+    """None: the store does not have the job, because it was deleted after the promotion was withdrawn, or was submitted
+    with another store."""
     state: Mapped[PromotionState] = mapped_column(_state(PromotionState))
     created_at: Mapped[float]
     confirmed_at: Mapped[float | None]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from shoal import new_folders
 from shoal.errors import StoreError
-from shoal.state.home import file_lock, home, lock_file, per_host, store_tag
+from shoal.state.home import file_lock, home, lock_file, per_host, store_tag, write_file
 from shoal.state.private_folders import remove_folder, why_not_mine, why_not_private, why_replaceable
 
 ROOT_VARIABLE = "SHOAL_RUNTIME_ROOT"
@@ -198,7 +198,7 @@ def _make(temp: Path) -> Path:
         )
     try:
         root = Path(tempfile.mkdtemp(prefix="shoal-", dir=temp))
-        _write(root / _MARKER, _mark())
+        write_file(root / _MARKER, json.dumps(_mark()))
     except OSError as error:
         raise StoreError(
             f"no folder can be created in the temp folder {temp}: {error}. Set TMPDIR to another folder"
@@ -232,19 +232,7 @@ def _recorded() -> list[Path]:
 
 
 def _record(roots: list[Path]) -> None:
-    try:
-        _write(_record_file(), [str(root) for root in roots])
-    except OSError as error:
-        raise StoreError(
-            f"{_record_file()} cannot be written: {error}. Free some disk space, or set SHOAL_HOME to another folder"
-        ) from error
-
-
-def _write(path: Path, content: object) -> None:
-    """Write a JSON file atomically, so that readers never see half of its content."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(content))
-    partial.rename(path)
+    write_file(_record_file(), json.dumps([str(root) for root in roots]))
 
 
 def _all_roots() -> list[Path]:

@@ -112,6 +112,8 @@ def test_steps_that_are_repeated_after_a_restart_replace_the_first_ones(store: S
 
 
 def test_a_later_attempt_replaces_the_steps_that_it_repeats(store: Store) -> None:
+    attempts.end(store, KEY, JobState.FAILED, 3.0)
+    attempts.ask(store, Order("job", "retrain", "airflow:d/r", {"fingerprint": "q"}, {}, None), 4.0)
     with store.transaction() as session:
         for attempt, steps in ((1, (0, 1, 2)), (2, (1, 2, 3))):
             points = encoded([MetricPoint(step, float(step), {"loss": attempt * 10.0 + step}) for step in steps])

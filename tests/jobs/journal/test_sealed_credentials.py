@@ -22,10 +22,10 @@ from shoal.jobs.remote.handover import AttemptTakenError, DriverKey, SealError, 
 from shoal.jobs.timeouts import CREDENTIALS_PATIENCE_S
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.schema import Job, JobState, Pool
+from shoal.state.schema import Job, JobState
 from shoal.training.run_config import RunConfig
 from tests.support.fake_ray_head import FakeHead
-from tests.support.job_store import POOL, add_node
+from tests.support.job_store import POOL, add_node, change_pool
 
 PIN = "hunter22"
 SECRET_URI = "http://me:wJalrXUtnFEMI@host"
@@ -38,10 +38,7 @@ def remote(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: [])
     monkeypatch.setenv("MY_PIN", PIN)
-    with store.transaction() as session:
-        session.get_one(Pool, POOL).spec = PoolSpec(
-            name=POOL, backend="ray", address="http://head:1", shared_folders="/"
-        ).model_dump()
+    change_pool(store, PoolSpec(name=POOL, backend="ray", address="http://head:1", shared_folders="/"))
 
 
 @pytest.fixture
@@ -217,8 +214,7 @@ class TestHandOver:
     def test_a_job_without_credentials_and_a_job_of_a_local_pool_wait_for_none(self, submit, spec, secret, store):
         without = submit(spec.model_copy(update={"tracking": None}))
         assert (row(without).needs_credentials, received(without)) == (False, None)
-        with store.transaction() as session:
-            session.get_one(Pool, POOL).spec = PoolSpec(name=POOL).model_dump()
+        change_pool(store, PoolSpec(name=POOL))
 
         local = submit(secret, key="local")
 

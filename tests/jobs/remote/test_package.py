@@ -39,12 +39,12 @@ from shoal.pool.backends.base import Finding
 from shoal.pool.backends.ray.client import Cluster
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, home
-from shoal.state.schema import Job, JobState, Pool
+from shoal.state.schema import Job, JobState
 from shoal.training import locations
 from shoal.training.boosting.request import TrainResult
 from tests.support.fake_ray_head import FakeHead
 from tests.support.job_results import result_of
-from tests.support.job_store import POOL
+from tests.support.job_store import POOL, change_pool
 
 ARTIFACTS = "memory://bucket/jobs"
 
@@ -54,9 +54,7 @@ def pool(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """The pool is a Ray cluster of others."""
 
     def of_others(**options: Any) -> None:
-        spec = PoolSpec(name=POOL, backend="ray", address="http://head:1", **options)
-        with store.transaction() as session:
-            session.get_one(Pool, POOL).spec = spec.model_dump()
+        change_pool(store, PoolSpec(name=POOL, backend="ray", address="http://head:1", **options))
 
     of_others()
     monkeypatch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: [])
@@ -134,8 +132,7 @@ class TestPackage:
         assert head.jobs[f"{handle.job_id}-1"].runtime_env == sent.runtime_env
 
     def test_a_local_pool_gets_no_package(self, submit, head, store):
-        with store.transaction() as session:
-            session.get_one(Pool, POOL).spec = PoolSpec(name=POOL).model_dump()
+        change_pool(store, PoolSpec(name=POOL))
 
         handle = submit(function(artifact_location=None))
 

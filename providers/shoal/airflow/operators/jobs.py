@@ -270,6 +270,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
         deadline = self._deadline or (None if limit is None else time.time() + limit.total_seconds())
         trigger = JobTrigger(
             **job,
+            pool=handle.pool,
             task_try=context["ti"].try_number,
             cancel_on_kill=self.cancel_on_kill,
             poll_interval=self.poll_interval,
@@ -318,7 +319,9 @@ class JobOperator(LabelledOperator, WaitingOperator):
         from shoal.pool.api import ComputePool
 
         try:
-            self.links = links_of(handle.spec, result, PoolSpec.parse(ComputePool(handle.pool).describe().uri))
+            self.links = links_of(
+                handle.spec, result, PoolSpec.parse(ComputePool(handle.pool, is_named=False).describe().uri)
+            )
         # The job has succeeded, so the task must not fail because a link cannot be built.
         except Exception:
             self.log.warning("the links of the task could not be found", exc_info=True)

@@ -6,10 +6,12 @@ import asyncio
 import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from shoal.airflow.triggers.base import Update, Wait, WaitTrigger, isolated
+from shoal.errors import PoolNotFoundError
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Mark
@@ -19,6 +21,7 @@ from shoal.jobs.reconcile.look import log_follower
 from shoal.jobs.reconcile.polling import PollTimer
 from shoal.jobs.reconcile.rounds import Waiter
 from shoal.jobs.reconcile.target import Target
+from shoal.pool.selection import which_pool
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
@@ -50,11 +53,15 @@ class JobWait(Wait):
         task_try: Number of the try of the task that waits.
         log_position: Position in the job's log up to which the lines are in the task's log already.
         poll_interval: Seconds between two checks.
+        pool: Name of the job's pool, as the task has named it.
     """
 
-    def __init__(self, key: Key, task_try: int, log_position: int, poll_interval: float) -> None:
+    def __init__(
+        self, key: Key, task_try: int, log_position: int, poll_interval: float, pool: str | None = None
+    ) -> None:
         super().__init__(poll_interval)
         self.key = key
+        self.pool = pool
         self.task_try = task_try
         self.log_position = log_position
         self.wants_credentials = False
@@ -93,6 +100,9 @@ class JobWait(Wait):
             # An earlier triggerer may have waited for this job, and have copied its log up to `log_shown`.
             if job.task_try == self.task_try and job.log_shown is not None:
                 self.log_position = job.log_shown
+            if self.pool is not None:
+                with suppress(PoolNotFoundError):
+                    which_pool(store, self.pool)  # this home may act on the pool that the task has named
             target = Target(store, self.key, job.pool, actor=job.holder)
             self._waiter, self._follower = Waiter(target), log_follower(target, self.log_position)
         now = time.monotonic()
@@ -152,6 +162,7 @@ class JobTrigger(WaitTrigger):
     :param task_try: Number of the try of the task.
     :param log_position: Position in the job's log up to which the lines are in the task's log already.
     :param cancel_on_kill: Whether the job is cancelled if a user marks or clears the task.
+    :param pool: Name of the job's pool, as the task has named it. None: an earlier version has deferred the task.
     """
 
     job_id: str
@@ -160,10 +171,12 @@ class JobTrigger(WaitTrigger):
     task_try: int
     log_position: int = 0
     cancel_on_kill: bool = True
+    pool: str | None = None
 
     def new_wait(self) -> JobWait:
         """Create the `Wait` object through which the poller of this process sends updates to this trigger."""
-        return JobWait(Key(self.job_id, self.attempt), self.task_try, self.log_position, self.poll_interval)
+        key = Key(self.job_id, self.attempt)
+        return JobWait(key, self.task_try, self.log_position, self.poll_interval, self.pool)
 
     def event(self, wait: JobWait, *, timed_out: bool) -> dict[str, Any]:
         """Return the payload of the event: the job, and the position in the job's log from which the task continues to

@@ -137,7 +137,7 @@ class HeartbeatThread:
             return
         self._renew_at = self._monotonic() + LEASE_TTL / 3
         try:
-            ComputePool(job.pool, holder=job.holder, ancestors=job.ancestors, store=self._store).renew()
+            ComputePool(job.pool, holder=job.holder, ancestors=job.ancestors, store=self._store, is_named=False).renew()
         except ShoalError as error:
             print(f"the lease of {job.holder} could not be renewed: {error}", flush=True)
 

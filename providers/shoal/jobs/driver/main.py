@@ -290,7 +290,7 @@ class Driver:
         The present number of nodes is not used, because a node may have been lost just now, or the pool may grow.
         """
         try:
-            status = ComputePool(self._job.pool, store=self._store).describe()
+            status = ComputePool(self._job.pool, store=self._store, is_named=False).describe()
         except ShoalError as unknown:
             print(f"the largest size of the pool is not known: {unknown}", flush=True)
             return True

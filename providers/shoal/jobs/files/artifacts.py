@@ -41,7 +41,7 @@ _LOGS = (LOG_NAME,)
 
 def folder(key: Key, artifact_location: str | None) -> str:
     """Return the local path or URI of the folder that has an attempt's files."""
-    return f"{storage.root(artifact_location)}/{key.job_id}/{key.attempt}"
+    return f"{storage.root(artifact_location)}/{key.folder}"
 
 
 def claim_of(store: Store, key: Key) -> Claim:
@@ -208,7 +208,7 @@ def load_reported(result: JobResult, artifact_location: str | None = None) -> An
     """
     import cloudpickle
 
-    known = attempts.load(Store(), Key(result.job_id, result.attempt)).results_digest
+    known = attempts.digest_of_results(Store(), Key(result.job_id, result.attempt))
     if known is None:
         return None
     # A pickled file can run any code when it is read, so its digest is compared with the one in the store.
@@ -235,7 +235,7 @@ def load_results(result: JobResult, artifact_location: str | None = None) -> Fun
 
     if result.results_path is None:
         raise InvalidArgumentError(f"job {result.job_id} ran no training function: read its model with load_training")
-    known = attempts.load(Store(), Key(result.job_id, result.attempt)).results_digest
+    known = attempts.digest_of_results(Store(), Key(result.job_id, result.attempt))
     content = storage.read(storage.as_given(result.results_path, artifact_location))
     if not hmac.compare_digest(hashlib.sha256(content).hexdigest(), known or ""):
         raise JobError(

@@ -21,7 +21,7 @@ LOG_NAME = "driver.log"
 
 def log_path(key: Key) -> Path:
     """Return the path of an attempt's log on the head's machine."""
-    return home() / "jobs" / key.job_id / str(key.attempt) / LOG_NAME
+    return home() / "jobs" / key.folder / LOG_NAME
 
 
 _TAIL_BYTES = 2**17

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from shoal.errors import InvalidArgumentError, shown
+from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.jobs import credentials
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.files.sweep import discard_staged
@@ -21,7 +21,7 @@ from shoal.jobs.journal import metric_series, study_logs
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
 from shoal.pool import teams
-from shoal.pool.bound_host import is_here
+from shoal.pool.bound_host import is_on_this_host
 from shoal.state import Store
 from shoal.state.home import file_lock, lock_file
 from shoal.state.schema import JOB_ENDED, Job, JobState, Pool, Promotion, PromotionState
@@ -102,7 +102,7 @@ def prune_jobs(
             if old and not dry_run:
                 try:
                     old = _remove(store, job_id, old, before, id_is_chosen=chosen)
-                except (OSError, InvalidArgumentError) as error:
+                except (OSError, ShoalError) as error:
                     # An error with one job must not stop the removal of the other jobs.
                     log.warning("job %s could not be removed: %s", job_id, error)
                     continue
@@ -130,7 +130,7 @@ def _with_old_attempts(store: Store, before: float) -> list[str]:
     query = select(Job.id, Job.pool, Job.team).where(Job.state.in_(JOB_ENDED), ended < before).distinct()
     team = teams.asking()
     with store.reading() as session:
-        elsewhere = {pool.name for pool in session.scalars(select(Pool)) if not is_here(pool)}
+        elsewhere = {pool.name for pool in session.scalars(select(Pool)) if not is_on_this_host(pool)}
         found = {
             job_id
             for job_id, pool, owner in session.execute(query)
@@ -169,7 +169,7 @@ def _remove(
         for row in old:
             _remove_files(store, Key(job_id, row.attempt))
         with suppress(OSError):  # the folder does not exist, or contains files of other attempts
-            (Path(storage.root(None)) / job_id).rmdir()
+            Path(artifacts.folder(Key(job_id, 1), None)).parent.rmdir()
     with transaction(store, RetentionStep.REMOVE_ROWS) as session:
         # A retry may have added an attempt meanwhile, so the unneeded attempts are determined again.
         now = unneeded(_rows(session, job_id), _promoted(session, job_id), before=before, id_is_chosen=id_is_chosen)
@@ -177,6 +177,8 @@ def _remove(
         for row in removed:
             session.delete(session.get_one(Job, (job_id, row.attempt)))
             metric_series.remove(session, Key(job_id, row.attempt))
+            of_it = update(Promotion).filter_by(job_id=job_id, attempt=row.attempt)
+            session.execute(of_it.values(attempt=None))  # it was withdrawn, and its row is kept
             remove_folder(session, artifacts.folder(Key(job_id, row.attempt), storage.IN_STORE))
         session.flush()
         study_logs.remove_unused(session, job_id)

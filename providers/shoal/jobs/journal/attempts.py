@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Select, bindparam, case, func, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.orm import Session, defer, load_only
+from sqlalchemy.orm import Session, defer
 
 from shoal import history, telemetry
 from shoal.errors import (
@@ -25,13 +25,14 @@ from shoal.errors import (
     JobNotFoundError,
     ShoalError,
     StoreError,
+    shown,
 )
 from shoal.jobs import ids
 from shoal.jobs.journal.stages import Stage, may_become
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import EngineTask
 from shoal.pool import teams
-from shoal.pool.holder import python_holder
+from shoal.pool.holder import python_holder, run_of
 from shoal.pool.journal import usage
 from shoal.pool.journal.lease_limits import SPENT_ADVICE, end_job
 from shoal.redaction import redact
@@ -78,8 +79,33 @@ class Key:
 
     @property
     def submission_id(self) -> str:
-        """Return the id under which the attempt is submitted to Ray; Ray accepts each id only once."""
-        return f"{self.job_id}-{self.attempt}"
+        """Return the id under which the attempt is submitted to Ray; Ray accepts each id only once.
+
+        Raises:
+            JobError: As for `folder`.
+        """
+        return self.folder.replace("/", "-")
+
+    @property
+    def folder(self) -> str:
+        """Return the relative path of the folder with the attempt's files.
+
+        Raises:
+            JobError: The id or the number cannot be that of a submitted attempt (`problem`).
+        """
+        if self.problem:
+            raise JobError(self.problem)
+        return f"{self.job_id}/{self.attempt}"
+
+    @property
+    def problem(self) -> str | None:
+        """Return the reason why nothing is done with a row that has this key, and what to do; None if there is none."""
+        if ids.is_legal(self.job_id) and self.attempt > 0:
+            return None
+        return (
+            f"the store has attempt {self.attempt} of a job with the id {shown(self.job_id)}, which no submission has "
+            "made: nothing is done with it; delete its row from the table jobs"
+        )
 
 
 def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = None) -> Job:
@@ -208,6 +234,30 @@ def load(store: Store, key: Key) -> Job:
         return get(session, key, lock=False)
 
 
+def digest_of_results(store: Store, key: Key) -> str | None:
+    """Return the digest of the file with the return values of an attempt, which may be unpickled if it has this digest.
+
+    Raises:
+        JobError: There is no such attempt, or it is no retry of the job's first attempt: it belongs to a team that may
+            not change the job, or, for an id that is not in the spec, to another run or user.
+    """
+    with store.reading() as session:
+        job, first = get(session, key, lock=False), get(session, Key(key.job_id, 1), lock=False)
+    is_chosen = bool((first.spec.get("run_config") or {}).get("job_id"))
+    is_retry = is_chosen or _owner(job.holder) == _owner(first.holder)
+    if not (is_retry and teams.may_change(first.team, job.team)):
+        raise JobError(
+            f'attempt {key.attempt} of job "{key.job_id}" belongs to {job.holder} and is no retry of the first attempt '
+            f"of {first.holder}: its results are not read, because they could run any code; submit the job again"
+        )
+    return job.results_digest
+
+
+def _owner(holder: str) -> str:
+    """Return the run of a workflow engine that has submitted a job, or the user."""
+    return holder.partition(":")[2].partition("@")[0] if ids.is_interactive(holder) else run_of(holder)
+
+
 def is_current(store: Store, key: Key) -> bool:
     """Return whether an attempt is running and is the newest of its job."""
     query = select(Job.attempt, Job.state).where(Job.id == key.job_id).order_by(Job.attempt.desc()).limit(1)
@@ -299,37 +349,20 @@ def touch_all(store: Store, marks: Collection[Mark], now: float) -> None:
         session.connection().execute(polled, values)
 
 
-_SMALL = (
-    Job.id,
-    Job.attempt,
-    Job.pool,
-    Job.holder,
-    Job.ancestors,
-    Job.state,
-    Job.submitter,
-    Job.heartbeat_at,
-    Job.queued_at,
-    Job.admitted_at,
-    Job.last_polled_at,
-    Job.orphan_after,
-    Job.task_try,
-    Job.log_shown,
-    Job.needs_credentials,
-    Job.driver_key,
-)
-"""The columns of a job's row that a process reads if it waits for many jobs; large columns are left out."""
+_LARGE = (Job.spec, Job.gang, Job.result, Job.error, Job.progress, Job.sealed_credentials)
+"""The columns of a job's row that a process does not read if it waits for many jobs."""
 
 _MOST_KEYS = 400
 """Largest number of attempts that one query reads. SQLite limits the number of values in a query."""
 
 
 def look_at(store: Store, keys: Collection[Key]) -> dict[Key, Job]:
-    """Return the rows of several attempts, with the small columns only (`_SMALL`). Attempts without a row are left
+    """Return the rows of several attempts, without the large columns (`_LARGE`). Attempts without a row are left
     out."""
     found: dict[Key, Job] = {}
     with store.reading(snapshot=False) as session:
         for pairs in _in_parts(keys):
-            query = select(Job).where(tuple_(Job.id, Job.attempt).in_(pairs)).options(load_only(*_SMALL))
+            query = select(Job).where(tuple_(Job.id, Job.attempt).in_(pairs)).options(*map(defer, _LARGE))
             found |= {Key(job.id, job.attempt): job for job in session.scalars(query)}
     return found
 

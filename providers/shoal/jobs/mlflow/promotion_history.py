@@ -78,6 +78,8 @@ class Ledger:
         with transaction(self.store, JobStep.INTEND) as session:
             if not lock.renew(session):
                 return None
+            if session.get(Job, (promotion.job_id, promotion.attempt)) is None:
+                promotion.attempt = None
             session.add(promotion)
             session.flush()
             return promotion.id
@@ -258,7 +260,7 @@ def withdrawn(promotion: Promotion, version: VersionId | None) -> str:
 
 
 def _record(session: Session, promotion: Promotion, detail: str, now: float, actor: str | None = None) -> None:
-    job = session.get(Job, (promotion.job_id, promotion.attempt))
+    job = promotion.attempt and session.get(Job, (promotion.job_id, promotion.attempt))
     history.record(
         session,
         ActionKind.PROMOTED,

@@ -362,7 +362,7 @@ def load_partitions(result: JobResult, artifact_location: str | None = None) -> 
     """
     if result.partitions is None or result.results_path is None:
         raise InvalidArgumentError(f"job {result.job_id} has no partitions: only jobs of shoal.many have them")
-    known = attempts.load(Store(), Key(result.job_id, result.attempt)).results_digest
+    known = attempts.digest_of_results(Store(), Key(result.job_id, result.attempt))
     return PartitionResults(storage.as_given(result.results_path, artifact_location), known or "")
 
 

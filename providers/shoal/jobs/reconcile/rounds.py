@@ -174,6 +174,6 @@ def _renew_lease(target: Target, job: Job) -> None:
     if all(lease.expires_at - target.clock() > lease.ttl * 2 / 3 for lease in held):
         return
     try:
-        ComputePool(job.pool, holder=job.holder, ancestors=job.ancestors, store=target.store).renew()
+        ComputePool(job.pool, holder=job.holder, ancestors=job.ancestors, store=target.store, is_named=False).renew()
     except ShoalError as error:
         log.warning("the lease of %s could not be renewed: %s", job.holder, error)

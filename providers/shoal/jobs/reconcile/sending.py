@@ -83,6 +83,13 @@ def _queue_and_submit(target: Target, supplies: Supplies) -> bool:
 def _submit(target: Target, head: Endpoint) -> bool:
     client = JobClient.at(head)
     job = attempts.load(target.store, target.key)
+    submitted_to = (job.spec.get("run_config") or {}).get("pool_name", job.pool)
+    if submitted_to != job.pool:
+        raise JobError(
+            f'the job was submitted to pool "{submitted_to}", but its row in the store names pool "{job.pool}", which '
+            "has not accepted it: submit it to this pool",
+            permanent=True,
+        )
     submission_id = target.key.submission_id
     with act(JobStep.SEND):
         submitted = client.submit(

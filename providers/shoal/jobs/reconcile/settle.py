@@ -46,6 +46,9 @@ def settle_jobs(store: Store | None = None) -> list[str]:
     # job itself.
     states = (JobState.RUNNING, JobState.PENDING)
     for key in [key for state in states for key in attempts.least_recently_polled(store, state, _AT_ONCE)]:
+        if key.problem:
+            did.append(key.problem)
+            continue
         try:
             lost = host_round(Target(store, key, attempts.load(store, key).pool))
         except ShoalError as error:

@@ -52,4 +52,4 @@ def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
     """
     from shoal.pool.api import ComputePool
 
-    return ComputePool(name, store=store).endpoint()
+    return ComputePool(name, store=store, is_named=False).endpoint()

@@ -112,7 +112,7 @@ def check_nodes(store: Store, pool: PoolSpec) -> None:
     Raises:
         InvalidArgumentError: No job can run on the nodes.
     """
-    if is_remote(pool) and (broken := ComputePool(pool.name, store=store).check_nodes()):
+    if is_remote(pool) and (broken := ComputePool(pool.name, store=store, is_named=False).check_nodes()):
         problems = "; ".join(str(each) for each in broken)
         raise InvalidArgumentError(
             f'no job can run on the nodes of pool "{pool.name}": {problems}. Correct this, then run '

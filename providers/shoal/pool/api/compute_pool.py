@@ -17,7 +17,7 @@ from shoal.errors import (
     StoreError,
     shown,
 )
-from shoal.pool import teams
+from shoal.pool import recorded, teams
 from shoal.pool.api.requests import Requests
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
@@ -63,6 +63,8 @@ class ComputePool:
             Default: ``$SHOAL_TEAM``, else no team.
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
         clock: Function that returns seconds since the epoch. Tests pass a simulated clock.
+        is_named: Whether the user has named the pool. False: `source` is from a row of the store, so it is no reason to
+            record the pool in this home (`shoal.pool.recorded`).
 
     Raises:
         InvalidArgumentError: The URI or spec is invalid.
@@ -85,6 +87,7 @@ class ComputePool:
         team: str | None = None,
         store: Store | None = None,
         clock: Clock = time.time,
+        is_named: bool = True,
     ) -> None:
         if not isinstance(source, str | PoolSpec | None):  # None selects a pool, and no other object may select one.
             raise InvalidArgumentError(
@@ -95,7 +98,15 @@ class ComputePool:
         self._store = store or Store()
         self._clock = clock
         name = source if isinstance(source, str) else None
-        self.name = self._spec.name if self._spec else which_pool(self._store, name, team=team)
+        if self._spec is not None:
+            self.name = self._spec.name
+            with self._store.reading() as session:
+                if (pool := session.get(Pool, self.name)) is not None:
+                    recorded.accept(pool, self._spec)
+        elif name and not is_named:
+            self.name = name
+        else:
+            self.name = which_pool(self._store, name, team=team)
         self.holder = storable(holder or python_holder())
         self.ancestors = ancestors
         team = teams.asking(team)

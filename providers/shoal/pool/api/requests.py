@@ -10,8 +10,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from shoal import history
-from shoal.errors import PoolStoppingError, StoreError, TeamError
-from shoal.pool import teams
+from shoal.errors import PoolElsewhereError, PoolStoppingError, StoreError, TeamError
+from shoal.pool import recorded, teams
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
 from shoal.pool.journal import commands, rows
@@ -98,10 +98,14 @@ class Requests:
     def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:
         """Set the pool's state to up. Return the pool's spec if the pool was down before, else None."""
         spec = self.spec_to_start(session)
-        if session.get(Pool, spec.name) is None:
+        if (pool := session.get(Pool, spec.name)) is not None:
+            recorded.accept(pool, self.spec)
+        else:
             self.record(session, ActionKind.CREATED, spec.uri)
-        begins = commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self.clock())
-        return spec if begins else None
+        if not commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self.clock()):
+            return None
+        recorded.record(spec)
+        return spec
 
     def record(
         self,
@@ -166,8 +170,17 @@ class Requests:
         return Waiting(self.store, self.name, self.clock)
 
     def spec_to_start(self, session: Session) -> PoolSpec:
-        """Return the spec with which the pool starts: the constructor's argument, else the spec in the pool's row."""
-        return self.spec or PoolSpec.model_validate(rows.load(session, self.name, lock=False).pool.spec)
+        """Return the spec with which the pool starts: the constructor's argument, else the spec in the pool's row.
+
+        Raises:
+            PoolElsewhereError: This home has recorded other settings.
+        """
+        if self.spec is not None:
+            return self.spec
+        pool = rows.load(session, self.name, lock=False).pool
+        if why := recorded.refusal(pool, is_new=True):
+            raise PoolElsewhereError(why)
+        return PoolSpec.model_validate(pool.spec)
 
     def admit(self, size: int, *, bring_up: bool = False) -> None:
         """Raise an error if the pool can never have this many nodes, for example because its Ray cluster is too small.

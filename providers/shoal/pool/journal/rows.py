@@ -13,7 +13,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session, defer
 
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
-from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
+from shoal.pool.bound_host import ANYWHERE, bind_here, is_here, unrecorded
 from shoal.pool.holder import job_of
 from shoal.pool.journal import usage
 from shoal.pool.snapshot import Snapshot
@@ -140,13 +140,16 @@ def _keeps_lease(state: JobState, driver: dict[str, Any] | None) -> bool:
 
 
 def require_here(pool: Pool) -> None:
-    """Raise an error if a pool is bound to another machine. Only that machine can start and end the pool's nodes.
+    """Raise an error if a pool is bound to another machine, or if this home has not recorded it. Only that machine can
+    start and end the pool's nodes.
 
     Raises:
-        PoolElsewhereError: The pool is bound to another machine.
+        PoolElsewhereError: The pool is bound to another machine, or not recorded.
     """
     if not is_own_store():
         raise PoolElsewhereError(f'pool "{pool.name}" is in the store of a team: use it on a host of this team')
+    if why := unrecorded(pool):
+        raise PoolElsewhereError(why)
     if not is_here(pool):
         here = "another host with the same name" if pool.host == hostname() else hostname()
         raise PoolElsewhereError(

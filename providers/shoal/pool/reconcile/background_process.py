@@ -20,6 +20,7 @@ from sqlalchemy import func, select
 
 from shoal import own_python, telemetry
 from shoal.errors import PoolNotFoundError, StoreError
+from shoal.pool import recorded
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
 from shoal.pool.bound_host import is_here
@@ -45,7 +46,8 @@ does not answer does not delay the other pools."""
 
 def lock_path() -> Path:
     """Return the path of the file that this process keeps locked while it reconciles pools."""
-    return lock_file("reconciler")
+    recorded.adopt()  # before the lock of this version exists
+    return lock_file(recorded.RECONCILER)
 
 
 def ensure_running() -> None:

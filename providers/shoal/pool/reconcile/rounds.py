@@ -27,6 +27,7 @@ from shoal.pool.journal.steps import JournalStep, act, transaction
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, stamps
+from shoal.state.home import file_name
 from shoal.state.process import ProcessId
 from shoal.state.schema import NodeState, Pool, PoolState
 
@@ -70,6 +71,8 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
         return Changes()
     spec = PoolSpec.model_validate(snapshot.pool.spec)
     backend = BACKENDS[spec.backend]()
+    for node in snapshot.nodes:
+        file_name(node.id), file_name(node.name)
     refs = [NodeRef.of(node) for node in snapshot.nodes if node.state is not NodeState.ENDING]
     if snapshot.pool.state is PoolState.UP:
         backend.renew(spec)

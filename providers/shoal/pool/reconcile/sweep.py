@@ -11,13 +11,14 @@ from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError
 from shoal.pool.backends import BACKENDS, Backend
+from shoal.pool.bound_host import unrecorded
 from shoal.pool.journal import rows
 from shoal.pool.journal.retention import retain
 from shoal.pool.journal.steps import JournalStep, act
 from shoal.pool.notice import Notice
 from shoal.pool.reconcile.rounds import Changes, Clock, reconcile
 from shoal.state import Store
-from shoal.state.schema import Node
+from shoal.state.schema import Node, Pool, PoolState
 
 log = logging.getLogger("shoal.pool")
 
@@ -61,6 +62,11 @@ def left_over(store: Store) -> list[tuple[Backend, str]]:
 
 
 def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
+    with store.reading() as session:
+        pool = session.get(Pool, name)
+    if pool is not None and pool.state is not PoolState.DOWN and (why := unrecorded(pool)):
+        yield why
+        return
     for _ in range(_PASSES):
         try:
             changes = reconcile(store, name, clock=clock)

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from shoal import own_python
-from shoal.errors import InvalidArgumentError, MissingExtraError, StoreError
+from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
@@ -26,7 +26,7 @@ from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import KILL_PATIENCE, START_TIMEOUT, START_TIMEOUT_PER_NODE, TERMINATE_PATIENCE
-from shoal.state.home import subfolder
+from shoal.state.home import subfolder, write_file
 from shoal.state.private_folders import remove_folder
 from shoal.state.process import ProcessId
 from shoal.state.temp_folder import (
@@ -90,19 +90,9 @@ class LocalBackend:
         Also record which GPUs this process may use. All nodes of the pool are limited to these GPUs, even if another
         process starts them.
         """
-        path = token_path(spec.name)
-        try:
-            path.unlink(missing_ok=True)
-            path.touch(mode=0o600)
-            path.write_text(secrets.token_hex(32))
-            selectors = {name: os.environ[name] for name in SELECTORS if name in os.environ}
-            partial = path.with_name("gpus.json.new")
-            partial.write_text(json.dumps(selectors))
-            partial.replace(_selectors_path(spec.name))
-        except OSError as error:
-            raise StoreError(
-                f"{path} cannot be written: {error}. Free some disk space, or set SHOAL_HOME to another folder"
-            ) from error
+        write_file(token_path(spec.name), secrets.token_hex(32))
+        selectors = {name: os.environ[name] for name in SELECTORS if name in os.environ}
+        write_file(_selectors_path(spec.name), json.dumps(selectors))
 
     def discard(self, name: str, *, everything: bool) -> None:
         """Remove the files that `prepare` has created. With `everything`, remove the pool's whole folder."""

@@ -96,9 +96,10 @@ class RayBackend(ClusterBackend):
         return {node.id: None for node in nodes}
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
-        """Build the head's addresses from the data in the head's row, and add the path of the token file from the
-        pool's spec."""
-        return Endpoint(head["api"], head["gcs"], token_path(spec), versions.recorded(head), ca_path(spec))
+        """Build the head's addresses. The Job API is that of the pool's spec and not of the head's row, because
+        requests to it carry the token."""
+        api = str(spec.address).rstrip("/")
+        return Endpoint(api, head["gcs"], token_path(spec), versions.recorded(head), ca_path(spec))
 
     def log(self, node: NodeRef) -> str:
         """Return an empty string, because the cluster's dashboard has the logs."""

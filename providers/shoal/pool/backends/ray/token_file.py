@@ -5,13 +5,11 @@ The store contains only the paths of these files. The reconciler and the drivers
 
 from __future__ import annotations
 
-import os
-import uuid
 from pathlib import Path
 
-from shoal.errors import InvalidArgumentError, StoreError
+from shoal.errors import InvalidArgumentError
 from shoal.pool.spec import PoolSpec
-from shoal.state.home import home, store_tag, subfolder
+from shoal.state.home import home, store_tag, subfolder, write_file
 
 
 def token_path(spec: PoolSpec) -> Path | None:
@@ -70,19 +68,8 @@ def keep_token(pool: str, token: str) -> str:
         StoreError: The file cannot be written.
     """
     path = subfolder(_folder()) / pool
-    partial = path.with_name(f".{pool}-{uuid.uuid4().hex[:8]}")
-    try:
-        if not (path.is_file() and path.read_text() == token):
-            # The file is created with the mode 0600. If the mode were set later, other users could read the token until
-            # then.
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(token)
-            partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise StoreError(
-            f"{path} cannot be written: {error}. Free some disk space, or set SHOAL_HOME to another folder"
-        ) from error
+    if not (path.is_file() and path.read_text() == token):
+        write_file(path, token)
     return f"{_folder()}/{pool}"
 
 
