@@ -19,6 +19,7 @@ from shoal.state import stamps
 from shoal.state.schema import Lease, Pool
 from shoal.training.gang import heartbeats
 from shoal.training.gang.heartbeats import WorkerConnections
+from shoal.training.timeouts import WORKER_SILENCE_S
 
 GAP_S = 5.0
 PAUSE_S = 130.0
@@ -76,10 +77,10 @@ def test_a_driver_that_was_paused_misses_no_worker(machine: Machine) -> None:
     connection = heartbeats._Connection(sock=None, opened=machine.now, heard=machine.now, rank=0)  # type: ignore[arg-type]
     board._connections[None] = connection  # type: ignore[index]
     machine.run(1)
-    machine.pause(2 * heartbeats.WORKER_SILENCE_S)
+    machine.pause(2 * WORKER_SILENCE_S)
     board._check_silence()
     assert events == []
-    machine.run(heartbeats.WORKER_SILENCE_S + 1)
+    machine.run(WORKER_SILENCE_S + 1)
     board._check_silence()
     assert len(events) == 1
 

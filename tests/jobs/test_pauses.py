@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -50,6 +51,10 @@ VICTIMS: dict[str, Callable[[JobHandle, list[int]], Iterable[int]]] = {
 }  # fmt: skip
 
 
+def has_more_lines(handle: JobHandle, seen: int) -> bool:
+    return len(list(handle.logs())) > seen + 3
+
+
 def pause(pids: Iterable[int]) -> None:
     stopped = list(pids)
     for pid in stopped:
@@ -73,9 +78,9 @@ def test_a_training_goes_on_after_every_pause(fresh_home: Path, rows: Path, ray:
     for name, find in VICTIMS.items():
         pids = list(find(handle, workers))
         pause(pids)
-        seen = len(handle.logs())
+        seen = len(list(handle.logs()))
         try:
-            wait_until(lambda seen=seen: len(handle.logs()) > seen + 3, "further rounds", 60)  # type: ignore[misc]
+            wait_until(partial(has_more_lines, handle, seen), "further rounds", 60)
             assert pids_of(training(handle)) and set(pids_of(training(handle))) == set(workers), "other workers"
             assert {node.id for node in node_rows()} == nodes, "other nodes"
             problem = ""
