@@ -18,7 +18,7 @@ from shoal.state.schema import Node
 def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
     """A Ray node on this host's address."""
     # Between hosts, a link may be cut: head and node give each other up after 20 s.
-    os.environ["RAY_health_check_timeout_ms"] = "3000"
+    os.environ.update(RAY_health_check_timeout_ms="3000")
     from shoal.pool.backends.local import raylet
 
     raylet.HEAD_PATIENCE = 15.0
