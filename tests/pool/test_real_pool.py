@@ -187,6 +187,7 @@ def test_a_node_whose_head_stays_silent_is_given_up_and_counts_as_busy_until_the
     for name in ("Node", "_NodeWithoutDashboard"):
         monkeypatch.setattr(raylet, name, _SilentHeadsNode)
     monkeypatch.setattr(raylet, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(raylet, "waited_since", lambda moment: now - moment)
     node = raylet.Raylet(Node(name="n", cpus=1, gpus=0), PoolSpec(name="silent"), head, tmp_path)
     assert not node.busy()
     node._node.answers = False

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -16,9 +17,12 @@ from shoal.state.schema import Node
 
 def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
     """A Ray node on this host's address."""
-    from shoal.pool.backends.local.raylet import Raylet
+    # Between hosts, a link may be cut: head and node give each other up after 20 s.
+    os.environ.update(RAY_health_check_timeout_ms="3000")
+    from shoal.pool.backends.local import raylet
 
-    return Raylet(node, spec.model_copy(update={"ray_dashboard": True}), gcs, folder, ip=sys.argv[3])
+    raylet.HEAD_PATIENCE = 15.0
+    return raylet.Raylet(node, spec.model_copy(update={"ray_dashboard": True}), gcs, folder, ip=sys.argv[3])
 
 
 if __name__ == "__main__":

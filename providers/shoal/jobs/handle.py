@@ -24,6 +24,7 @@ from shoal.jobs.scheduling import Place
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.status import JobStatus, progress_of
 from shoal.jobs.timeouts import CLEAN_UP_PATIENCE_S, CLEAN_UP_PERIOD_S, HEAD_CHECK_S, SHORTEST_PAUSE_S
+from shoal.own_pauses import waited_since
 from shoal.pool.timeouts import STORE_PATIENCE, STORE_PERIOD
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, Job, JobState
@@ -318,7 +319,7 @@ class JobHandle:
                         self.job_id,
                         error,
                     )
-                elif self.target.monotonic() - away_since > STORE_PATIENCE:
+                elif waited_since(away_since, self.target.monotonic()) > STORE_PATIENCE:
                     raise
                 pause = STORE_PERIOD
             if timeout is not None and self.target.monotonic() - started > timeout:

@@ -156,7 +156,7 @@ def ray_environment(token: Path) -> dict[str, str]:
         # The head declares a raylet (a node's main process) dead after 5 missed checks. With one check per second, a
         # killed raylet is declared dead after 5 s instead of 15 s.
         "RAY_health_check_period_ms": "1000",
-        # Time limit for one check of a raylet (a node's main process). With this limit, an unreachable raylet is
-        # declared dead after 20 s instead of 55 s.
-        "RAY_health_check_timeout_ms": "3000",
+        # Time limit for one check of a raylet. The nodes are on one machine, so a raylet that runs but does not answer
+        # is paused, and is declared dead after 4 minutes instead of 55 s.
+        "RAY_health_check_timeout_ms": "47000",
     }

@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 
 from shoal.errors import StoreError
+from shoal.own_pauses import waited_since
 from shoal.pool.backends import versions
 from shoal.pool.backends.local import bytecode, gpus, node_start, processes
 from shoal.pool.backends.local.backend import node_folder
@@ -159,7 +160,7 @@ class Supervisor:
             with self._store.reading() as session:
                 node = session.get(Node, self._id)
         except StoreError:
-            if time.monotonic() - self._store_seen > STORE_PATIENCE:
+            if waited_since(self._store_seen) > STORE_PATIENCE:
                 raise _Ended(f"the store could not be reached for {STORE_PATIENCE:.0f} s") from None
             return None
         self._store_seen = time.monotonic()
@@ -172,7 +173,7 @@ class Supervisor:
         # After a jump of the wall clock, the reconciler adds the jump to both `start_deadline` and `created_at`. So
         # their difference is always the time that the start may take.
         may_take = node.start_deadline - node.created_at
-        if node.state is NodeState.STARTING and time.monotonic() - self._begun > may_take:
+        if node.state is NodeState.STARTING and waited_since(self._begun) > may_take:
             advice = f": {bytecode.ADVICE}" if bytecode.sources_without_bytecode() else ""
             raise _Ended(f"the node was not ready at its start deadline{advice}")
         return node

@@ -52,10 +52,10 @@ SUPERVISOR_PERIOD = 1.0
 """Interval at which a supervisor reads its node's row to see whether the node has to end, and checks whether the node's
 raylet (Ray's main process on a node) still runs."""
 
-HEAD_PATIENCE = 15.0
+HEAD_PATIENCE = 235.0
 """Time for which a worker node keeps running after a request to its head has timed out after 5 s. So the worker gives
-up after 20 s. The head also waits 20 s before it declares a silent node dead, so head and worker give up at about the
-same time."""
+up after 240 s. The head also waits 240 s before it declares a silent node dead. Both are on one machine, so a silent
+process is paused; the end of a process is noticed within seconds."""
 
 REVIVE_PERIOD = 5.0
 """Interval at which a supervisor checks whether the host's reconciler runs. If the reconciler has died, the supervisor

@@ -19,6 +19,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from shoal.own_pauses import paused_after, waited_since
 from shoal.state.process import boot_id
 
 _ONE_INSTANT_S = 0.1
@@ -62,6 +63,13 @@ def age(value: float, stamped: Mapping[str, Any] | None) -> float | None:
     return monotonic() - float(stamped["at"])
 
 
+def silence(value: float, stamped: Mapping[str, Any] | None) -> float | None:
+    """Return for how many seconds a value was not renewed while this process could have seen it: like :func:`age`, but
+    counted from the end of this process's own last pause."""
+    measured = age(value, stamped)
+    return None if measured is None else waited_since(monotonic() - measured, monotonic())
+
+
 def present() -> dict[str, Any]:
     """Return a stamp with the present time by the monotonic clock and by the wall clock, for :func:`jump`."""
     while True:
@@ -74,14 +82,14 @@ def present() -> dict[str, Any]:
 def jump(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> float | None:
     """Compute by how many seconds the wall clock jumped between two calls of :func:`present`.
 
-    If the host was suspended between the stamps, this counts as a jump ahead.
+    If the host was suspended or this process was paused between the stamps, this counts as a jump ahead.
 
     Returns:
         The jump in seconds. None if the earlier stamp is missing, or is of another host or boot.
     """
     if before is None or before["clock"] != after["clock"]:
         return None
-    return float((after["of"] - before["of"]) - (after["at"] - before["at"]))
+    return float((after["of"] - before["of"]) - (after["at"] - before["at"])) + paused_after(before["at"])
 
 
 def shared_now(session: Session, now: float) -> float:

@@ -28,11 +28,11 @@ other workers get no answers meanwhile, and because Ray notices only after about
 WORKER_HEARTBEAT_S = 1.0
 """Seconds between two heartbeats of a worker."""
 
-WORKER_SILENCE_S = 20.0
-"""Seconds without a heartbeat after which the driver reports a worker as lost. The kernel answers TCP keepalives even
-for a stopped process, so only missing heartbeats show that a process is stopped. The limit is longer than the limit for
-a vanished host (4 s, in `gang/heartbeats.py`), because loading a C extension from a cold disk blocks all Python threads
-for seconds, and a blocked process sends no heartbeats."""
+WORKER_SILENCE_S = 240.0
+"""Seconds without a heartbeat after which the driver reports a worker as lost. The driver notices an ended process at
+once and a vanished host after 4 s (`gang/heartbeats.py`). So a silent worker still exists, but is stopped or blocked:
+by SIGSTOP, a snapshot of its machine, or a C extension that is loaded from a cold disk. Most of these go on after some
+minutes at most, and a restart would cost the training more than the wait."""
 
 FURTHER_ERRORS_S = 0.5
 """Seconds to wait for further errors after the first failure, to find the real cause. If a worker raises an exception

@@ -21,6 +21,7 @@ from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.journal.attempts import Key, budget_spent
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.timeouts import HEARTBEAT_S, ROW_CHECK_S, SIGTERM_GRACE_S
+from shoal.own_pauses import waited_since
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import usage
 from shoal.pool.timeouts import LEASE_TTL
@@ -174,7 +175,7 @@ class HeartbeatThread:
         reason = why_end(
             job,
             self._limits,
-            unpolled_for=now - self._polled_since,
+            unpolled_for=waited_since(self._polled_since, now),
             running_for=now - self._begun,
             used_node_hours=self._used_node_hours,
         )

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from shoal.errors import JobError, StoreError
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.timeouts import LOCK_PERIOD_S
+from shoal.own_pauses import waited_since
 from shoal.state import Store
 from shoal.state.schema import Lock
 from shoal.state.stamps import shared_now
@@ -78,7 +79,7 @@ def store_lock(
         # If the lock's holder and `expires_at` have not changed for `ttl` seconds, the holder is dead, because a live
         # holder would have renewed the lock. A check of `expires_at` alone is not enough, because a host whose clock
         # was far ahead may have set `expires_at` to a time in the far future.
-        dead = seen if monotonic() - since >= ttl else None
+        dead = seen if waited_since(since, monotonic()) >= ttl else None
         claim = _take(store, held, dead)
         if claim is None:
             break

@@ -107,7 +107,7 @@ def _unpolled_for(job: Job, now: float) -> float | None:
     """Return the seconds since a process last polled the job. None: not known, and not needed, because the driver
     itself ends a job that no process polls.
     """
-    measured = stamps.age(job.last_polled_at, job.last_polled_clock)
+    measured = stamps.silence(job.last_polled_at, job.last_polled_clock)
     if measured is not None or job.heartbeat_at is not None:
         return measured
     return now - job.last_polled_at
@@ -128,5 +128,5 @@ def _submitter_is_gone(job: Job, now: float) -> bool:
 
 def _age_of_poll(job: Job, now: float) -> float:
     """Return the seconds since a process last polled the attempt. On another host, the clocks of both hosts count."""
-    measured = stamps.age(job.last_polled_at, job.last_polled_clock)
+    measured = stamps.silence(job.last_polled_at, job.last_polled_clock)
     return now - job.last_polled_at if measured is None else measured

@@ -19,6 +19,7 @@ from shoal.jobs.reconcile.target import Target
 from shoal.jobs.remote import handover
 from shoal.jobs.scheduling import Place
 from shoal.jobs.timeouts import TURN_PATIENCE_S
+from shoal.own_pauses import waited_since
 from shoal.pool.api import ComputePool
 from shoal.pool.holder import run_of, runs_around
 from shoal.state import Store
@@ -93,7 +94,7 @@ class Waiter:
             self._silent_since = None
         elif self._silent_since is None:
             self._silent_since = now
-        silent_for = 0.0 if self._silent_since is None else now - self._silent_since
+        silent_for = 0.0 if self._silent_since is None else waited_since(self._silent_since, now)
         return look.facts(self._target, job, view, silent_for)
 
     def _take_turn(self, job: Job) -> Job:

@@ -11,6 +11,7 @@ from shoal import own_python
 from shoal.errors import StoreError
 from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
 from shoal.jobs.timeouts import JOB_SILENT_AFTER, LOST_JOBS_PERIOD, SILENT_JOBS_PERIOD, WAITING_JOB_SILENT_AFTER
+from shoal.own_pauses import waited_since
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
 from shoal.pool.journal import rows
@@ -79,7 +80,7 @@ class SilentJobs:
         silent = []
         for sign, job in doubtful.items():
             patience_s = WAITING_JOB_SILENT_AFTER if is_waiting(job) else JOB_SILENT_AFTER
-            if now - self._unchanged_since[sign] >= patience_s:
+            if waited_since(self._unchanged_since[sign], now) >= patience_s:
                 silent.append(job)
         return silent
 

@@ -221,7 +221,7 @@ def _has_expired(snapshot: Snapshot, lease: Lease, shared_now: float) -> bool:
     """
     if lease.id in snapshot.lasting:
         return False
-    unrenewed = stamps.age(lease.expires_at, lease.renewed_clock)
+    unrenewed = stamps.silence(lease.expires_at, lease.renewed_clock)
     return lease.expires_at <= shared_now if unrenewed is None else unrenewed >= lease.ttl
 
 

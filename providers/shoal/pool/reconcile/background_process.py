@@ -20,6 +20,7 @@ from sqlalchemy import func, select
 
 from shoal import own_python, telemetry
 from shoal.errors import PoolNotFoundError, StoreError
+from shoal.own_pauses import waited_since
 from shoal.pool import recorded
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
@@ -104,7 +105,7 @@ def _reconcile_all(store: Store, lock: Path, watch: Watch) -> None:
                 raise _Ended(f"the lock file {lock} was removed")
             if names is not None:
                 answered_at = time.monotonic()
-            elif time.monotonic() - answered_at > STORE_PATIENCE:
+            elif waited_since(answered_at) > STORE_PATIENCE:
                 raise _Ended(f"the store could not be reached for {STORE_PATIENCE:.0f} s")
             for name in names or ():
                 if name in rounds and not rounds[name].done():

@@ -31,6 +31,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from shoal.own_pauses import waited_since
 from shoal.training.timeouts import WORKER_HEARTBEAT_S, WORKER_SILENCE_S
 
 NODE_LOST = "so the node is lost"
@@ -126,8 +127,11 @@ class WorkerConnections:
 
     def wait_joined(self, number: int, timeout: float) -> bool:
         """Wait until `number` workers have connected. A worker that has connected and then ended counts, too."""
+        began = time.monotonic()
         with self._changed:
-            return self._changed.wait_for(lambda: len(self._joined) >= number, timeout)
+            while len(self._joined) < number and (left := timeout - waited_since(began)) > 0:
+                self._changed.wait(left)
+            return len(self._joined) >= number
 
     def wait_replaceable(self, rank: int, timeout: float) -> bool:
         """Wait until the socket of a worker is closed, and let another worker join in its place."""
@@ -270,12 +274,11 @@ class WorkerConnections:
             self._report(connection, str(json.loads(frame[1:])), EventKind.LEFT)
 
     def _check_silence(self) -> None:
-        now = time.monotonic()
         for connection in list(self._connections.values()):
             if connection.rank is None:
-                if now - connection.opened > _HELLO_SECONDS:
+                if waited_since(connection.opened) > _HELLO_SECONDS:
                     self._drop(connection)
-            elif now - connection.heard > WORKER_SILENCE_S:
+            elif waited_since(connection.heard) > WORKER_SILENCE_S:
                 # The worker is reported as lost, but its socket stays open, so that `wait_all_gone` can detect the end
                 # of the worker process.
                 self._report(

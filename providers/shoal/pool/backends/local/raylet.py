@@ -21,6 +21,7 @@ from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RayError
 
 from shoal.exit_status import how_ended
+from shoal.own_pauses import waited_since
 from shoal.pool.timeouts import HEAD_PATIENCE, RAY_RPC_TIMEOUT
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Raylet:
             return ", ".join(gone)
         # Without this check, Ray would wait for an unreachable head for 180 s (the TCP timeout plus one minute). Then
         # Ray would end the process that sends requests to the head, which is this supervisor.
-        if self._head and self._silent_since and time.monotonic() - self._silent_since > HEAD_PATIENCE:
+        if self._head and self._silent_since and waited_since(self._silent_since) > HEAD_PATIENCE:
             return f"the head at {self._head} cannot be reached"
         return None
 
