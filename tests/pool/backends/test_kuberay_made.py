@@ -39,11 +39,9 @@ def made(kube, **options):
 
 
 def test_shoal_creates_a_cluster_scales_it_and_leaves_nothing(kube):
-    pool = made(
-        kube, cpus_per_node=2, memory_per_node="8Gi", service_account="ray", env_secret="store", queue="nightly"
-    )
+    pool = made(kube, cpus_per_node=2, memory_per_node="8Gi", service_account="ray", env_secret="store")
     cluster = kube.objects["rayclusters", "c"]
-    assert cluster["metadata"]["labels"] == {**MADE, "kueue.x-k8s.io/queue-name": "nightly"}
+    assert cluster["metadata"]["labels"] == MADE
     for group in (kube.spec("c")["headGroupSpec"], kube.group("c")):
         pod = group["template"]["spec"]
         assert pod["containers"][0]["resources"]["limits"] == {"cpu": "2", "memory": "8Gi"}

@@ -292,6 +292,7 @@ def abandon(session: Session, name: str, now: float) -> None:
     rows.stop(session, pool, now)
     session.execute(delete(Node).where(Node.pool == name))
     pool.state = PoolState.DOWN
+    pool.decision = {**(pool.decision or {"number": 0}), "size": 0, "unconfirmed": None}
 
 
 def remove(session: Session, name: str, now: float, *, abandon: bool) -> None:

@@ -61,6 +61,7 @@ def left_over(store: Store) -> list[tuple[Backend, str]]:
 
 
 def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
+    changes = Changes()
     for _ in range(_PASSES):
         try:
             changes = reconcile(store, name, clock=clock)
@@ -72,3 +73,4 @@ def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
             with suppress(PoolNotFoundError):
                 retain(store, name, clock())
             return
+    yield from changes.left
