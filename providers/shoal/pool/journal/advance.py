@@ -151,8 +151,13 @@ def _decide(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str, Any]:
     if size < before["size"]:
         unconfirmed = unconfirmed or "the smaller size has not been sent yet"
     is_new = size != before["size"] or snapshot.pool.decision is None
-    found = next((found for node in nodes if (found := (node.endpoint or {}).get("found"))), before.get("found"))
-    return {"number": before["number"] + is_new, "size": size, "unconfirmed": unconfirmed, "found": found}
+    found = (node.endpoint["found"] for node in nodes if node.endpoint and node.endpoint.get("found"))
+    return {
+        "number": before["number"] + is_new,
+        "size": size,
+        "unconfirmed": unconfirmed,
+        "found": before.get("found") or next(found, None),
+    }
 
 
 def _expire_leases(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:

@@ -65,6 +65,7 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
     pool.max_nodes = spec.max_nodes
     pool.epoch += 1
     pool.next_node = 0
+    pool.decision = pool.decision and {**pool.decision, "found": None}
     pool.owner = owner
     _reset_cooldown(pool)
     pool.touched_at = now

@@ -311,7 +311,7 @@ def _of_pod(spec: PoolSpec, cluster: RayCluster, pod: Pod) -> dict[str, str]:
         "pod": pod.name,
         "pod_uid": pod.uid,
         "claimed_by": claim.id if claim and is_held else "",
-        "found": f"{claim.epoch} {claim.replicas} {claim.min_replicas}" if claim and is_held else "",
+        "found": f"{cluster.uid} {claim.epoch} {claim.replicas} {claim.min_replicas or 0}" if claim and is_held else "",
     }
 
 

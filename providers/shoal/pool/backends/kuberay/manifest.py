@@ -66,14 +66,14 @@ def _check_names(spec: PoolSpec) -> None:
     """Check the names that the Kubernetes API does not check, because KubeRay uses them later."""
     if not _CLUSTER_NAME.fullmatch(spec.ray_cluster):
         raise InvalidArgumentError(
-            f'pool "{spec.name}": KubeRay accepts no RayCluster of the name {spec.ray_cluster}: up to 53 of a-z, 0-9 and '
-            "-, starting with a letter and ending with a letter or digit. Give another name, or cluster="
+            f'pool "{spec.name}": KubeRay accepts no RayCluster of the name {spec.ray_cluster}: up to 53 of a-z, 0-9 '
+            "and -, starting with a letter and ending with a letter or digit. Give another name, or cluster="
         )
     for option, name in {"service_account": spec.service_account, "env_secret": spec.env_secret}.items():
         if name is not None and not _NAME.fullmatch(name):
             raise InvalidArgumentError(
-                f'pool "{spec.name}": {option}={name!r} is no name of Kubernetes: up to 253 of a-z, 0-9, - and ., starting '
-                "and ending with a letter or digit"
+                f'pool "{spec.name}": {option}={name!r} is no name of Kubernetes: up to 253 of a-z, 0-9, - and ., '
+                "starting and ending with a letter or digit"
             )
 
 

@@ -14,7 +14,6 @@ nothing.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -86,7 +85,7 @@ def plan_end(cluster: RayCluster, pods: Sequence[Pod], pool: PoolRef, ending: Se
     example if only Ray has ended in the pod. A later row then gets this pod. Where Kueue admits the RayCluster as a
     whole, all pods stay until the pool goes down.
     """
-    is_known = bool(_recorded(pool)) or (cluster.claim is not None and cluster.claim.id == pool.id)
+    is_known = bool(_recorded(cluster, pool)) or (cluster.claim is not None and cluster.claim.id == pool.id)
     if not is_known and pool.size == 0:
         return Plan()  # The pool has never used the RayCluster.
     if refused := _used_by_another(cluster, pool):
@@ -144,10 +143,11 @@ def _is_outdated(cluster: RayCluster, pool: PoolRef) -> bool:
     return (claim.epoch, claim.decision) > (pool.epoch, pool.decision)
 
 
-def _recorded(pool: PoolRef) -> tuple[int, int] | None:
-    """Return replicas and `minReplicas` that this start of the pool has found, as the store has recorded them."""
-    given = re.fullmatch(r"(\d+) (\d+) (\d+)", pool.found)
-    return (int(given[2]), int(given[3])) if given and int(given[1]) == pool.epoch else None
+def _recorded(cluster: RayCluster, pool: PoolRef) -> tuple[int, int] | None:
+    """Return replicas and `minReplicas` that this start of the pool has found in this RayCluster, as the store has
+    recorded them: a RayCluster that was deleted and created again is another one."""
+    uid, epoch, *found = pool.found.split() or ("", "0", "0", "0")
+    return (int(found[0]), int(found[1])) if (uid, int(epoch)) == (cluster.uid, pool.epoch) else None
 
 
 def _found(cluster: RayCluster, group: WorkerGroup, pool: PoolRef) -> tuple[int, int]:
@@ -156,7 +156,7 @@ def _found(cluster: RayCluster, group: WorkerGroup, pool: PoolRef) -> tuple[int,
     claim = cluster.claim
     if pool.spec.makes_cluster:
         return 0, 0
-    if recorded := _recorded(pool):
+    if recorded := _recorded(cluster, pool):
         return recorded
     if claim and claim.id == pool.id and claim.replicas is not None:
         return claim.replicas, claim.min_replicas or 0
