@@ -127,7 +127,7 @@ def test_a_second_pool_of_the_same_cluster_is_refused_and_the_first_keeps_all(ku
     before = {key: found["metadata"]["uid"] for key, found in kube.objects.items()}
     other = ComputePool(kube.uri("other", cluster="c", image="shoal:1", max_nodes=2))
     with pytest.raises(
-        InvalidArgumentError, match=r"RayCluster ml/c belongs to another pool, perhaps of another store"
+        InvalidArgumentError, match=r'RayCluster ml/c is used by another pool, .*"c"\. Run .*kubectl delete'
     ):
         other.up()
     other.down()
@@ -267,10 +267,10 @@ def test_the_clusters_of_a_shoal_that_is_gone_end_by_their_leases(kube, monkeypa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"cluster": "9lives"}, "KubeRay accepts no RayCluster of the name 9lives"),
-        ({"cluster": "a" * 54}, "KubeRay accepts no RayCluster of the name aaa"),
-        ({"service_account": "Ray"}, "service_account='Ray' is no name of Kubernetes"),
-        ({"env_secret": "a_b"}, "env_secret=.* is no name of Kubernetes"),
+        ({"cluster": "9lives"}, "KubeRay accepts no cluster=9lives"),
+        ({"cluster": "a" * 54}, "KubeRay accepts no cluster=aaa"),
+        ({"service_account": "Ray"}, "KubeRay accepts no service_account=Ray"),
+        ({"env_secret": "a_b"}, "KubeRay accepts no env_secret="),
         ({"queue": "nightly"}, "Kueue ends all nodes of a RayCluster whose size changes"),
     ],
 )

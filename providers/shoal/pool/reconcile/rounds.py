@@ -44,7 +44,7 @@ class Changes:
         started: Names of the started nodes.
         ended: Names of the ended nodes.
         decided: One sentence for each operation or lease that ended.
-        left: One sentence for each node that could not be ended yet, and for a size that is not confirmed yet.
+        left: Reasons why nodes could not be ended yet, or why the size is not confirmed yet.
     """
 
     started: tuple[str, ...] = ()
@@ -102,8 +102,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
         tuple(node.name for node in intents.start),
         tuple(node.name for node in intents.end if node.id not in left),
         tuple(intents.decided),
-        tuple(f"{node.name} has not ended: {left[node.id]}" for node in intents.end if node.id in left)
-        + tuple(f"its size is not confirmed: {problem}" for key, problem in left.items() if key == ref.id),
+        tuple(dict.fromkeys(left.values())),
     )
 
 

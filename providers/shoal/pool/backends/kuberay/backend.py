@@ -229,31 +229,25 @@ class _Sent:
 
     def left(self, pool: PoolRef, nodes: Sequence[NodeRef], client: KubeClient) -> dict[str, str | None]:
         """Return what is left of nodes that have to end, and of what the pool has beyond its size."""
-        cluster, why, unseen = self.cluster, "", None
-        if cluster.observed < cluster.generation:
-            is_ignored = reasons.is_ignored(cluster, time.time())
-            warnings = client.warnings() if is_ignored else {}
-            if is_ignored:
-                why = f": {reasons.cluster_problem(pool.spec, cluster, warnings, time.time())}"
-            # The operator may still create pods until it has seen the smaller number of replicas. An invalid
-            # RayCluster gets no pods, and is never seen.
-            if not reasons.is_invalid(cluster, warnings):
-                unseen = f"KubeRay's operator has not seen the smaller number of replicas yet{why}"
+        cluster, now, why, is_invalid = self.cluster, time.time(), "", False
+        if reasons.is_ignored(cluster, now):
+            warnings = client.warnings()
+            why = f": {reasons.cluster_problem(pool.spec, cluster, warnings, now)}"
+            is_invalid = reasons.is_invalid(cluster, warnings)
+        # The operator may still create pods until it has seen the smaller number of replicas. An invalid RayCluster
+        # gets no pods, and is never seen.
+        is_seen = cluster.observed >= cluster.generation or is_invalid
+        unseen = None if is_seen else f"KubeRay's operator has not seen the smaller number of replicas yet{why}"
         # A pod of an ending node that is alive and not named stays, and gets another row.
-        going = {pod.uid: pod for pod in self.pods if pod.uid in self.plan.doomed and not pod.is_head}
-        left = {
-            uid: f"pod {pod.name} is being deleted"
-            if pod.is_deleted
-            else f"KubeRay has not deleted pod {pod.name} yet{why}"
-            for uid, pod in going.items()
-        }
+        going = [pod for pod in self.pods if pod.uid in self.plan.doomed]
+        kept = [(pod.uid, f"KubeRay has not deleted pod {pod.name} yet{why}") for pod in going if not pod.is_deleted]
+        left = dict(kept) | {pod.uid: f"pod {pod.name} is being deleted" for pod in going if pod.is_deleted}
         found: dict[str, str | None] = {}
         for node in nodes:
             uid = (node.endpoint or {}).get("pod_uid")
             found[node.id] = left.get(uid) if uid else None if node.is_head else unseen
-        alive = (left[uid] for uid, pod in going.items() if not pod.is_deleted)
-        problem = next(alive, unseen)
-        return {**found, pool.id: problem} if problem else found
+        problem = kept[0][1] if kept else unseen
+        return found | ({pool.id: problem} if problem else {})
 
 
 def _send(client: KubeClient, pool: PoolRef, plan_for: Callable[[RayCluster, list[Pod]], scaling.Plan]) -> _Sent | None:

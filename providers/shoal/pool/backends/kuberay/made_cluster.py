@@ -16,7 +16,7 @@ from shoal.pool.backends.base import PoolRef
 from shoal.pool.backends.kuberay import manifest
 from shoal.pool.backends.kuberay.client import ConflictError, KubeClient
 from shoal.pool.backends.kuberay.resources import ELASTIC, RayCluster
-from shoal.pool.backends.kuberay.scaling import is_own
+from shoal.pool.backends.kuberay.scaling import is_own, used_by_another
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import RAY_CLUSTER_RENEWAL
 
@@ -70,12 +70,7 @@ def create(client: KubeClient, pool: PoolRef) -> bool:
     if cluster is not None and is_own(cluster, pool):
         return not cluster.is_deleted
     if cluster is not None and not (cluster.claim and cluster.claim.id == pool.id):
-        place = f"{pool.spec.namespace} {cluster.name}"
-        raise InvalidArgumentError(
-            f"RayCluster {place.replace(' ', '/')} belongs to another pool, perhaps of another store: give pool "
-            f'"{pool.spec.name}" another name, or run `shoal pool down` there; if that pool no longer exists, run '
-            f"`kubectl delete raycluster -n {place}`"
-        )
+        raise InvalidArgumentError(used_by_another(cluster, pool))
     if time.time() - pool.stamp > _FRESH:
         log.info("pool %s: the decision to create its RayCluster is too old; the next round decides again", pool.id)
     elif cluster is not None:

@@ -48,12 +48,13 @@ def ray_cluster(pool: PoolRef, owner: Mapping[str, str] | None) -> Manifest:
     if not made["spec"].get("enableInTreeAutoscaling"):
         made["spec"]["enableInTreeAutoscaling"] = False
     given = made.get("metadata") or {}
+    claim = Claim(pool.id, pool.epoch, pool.decision, pool.stamp, replicas=0, min_replicas=0)
     labels = {**(given.get("labels") or {}), **MADE, **({QUEUE: spec.queue} if spec.queue else {})}
     made["metadata"] = {
         "name": spec.ray_cluster,
         "namespace": spec.namespace,
         "labels": labels,
-        "annotations": {**(given.get("annotations") or {}), CLAIM: _first_claim(pool).to_json()},
+        "annotations": {**(given.get("annotations") or {}), CLAIM: claim.to_json()},
     }
     if owner is not None:
         reference = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **owner}
@@ -64,21 +65,16 @@ def ray_cluster(pool: PoolRef, owner: Mapping[str, str] | None) -> Manifest:
 
 def _check_names(spec: PoolSpec) -> None:
     """Check the names that the Kubernetes API does not check, because KubeRay uses them later."""
-    if not _CLUSTER_NAME.fullmatch(spec.ray_cluster):
-        raise InvalidArgumentError(
-            f'pool "{spec.name}": KubeRay accepts no RayCluster of the name {spec.ray_cluster}: up to 53 of a-z, 0-9 '
-            "and -, starting with a letter and ending with a letter or digit. Give another name, or cluster="
-        )
-    for option, name in {"service_account": spec.service_account, "env_secret": spec.env_secret}.items():
-        if name is not None and not _NAME.fullmatch(name):
+    for option, name, pattern in (
+        ("cluster", spec.ray_cluster, _CLUSTER_NAME),
+        ("service_account", spec.service_account, _NAME),
+        ("env_secret", spec.env_secret, _NAME),
+    ):
+        if name is not None and not pattern.fullmatch(name):
             raise InvalidArgumentError(
-                f'pool "{spec.name}": {option}={name!r} is no name of Kubernetes: up to 253 of a-z, 0-9, - and ., '
-                "starting and ending with a letter or digit"
+                f'pool "{spec.name}": KubeRay accepts no {option}={name}: use up to 53 of a-z, 0-9 and -, with a '
+                "letter first and no - at the end (the names of Secrets and service accounts may be longer, with .)"
             )
-
-
-def _first_claim(pool: PoolRef) -> Claim:
-    return Claim(pool.id, pool.epoch, pool.decision, pool.stamp, replicas=0, min_replicas=0)
 
 
 def _set_size(made: Manifest, pool: PoolRef) -> None:

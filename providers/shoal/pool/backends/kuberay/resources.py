@@ -53,6 +53,10 @@ class Claim:
         """Return whether the pool is up, so that no other pool may use the RayCluster."""
         return self.replicas is not None
 
+    def is_newer(self, pool: str, epoch: int, decision: int) -> bool:
+        """Return whether the claim has a newer decision of the same pool."""
+        return self.id == pool and (self.epoch, self.decision) > (epoch, decision)
+
     def to_json(self) -> str:
         """Return the annotation's value."""
         return json.dumps(vars(self), sort_keys=True)

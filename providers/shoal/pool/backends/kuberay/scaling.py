@@ -61,9 +61,9 @@ def plan_start(cluster: RayCluster, pods: Sequence[Pod], pool: PoolRef) -> Plan:
     Raises:
         InvalidArgumentError: Another pool uses the RayCluster, or Kueue would end its pods.
     """
-    if refused := _used_by_another(cluster, pool):
+    if refused := used_by_another(cluster, pool):
         raise InvalidArgumentError(refused)
-    if _is_outdated(cluster, pool):
+    if cluster.claim and cluster.claim.is_newer(pool.id, pool.epoch, pool.decision):
         return Plan()
     group = cluster.group(pool.spec)
     found = _found(cluster, group, pool)
@@ -88,9 +88,9 @@ def plan_end(cluster: RayCluster, pods: Sequence[Pod], pool: PoolRef, ending: Se
     is_known = bool(_recorded(cluster, pool)) or (cluster.claim is not None and cluster.claim.id == pool.id)
     if not is_known and pool.size == 0:
         return Plan()  # The pool has never used the RayCluster.
-    if refused := _used_by_another(cluster, pool):
+    if refused := used_by_another(cluster, pool):
         return Plan(problem=refused if is_known else None)
-    if _is_outdated(cluster, pool):
+    if cluster.claim and cluster.claim.is_newer(pool.id, pool.epoch, pool.decision):
         return Plan(problem=f"the annotation {CLAIM} of RayCluster {cluster.name} has a newer decision of this pool")
     group = cluster.group(pool.spec)
     found = _found(cluster, group, pool)
@@ -120,27 +120,21 @@ def rigid(namespace: str | None, cluster: RayCluster) -> str:
     )
 
 
-def _used_by_another(cluster: RayCluster, pool: PoolRef) -> str | None:
-    """Return why a pool must not change a RayCluster that another pool uses, or None if no other pool uses it."""
-    claim = cluster.claim
-    place = f"{pool.spec.namespace} {cluster.name}"
+def used_by_another(cluster: RayCluster, pool: PoolRef) -> str | None:
+    """Return why a pool must not change a RayCluster that another pool uses or has created. Return None if none has."""
+    claim, place = cluster.claim, f"-n {pool.spec.namespace} {cluster.name}"
     if pool.spec.makes_cluster:
-        return None if is_own(cluster, pool) else f"RayCluster {place.replace(' ', '/')} belongs to another pool"
-    if claim is None or claim.id == pool.id or not claim.is_held:
+        is_used, cure = not is_own(cluster, pool), f"delete raycluster {place}"
+    else:
+        is_used = claim is not None and claim.is_held and claim.id != pool.id
+        cure = f"annotate raycluster {place} {CLAIM}-"
+    if not is_used:
         return None
     return (
-        f'RayCluster {place.replace(" ", "/")} is used by another pool, "{claim.id.partition("/")[0]}": run '
-        "`shoal pool down` there; if that pool no longer exists, run "
-        f"`kubectl annotate raycluster -n {place} {CLAIM}-`"
+        f"RayCluster {pool.spec.namespace}/{cluster.name} is used by another pool, perhaps of another store: "
+        f'"{claim.id.partition("/")[0] if claim else "unknown"}". Run `shoal pool down` there, or give pool '
+        f'"{pool.spec.name}" another RayCluster; if that pool no longer exists, run `kubectl {cure}`'
     )
-
-
-def _is_outdated(cluster: RayCluster, pool: PoolRef) -> bool:
-    """Return whether a newer decision about the pool's size was sent before this one."""
-    claim = cluster.claim
-    if claim is None or claim.id != pool.id:
-        return False
-    return (claim.epoch, claim.decision) > (pool.epoch, pool.decision)
 
 
 def _recorded(cluster: RayCluster, pool: PoolRef) -> tuple[int, int] | None:
