@@ -170,19 +170,11 @@ EDITS = {
     "label": lambda found: found["metadata"].pop("labels"),
     "owner": lambda found: found["metadata"].pop("ownerReferences"),
     "annotation": lambda found: found["metadata"].pop("annotations"),
-    "unreadable annotation": lambda found: found["metadata"]["annotations"].update({CLAIM: "{"}),
     "annotation of another type": annotated(replicas="x"),
     "pool of the annotation": annotated(id="other/1.000"),
-    "epoch of the annotation": annotated(epoch=99),
     "decision of the annotation": annotated(decision=99),
-    "found replicas of the annotation": annotated(replicas=3),
-    "end of the annotation": annotated(replicas=None),
     "more replicas": in_group(replicas=3),
-    "fewer replicas": in_group(replicas=0),
-    "named pods": in_group(scaleStrategy={"workersToDelete": ["x"]}),
-    "suspended group": in_group(suspend=True),
     "suspended": lambda found: found["spec"].update(suspend=True),
-    "autoscaler": lambda found: found["spec"].update(enableInTreeAutoscaling=True),
 }
 
 
