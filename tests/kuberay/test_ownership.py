@@ -144,10 +144,10 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "found replicas": annotated(replicas=3),
     "unreadable": lambda found: {"metadata": {"annotations": {CLAIM: "{"}}},
     "more replicas": in_group(replicas=4),
-    "fewer replicas": in_group(replicas=0),
     "suspended": lambda found: {"spec": {"suspend": True}},
 }
 OF_MADE = EDITS | {
+    "fewer replicas": in_group(replicas=0),
     "label": lambda found: {"metadata": {"labels": None}},
     "owner": lambda found: {"metadata": {"ownerReferences": None}},
     "epoch": annotated(epoch=99),

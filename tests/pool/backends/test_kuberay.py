@@ -17,6 +17,7 @@ from shoal.pool.backends.kuberay.backend import KubeRayBackend
 from shoal.pool.backends.kuberay.resources import CLAIM, QUEUE, Pod, RayCluster
 from shoal.pool.backends.kuberay.scaling import plan_end, plan_start
 from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import START_TIMEOUT
 from shoal.state import Store
@@ -406,6 +407,24 @@ def test_raised_and_lowered_beside_rays_autoscaler():
     assert changed(down) == {
         "groupName": "small", "replicas": 3, "minReplicas": 0, "scaleStrategy": {"workersToDelete": ["p1", "p2"]}
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_a_smaller_size_reaches_a_cluster_whose_lost_nodes_have_no_rows(kube, size):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    pool.scale(3)
+    kube.change("rayclusters", "c", lambda made: made["spec"].update(suspend=True))
+    for _ in range(8):
+        reconcile(Store(), pool.name)
+    assert node_rows() == []
+    if size:
+        kube.change("rayclusters", "c", lambda made: made["spec"].update(suspend=False))
+        pool.scale(size)
+    else:
+        pool.down()
+    assert replicas(kube) == 0
+    assert sweep(Store()) == []
 
 
 def plan_of_down(found="uid-1 1 1 0", *, size=0, **metadata):
