@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.kuberay import leases
 from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
 from tests.kuberay.conftest import Cluster
@@ -32,12 +31,18 @@ def kube(plane: ControlPlane, cluster: Cluster, no_reconciler: None, namespace: 
 def test_a_created_cluster_keeps_every_guarantee_and_leaves_nothing(kube: Made):
     before = kube.everything()
     pool = ComputePool(kube.uri).up()
-    assert {"rayclusters/conform", "leases/shoal-conform"} <= kube.everything() - before
+    assert {"rayclusters/conform", f"leases/{lease(kube)}"} <= kube.everything() - before
     for test in GUARANTEES:
         pool.scale(1)
         test(kube, pool)
     pool.down()
     wait_until(lambda: kube.everything() == before, "the end of all that was created", seconds=60)
+
+
+def lease(kube: Made) -> str:
+    """The name of the only Lease."""
+    [found] = client.CoordinationV1Api(kube.core.api_client).list_namespaced_lease(kube.namespace).items
+    return str(found.metadata.name)
 
 
 SCALES = """
@@ -71,14 +76,28 @@ def test_the_reaper_ends_what_nobody_has_renewed(kube: Made, tmp_path: Path):
     before = kube.everything()
     killed_while_it_scales(kube)
     coordination = client.CoordinationV1Api(kube.core.api_client)
-    name = leases.name_of(kube.name)
+    name = lease(kube)
     reap = [sys.executable, "-m", "shoal.pool.backends.kuberay.reaper", kube.namespace]
     reap += ["--kubeconfig", str(kube.plane.kubeconfig)]
+
+    def change(*operations: dict[str, object]) -> None:
+        coordination.patch_namespaced_lease(
+            name, kube.namespace, list(operations), _content_type="application/json-patch+json"
+        )
+
+    # A host whose clock is hours behind has renewed it.
+    change({"op": "replace", "path": "/spec/renewTime", "value": "2026-01-01T00:00:00.000000Z"})
     assert subprocess.run(reap, capture_output=True, text=True, check=True).stdout == ""
-    old = [{"op": "replace", "path": "/spec/renewTime", "value": "2026-01-01T00:00:00.000000Z"}]
-    coordination.patch_namespaced_lease(name, kube.namespace, old, _content_type="application/json-patch+json")
-    said = subprocess.run(reap, capture_output=True, text=True, check=True).stdout
-    assert f"deleted Lease {kube.namespace}/{name}" in said
+    change(
+        {"op": "remove", "path": "/spec/renewTime"},
+        {"op": "replace", "path": "/spec/leaseDurationSeconds", "value": 1},
+    )
+
+    def reaped() -> bool:
+        said = subprocess.run(reap, capture_output=True, text=True, check=True).stdout
+        return f"deleted Lease {kube.namespace}/{name}" in said
+
+    wait_until(reaped, "the end of the Lease", seconds=60)
     wait_until(lambda: kube.everything() == before, "the end of all that was created", seconds=60)
     kube.plane.add_light_image()
     ComputePool(kube.name).down()

@@ -26,6 +26,7 @@ USER_TOKEN = "kube-user"
 RAY_TOKEN = "ray-token"
 NAMESPACE = "ml"
 
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _PATH = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+)/(?P<version>[^/]+))/namespaces/(?P<ns>[^/]+)/(?P<kind>[a-z]+)"
     r"(?:/(?P<name>[^/]+)(?P<sub>/.*)?)?"
@@ -161,6 +162,7 @@ class FakeKubernetes:
                 "creationTimestamp": self._now(),
             }
             self.objects[kind, meta["name"]] = made
+            _record_change(kind, made)
             return made
 
     def change(self, kind: str, name: str, change: Callable[[Object], None], *, is_status: bool = False) -> Object:
@@ -278,11 +280,12 @@ class FakeKubernetes:
         if after.get("spec") != before.get("spec") and not is_status:
             after["metadata"]["generation"] += 1
         self.objects[kind, name] = after
+        _record_change(kind, after)
         return after
 
     def _now(self) -> str:
         """A time that is later at each call, so that the order of objects is that of their creation."""
-        return (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self._count)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self._count)).strftime(_TIME)
 
     # Ray's head behind the proxy
 
@@ -439,6 +442,12 @@ class FakeKubernetes:
             uid = next(made["metadata"]["uid"] for (_, each), made in self.objects.items() if each == about)
             involved = {"involvedObject": {"uid": uid}, "eventTime": self._now(), "type": "Warning"}
             self.add("events", {"metadata": {"name": name}, "reason": reason, "message": message, **involved})
+
+
+def _record_change(kind: str, made: Object) -> None:
+    """Write the time of a change of a Lease, as the API does it for all objects. It is that of the header `Date`."""
+    if kind == "leases":
+        made["metadata"]["managedFields"] = [{"manager": "shoal", "time": datetime.now(UTC).strftime(_TIME)}]
 
 
 def _labels(made: Object) -> dict[str, str]:

@@ -100,7 +100,7 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
         ready = nodes_for(snapshot, lease, ready)
     owns_demand = demand is not None and demand.operation_id == operation.id
     target = wanted(snapshot)
-    surplus = len(snapshot.nodes) > target
+    surplus = len(snapshot.nodes) > target or is_unconfirmed(snapshot)
     if ready >= operation.size and not (owns_demand and surplus):
         return Verdict(operation.id, OperationState.SUCCEEDED)
     replaced = operation.kind is not OperationKind.LEASE and not owns_demand
@@ -166,6 +166,12 @@ def plan_nodes(snapshot: Snapshot, now: float) -> NodePlan:
         drain=tuple(drain),
         end=tuple(end.items()),
     )
+
+
+def is_unconfirmed(snapshot: Snapshot) -> bool:
+    """Return whether the pool's backend has not confirmed yet that the pool has no more than its present size."""
+    decision = snapshot.pool.decision
+    return decision is not None and (bool(decision.get("unconfirmed")) or decision["size"] > wanted(snapshot))
 
 
 def idle_timeout(pool: Pool) -> float | None:
@@ -238,6 +244,7 @@ def is_due(snapshot: Snapshot, now: float) -> bool:
         or plan_nodes(snapshot, now) != NodePlan()
         or bool(unclaimed(snapshot.nodes, now))
         or any(node.state is NodeState.ENDING for node in snapshot.nodes)
+        or is_unconfirmed(snapshot)
         or (pool.state is PoolState.STOPPING and not snapshot.nodes)
         or pool.state is PoolState.DOWN
     )

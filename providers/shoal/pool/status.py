@@ -270,9 +270,10 @@ def check_nodes(snapshot: Snapshot) -> Seen:
     """Check which nodes of a pool were lost after their rows were last written, and which requested nodes have joined
     the Ray cluster.
 
-    If the pool is bound to another host, its nodes cannot be checked, and the result is empty.
+    If the pool is bound to another host, its nodes cannot be checked, and the result is empty. It is also empty if the
+    pool goes down, because its nodes are not lost then.
     """
-    if not snapshot.nodes or not is_here(snapshot.pool):
+    if not snapshot.nodes or snapshot.pool.state is not PoolState.UP or not is_here(snapshot.pool):
         return Seen()
     spec = PoolSpec.model_validate(snapshot.pool.spec)
     return BACKENDS[spec.backend]().look(spec, [NodeRef.of(node) for node in snapshot.nodes])
@@ -301,8 +302,9 @@ def _operation_status(row: Operation) -> OperationStatus:
 
 def _reason(snapshot: Snapshot, now: float) -> str | None:
     pool, last = snapshot.pool, snapshot.operations[-1] if snapshot.operations else None
+    unconfirmed: str | None = (pool.decision or {}).get("unconfirmed")
     if pool.state is not PoolState.UP:
-        return None
+        return unconfirmed
     short = len(snapshot.nodes) < wanted(snapshot)
     if short and pool.cooldown_until and pool.cooldown_until > now:
         return (
@@ -316,4 +318,4 @@ def _reason(snapshot: Snapshot, now: float) -> str | None:
         return f"{stuck.name} is not ready: {stuck.error}"
     if waiting := queue(snapshot):
         return f"leases that wait for nodes: {len(waiting)}; {leased(snapshot)} of {pool.max_nodes} nodes are taken"
-    return None
+    return unconfirmed

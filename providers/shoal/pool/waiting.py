@@ -110,8 +110,10 @@ class Waiting:
                 if on_progress:
                     on_progress(status)
                 if time.monotonic() - began > DOWN_PATIENCE:
+                    why = f": {status.reason}" if status.reason else ""
                     raise ScaleError(
-                        f'pool "{self._name}" is not down after {DOWN_PATIENCE:.0f} s; run `shoal sweep` to try again',
+                        f'pool "{self._name}" is not down after {DOWN_PATIENCE:.0f} s{why}; run `shoal sweep` to try '
+                        "again",
                         {node.name: node.error or node.state for node in status.leaving},
                     )
                 pause(began)

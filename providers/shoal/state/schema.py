@@ -218,7 +218,8 @@ class Pool(Base):
     this stamp to compute by how much the wall clock has jumped."""
     decision: Mapped[dict[str, Any] | None]
     """Last decision about the pool's size: `number`, which increases with each change of the size, and `size`. A
-    backend whose API can compare numbers refuses older decisions. None before the first decision."""
+    backend whose API can compare numbers refuses older decisions. `unconfirmed` is the reason why the backend has not
+    confirmed a smaller size yet, and None if it has. `found` is `PoolRef.found`. None before the first decision."""
 
 
 class Demand(Base):

@@ -16,9 +16,10 @@ from shoal.pool.backends import NodeRef, PoolRef
 from shoal.pool.backends.kuberay import credentials, quiet
 from shoal.pool.backends.kuberay.backend import KubeRayBackend
 from shoal.pool.backends.kuberay.reasons import why_lost
-from shoal.pool.backends.kuberay.resources import CLAIM, Pod, RayCluster
+from shoal.pool.backends.kuberay.resources import CLAIM, QUEUE, Pod, RayCluster
 from shoal.pool.backends.kuberay.scaling import plan_end, plan_start
 from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import START_TIMEOUT
 from shoal.state import Store
@@ -435,7 +436,7 @@ def test_another_pool_may_not_use_the_cluster_until_the_first_is_down(kube):
     pool = attach(kube)
     other = ComputePool(kube.uri("other", cluster="c"))
     with pytest.raises(
-        InvalidArgumentError, match='RayCluster ml/c is used by another pool, "c": run `shoal pool down`'
+        InvalidArgumentError, match=r'RayCluster ml/c is used by another pool, .*"c"\. Run `shoal pool down`'
     ):
         other.up()
     pool.down()
@@ -490,6 +491,66 @@ def test_a_program_that_names_a_pod_for_deletion_is_named(manager, autoscales, s
     made["metadata"]["resourceVersion"] = "7"
     endpoint = {"pod": "c-w-1", "pod_uid": "1"}
     assert re.search(said, why_lost(endpoint, None, {}, RayCluster.of(made)))
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_a_smaller_size_reaches_a_cluster_whose_lost_nodes_have_no_rows(kube, size):
+    kube.add("rayclusters", ray_cluster("c"))
+    pool = attach(kube)
+    pool.scale(3)
+    kube.change("rayclusters", "c", lambda made: made["spec"].update(suspend=True))
+    for _ in range(8):
+        reconcile(Store(), pool.name)
+    assert node_rows() == []
+    if size:
+        kube.change("rayclusters", "c", lambda made: made["spec"].update(suspend=False))
+        pool.scale(size)
+    else:
+        pool.down()
+    assert replicas(kube) == 0
+    assert sweep(Store()) == []
+
+
+def plan_of_down(found="uid-1 1 1 0", *, size=0, **metadata):
+    """Pure: the plan of a pool that goes down from 4 to 1 node, in a group of 3 workers of which it has found one."""
+    made = ray_cluster("c", replicas=3, max_replicas=9)
+    made["metadata"] |= {"resourceVersion": "7", "uid": "uid-1", **metadata}
+    pods = [Pod(f"p{n}", f"u{n}", "small", False, "1", "Running", created=str(n)) for n in range(3)]
+    ref = PoolRef(PoolSpec.parse("kuberay://ml/c?max_nodes=9"), size, 0.0, "c/1", 1, 5, frozenset(), found)
+    return plan_end(RayCluster.of(made), pods, ref, [])
+
+
+def claimed(**changes):
+    claim = {"id": "c/1", "epoch": 1, "decision": 4, "at": 0.0, "replicas": 1, "min_replicas": 0}
+    return {"annotations": {CLAIM: json.dumps(claim | changes)}}
+
+
+@pytest.mark.parametrize(
+    "metadata", [{}, claimed(), claimed(replicas=3), claimed(replicas="x"), {"annotations": {CLAIM: "{"}}]
+)
+def test_down_restores_what_was_found_whatever_became_of_the_annotation(metadata):
+    plan = plan_of_down(**metadata)
+    assert plan.doomed == {"u1", "u2"}
+    steps = {step["path"]: step["value"] for step in plan.patch}
+    assert steps["/spec/workerGroupSpecs/0/replicas"] == 1
+    assert (steps["/metadata/uid"], steps["/metadata/resourceVersion"]) == ("uid-1", "7")
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"found": ""}, None),  # the pool has never had this RayCluster
+        ({"found": "uid-0 1 1 0"}, None),  # but one of its name, which was deleted
+        ({"found": "", **claimed(id="other/1")}, None),
+        (claimed(id="other/1"), 'is used by another pool, perhaps of another store: "other"'),
+        (claimed(decision=9), "has a newer decision of this pool"),
+        ({"size": 1, "labels": {QUEUE: "nightly"}, **claimed()}, None),  # Kueue would end all pods
+    ],
+)
+def test_what_is_not_proven_to_be_of_the_pool_is_not_changed(options, problem):
+    plan = plan_of_down(**options)
+    assert (plan.patch, plan.doomed) == (None, frozenset())
+    assert plan.problem is None if problem is None else problem in plan.problem
 
 
 def test_requests_to_ray_go_through_the_api_server_with_both_credentials(kube):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shoal.pool.backends.base import Arrival, Backend, NodeRef, PoolRef, Seen, Waiting
+from shoal.pool.backends.base import Arrival, Backend, NodeRef, PoolRef, Seen, Waiting, pool_id
 from shoal.pool.backends.local.backend import LocalBackend
 from shoal.pool.spec_fields import BackendName
 
@@ -27,4 +27,4 @@ def _kuberay() -> Backend:
 BACKENDS: dict[BackendName, Callable[[], Backend]] = {"local": LocalBackend, "ray": _ray, "kuberay": _kuberay}
 """Functions that create the backends, by the values of `PoolSpec.backend`."""
 
-__all__ = ["BACKENDS", "Arrival", "Backend", "LocalBackend", "NodeRef", "PoolRef", "Seen", "Waiting"]
+__all__ = ["BACKENDS", "Arrival", "Backend", "LocalBackend", "NodeRef", "PoolRef", "Seen", "Waiting", "pool_id"]

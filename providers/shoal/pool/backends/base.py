@@ -36,6 +36,7 @@ class PoolRef:
         epoch: Number of times that the pool was started.
         decision: Number of the decision about this size. A later decision has a larger number, on every host.
         held: Pods of the nodes that stay (values of ``pod_uid`` in their endpoints).
+        found: What the backend has found when the pool came up, to restore it (``found`` in the endpoints of nodes).
     """
 
     spec: PoolSpec
@@ -45,6 +46,12 @@ class PoolRef:
     epoch: int = 0
     decision: int = 0
     held: frozenset[str] = frozenset()
+    found: str = ""
+
+    @property
+    def life(self) -> str:
+        """Return the identity of this start of the pool: the next start has another one."""
+        return f"{self.id}/{self.epoch}"
 
     @classmethod
     def of(cls, pool: Pool, size: int, stamp: float, held: frozenset[str] = frozenset()) -> PoolRef:
@@ -53,11 +60,17 @@ class PoolRef:
             PoolSpec.model_validate(pool.spec),
             size,
             stamp,
-            id=f"{pool.name}/{pool.created_at:.3f}",
+            id=pool_id(pool),
             epoch=pool.epoch,
             decision=(pool.decision or {}).get("number", 0),
             held=held,
+            found=(pool.decision or {}).get("found") or "",
         )
+
+
+def pool_id(pool: Pool) -> str:
+    """Return the identity of a pool (see `PoolRef.id`)."""
+    return f"{pool.name}/{pool.created_at:.3f}"
 
 
 @dataclass(frozen=True)
@@ -89,8 +102,9 @@ class Arrival:
 
     Attributes:
         endpoint: Data of the Ray node: ``ray_node_id``, and for the head also ``api``, ``gcs`` and, if the cluster
-            reports it, ``memory_bytes``. Each row of a pool gets a different Ray node. On Kubernetes also ``pod`` and
-            ``pod_uid``.
+            reports it, ``memory_bytes``. Each row of a pool gets a different Ray node. On Kubernetes also ``pod``,
+            ``pod_uid``, ``found`` (see `PoolRef.found`), and ``claimed_by``, the `PoolRef.id` of the pool that uses
+            the cluster. No other pool gets the node.
         cpus: CPUs that the node really has.
         gpus: GPUs that the node really has.
     """
@@ -184,16 +198,20 @@ class Backend(Protocol):
         because the next call is the retry.
         """
 
-    def renew(self, spec: PoolSpec) -> None:
+    def renew(self, pool: PoolRef) -> None:
         """Tell an external API that a pool that is up is still needed, if the API ends pools whose shoal is gone for
         good. Each round of a pool calls this method. It must not raise an error."""
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
-        """End nodes and check that they are gone.
+        """End nodes, and what the pool has beyond its size, and check that they are gone.
+
+        The method is called for each smaller size until it is confirmed, also without nodes: nodes that have no row any
+        more may still exist.
 
         Returns:
             For each node id: None if the node has no process or file left, else a description of those that are left.
-            After None, the caller deletes the node's row. A node that was never started counts as ended.
+            After None, the caller deletes the node's row. A node that was never started counts as ended. For the id of
+            the pool: why the size is not confirmed yet; it is missing if the size is confirmed.
         """
 
     def existing(self) -> list[str]:

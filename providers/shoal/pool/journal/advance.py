@@ -6,11 +6,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from shoal.pool import scaling_plan
-from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen, Waiting
+from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen, Waiting, pool_id
 from shoal.pool.bound_host import is_bound_here
 from shoal.pool.journal import lease_limits, rows, usage
 from shoal.pool.journal.rollback import end_operation
@@ -69,6 +70,7 @@ def _changed_nodes(
     is the reason for the loss. For a requested node that has joined the Ray cluster, it is the data of the Ray node."""
     refs = {ref.id: ref for ref in looked_at}
     taken = {key: node.id for node in snapshot.nodes for key in _identities(node.endpoint)}
+    identity = pool_id(snapshot.pool)
     for node in snapshot.nodes:
         if NodeRef.of(node) != refs.get(node.id):
             continue
@@ -79,6 +81,8 @@ def _changed_nodes(
         # rows of the pool's nodes. Only the row that is written first gets the Ray node.
         elif arrival and node.state is NodeState.PLANNED:
             keys = _identities(arrival.endpoint)
+            if (arrival.endpoint or {}).get("claimed_by", identity) != identity:
+                continue
             is_news = isinstance(arrival, Arrival) or (arrival.reason, arrival.endpoint) != (node.error, node.endpoint)
             if is_news and all(taken.get(key, node.id) == node.id for key in keys):
                 taken |= dict.fromkeys(keys, node.id)
@@ -104,6 +108,8 @@ class Intents:
     """Number of nodes that the pool should have from now on."""
     held: frozenset[str]
     """Pods of the nodes that stay (see `PoolRef.held`)."""
+    is_unconfirmed: bool
+    """Whether the backend has to confirm the size, although no node may have to be ended."""
 
 
 def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
@@ -125,17 +131,33 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     _end_and_drain(session, snapshot, now)
     nodes = [*snapshot.nodes, *_add_missing_nodes(session, snapshot, now)]
     pool = snapshot.pool
-    if pool.state is PoolState.STOPPING and not nodes:
+    decision = pool.decision = _decide(snapshot, nodes)
+    is_unconfirmed = bool(decision["unconfirmed"])
+    if pool.state is PoolState.STOPPING and not nodes and not is_unconfirmed:
         pool.state = PoolState.DOWN
-    size = wanted(snapshot)
-    if pool.decision is None or pool.decision["size"] != size:
-        pool.decision = {"number": (pool.decision or {}).get("number", 0) + 1, "size": size}
     usage.follow_leases(session, pool.name, now)
     ending = [NodeRef.of(node) for node in nodes if node.state is NodeState.ENDING]
     staying = [node.endpoint or {} for node in nodes if node.state is not NodeState.ENDING]
     held = frozenset(endpoint["pod_uid"] for endpoint in staying if "pod_uid" in endpoint)
     decided = [*expired, *spent, *ended, *granted, *gone_down]
-    return Intents(_mark_spawned(nodes, now), ending, decided, size, held)
+    return Intents(_mark_spawned(nodes, now), ending, decided, decision["size"], held, is_unconfirmed)
+
+
+def _decide(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str, Any]:
+    """Return the decision about the pool's size (see `Pool.decision`)."""
+    before = snapshot.pool.decision or {"number": 0, "size": 0}
+    size = wanted(snapshot)
+    unconfirmed = before.get("unconfirmed")
+    if size < before["size"]:
+        unconfirmed = unconfirmed or "the smaller size has not been sent yet"
+    is_new = size != before["size"] or snapshot.pool.decision is None
+    found = (node.endpoint["found"] for node in nodes if node.endpoint and node.endpoint.get("found"))
+    return {
+        "number": before["number"] + is_new,
+        "size": size,
+        "unconfirmed": unconfirmed,
+        "found": before.get("found") or next(found, None),
+    }
 
 
 def _expire_leases(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:

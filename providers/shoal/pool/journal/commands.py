@@ -65,6 +65,7 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
     pool.max_nodes = spec.max_nodes
     pool.epoch += 1
     pool.next_node = 0
+    pool.decision = pool.decision and {**pool.decision, "found": None}
     pool.owner = owner
     _reset_cooldown(pool)
     pool.touched_at = now
@@ -292,6 +293,7 @@ def abandon(session: Session, name: str, now: float) -> None:
     rows.stop(session, pool, now)
     session.execute(delete(Node).where(Node.pool == name))
     pool.state = PoolState.DOWN
+    pool.decision = {**(pool.decision or {"number": 0}), "size": 0, "unconfirmed": None}
 
 
 def remove(session: Session, name: str, now: float, *, abandon: bool) -> None:

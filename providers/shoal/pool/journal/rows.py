@@ -185,6 +185,14 @@ def note_stuck(session: Session, node_id: str, problem: str) -> None:
     session.execute(update(Node).where(Node.id == node_id).values(error=problem))
 
 
+def confirm(session: Session, name: str, number: int, problem: str | None) -> None:
+    """Record in a pool's row whether the backend has confirmed a decision about its size, unless there is a newer one.
+    `problem` is the reason why it has not; None if it has."""
+    pool = session.get(Pool, name, with_for_update=True, populate_existing=True)
+    if pool is not None and pool.decision and pool.decision["number"] == number:
+        pool.decision = {**pool.decision, "unconfirmed": problem}
+
+
 def stop(session: Session, pool: Pool, now: float) -> None:
     """Change a pool's state to stopping if the pool is up. Delete its leases and its base demand (the size that `up` or
     `scale` has set)."""

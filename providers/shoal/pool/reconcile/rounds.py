@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef
+from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef, Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import job_of
 from shoal.pool.journal import commands, lease_limits, rows
@@ -45,11 +45,13 @@ class Changes:
         started: Names of the started nodes.
         ended: Names of the ended nodes.
         decided: One sentence for each operation or lease that ended.
+        left: Reasons why nodes could not be ended yet, or why the size is not confirmed yet.
     """
 
     started: tuple[str, ...] = ()
     ended: tuple[str, ...] = ()
     decided: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
 
     def sentences(self) -> list[str]:
         """Return the changes as sentences for the log, one sentence for each change."""
@@ -74,9 +76,10 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     for node in snapshot.nodes:
         file_name(node.id), file_name(node.name)
     refs = [NodeRef.of(node) for node in snapshot.nodes if node.state is not NodeState.ENDING]
+    seen = Seen()
     if snapshot.pool.state is PoolState.UP:
-        backend.renew(spec)
-    seen = backend.look(spec, refs)
+        backend.renew(PoolRef.of(snapshot.pool, len(refs), clock()))
+        seen = backend.look(spec, refs)
     abandoned = is_abandoned(snapshot)
     if not abandoned and not spent and not is_due(snapshot, refs, seen, clock(), shared_now=shared_now):
         return Changes()
@@ -93,23 +96,30 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     if intents.start:
         with act(JournalStep.START):
             backend.start(ref, intents.start)
-    if intents.end:
-        _end(store, backend, ref, intents.end)
+    left = {}
+    if intents.end or intents.is_unconfirmed:
+        left = _end(store, backend, ref, intents.end)
     if snapshot.pool.state is PoolState.DOWN:
         _clean_up(store, backend, name, clock())
     return Changes(
-        tuple(node.name for node in intents.start), tuple(node.name for node in intents.end), tuple(intents.decided)
+        tuple(node.name for node in intents.start),
+        tuple(node.name for node in intents.end if node.id not in left),
+        tuple(intents.decided),
+        tuple(dict.fromkeys(left.values())),
     )
 
 
-def _end(store: Store, backend: Backend, pool: PoolRef, nodes: list[NodeRef]) -> None:
+def _end(store: Store, backend: Backend, pool: PoolRef, nodes: list[NodeRef]) -> dict[str, str]:
+    """End nodes, record the result, and return what is left, by the id of the node or the pool."""
     with act(JournalStep.END):
         outcome = backend.end(pool, nodes)
+    left = {key: problem for key, problem in outcome.items() if problem}
     with transaction(store, JournalStep.CONFIRM) as session:
         rows.forget(session, [node_id for node_id, problem in outcome.items() if problem is None])
-        for node_id, problem in outcome.items():
-            if problem:
-                rows.note_stuck(session, node_id, problem)
+        for node_id, problem in left.items():
+            rows.note_stuck(session, node_id, problem)
+        rows.confirm(session, pool.spec.name, pool.decision, left.get(pool.id))
+    return left
 
 
 def _clean_up(store: Store, backend: Backend, name: str, now: float) -> None:

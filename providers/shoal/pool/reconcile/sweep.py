@@ -67,6 +67,7 @@ def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
     if pool is not None and pool.state is not PoolState.DOWN and (why := unrecorded(pool)):
         yield why
         return
+    changes = Changes()
     for _ in range(_PASSES):
         try:
             changes = reconcile(store, name, clock=clock)
@@ -78,3 +79,4 @@ def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
             with suppress(PoolNotFoundError):
                 retain(store, name, clock())
             return
+    yield from changes.left

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
@@ -45,7 +46,7 @@ class KubeRayBackend(ClusterBackend):
             spec.check_token_is_private()
         if spec.makes_cluster:
             made_cluster.check(client, spec, cluster, size)
-            if cluster is None:
+            if cluster is None or cluster.is_deleted:  # `start` waits for its end.
                 return
         if cluster is None:
             raise InvalidArgumentError(
@@ -54,6 +55,8 @@ class KubeRayBackend(ClusterBackend):
             )
         group = cluster.group(spec)
         problem = reasons.group_problem(group, size - 1)
+        if cluster.is_rigid and size - 1 > group.replicas:
+            problem = scaling.rigid(spec.namespace, cluster)
         if cluster.is_suspended or cluster.is_deleted:
             problem = reasons.cluster_problem(spec, cluster, {}, time.time())
         if problem:
@@ -108,21 +111,15 @@ class KubeRayBackend(ClusterBackend):
         """Raise the replicas of the worker group to the size of the pool, or create the RayCluster with this size."""
         try:
             client = KubeClient(pool.spec)
-            for _ in range(_MOST_CONFLICTS):
-                cluster = client.ray_cluster()
-                if cluster is None and pool.spec.makes_cluster:
-                    return made_cluster.create(client, pool)
-                plan = scaling.plan_start(cluster, client.pods(), pool) if cluster else scaling.Plan()
-                if plan.patch is None or _patched(client, plan.patch):
-                    return
-            log.warning("RayCluster %s/%s changes all the time", pool.spec.namespace, pool.spec.ray_cluster)
+            if not pool.spec.makes_cluster or made_cluster.create(client, pool):
+                _send(client, pool, lambda cluster, pods: scaling.plan_start(cluster, pods, pool))
         except PoolUnreachableError as error:
             log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
 
-    def renew(self, spec: PoolSpec) -> None:
+    def renew(self, pool: PoolRef) -> None:
         """Renew the Lease of a RayCluster that shoal has created."""
-        if spec.makes_cluster:
-            made_cluster.renew(spec)
+        if pool.spec.makes_cluster:
+            made_cluster.renew(pool)
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Lower the replicas of the worker group to the size of the pool, name the pods that have to go, and check that
@@ -131,28 +128,14 @@ class KubeRayBackend(ClusterBackend):
         try:
             client = KubeClient(pool.spec)
             if pool.spec.makes_cluster and pool.size == 0:
-                return made_cluster.delete(client, pool, list(nodes))
-            for _ in range(_MOST_CONFLICTS):
-                cluster = client.ray_cluster()
-                if cluster is None:
-                    return {node.id: None for node in nodes}
-                pods = client.pods()
-                plan = scaling.plan_end(cluster, pods, pool, nodes)
-                if plan.patch is None:
-                    break
-                if changed := _patched(client, plan.patch):
-                    cluster = changed
-                    break
-            else:
-                raise PoolUnreachableError(
-                    f"RayCluster {pool.spec.namespace}/{pool.spec.ray_cluster} changes all the time"
-                )
+                return _of_all(pool, nodes, made_cluster.delete(client, pool))
+            sent = _send(client, pool, lambda cluster, pods: scaling.plan_end(cluster, pods, pool, nodes))
         except (PoolUnreachableError, InvalidArgumentError, ConflictError) as error:
             hint = f"to stop trying, run `shoal pool down {pool.spec.name} --abandon`"
-            return {node.id: f"pods may be left: {error}; {hint}" for node in nodes}
-        by_uid = {pod.uid: pod for pod in pods}
-        warnings = client.warnings([cluster.uid]) if reasons.is_ignored(cluster, time.time()) else {}
-        return {node.id: _left(node, by_uid, plan.doomed, pool.spec, cluster, warnings) for node in nodes}
+            return _of_all(pool, nodes, f"pods may be left: {error}; {hint}")
+        if sent is None or sent.plan.problem:
+            return _of_all(pool, nodes, sent.plan.problem if sent else None)
+        return sent.left(pool, nodes, client)
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
         """Build the head's addresses from the data in the head's row, and the way of this process to the head."""
@@ -234,13 +217,61 @@ def _refusal(dry_run: Callable[[], object]) -> str | None:
     return None
 
 
-def _patched(client: KubeClient, patch: scaling.Patch) -> RayCluster | None:
-    """Send a patch, and return the changed RayCluster. Return None if it has changed since it was read."""
-    try:
-        return client.patch(patch)
-    except ConflictError as error:
-        log.info("%s", error)
-        return None
+@dataclass(frozen=True)
+class _Sent:
+    """A RayCluster after the patch of a plan, and its pods from before."""
+
+    cluster: RayCluster
+    pods: list[Pod]
+    plan: scaling.Plan
+
+    def left(self, pool: PoolRef, nodes: Sequence[NodeRef], client: KubeClient) -> dict[str, str | None]:
+        """Return what is left of nodes that have to end, and of what the pool has beyond its size."""
+        cluster, now, why, is_invalid = self.cluster, time.time(), "", False
+        if reasons.is_ignored(cluster, now):
+            warnings = client.warnings([cluster.uid])
+            why = f": {reasons.cluster_problem(pool.spec, cluster, warnings, now)}"
+            is_invalid = reasons.is_invalid(cluster, warnings)
+        # The operator may still create pods until it has seen the smaller number of replicas. An invalid RayCluster
+        # gets no pods, and is never seen.
+        is_seen = cluster.observed >= cluster.generation or is_invalid
+        unseen = None if is_seen else f"KubeRay's operator has not seen the smaller number of replicas yet{why}"
+        # A pod of an ending node that is alive and not named stays, and gets another row.
+        going = [pod for pod in self.pods if pod.uid in self.plan.doomed]
+        kept = [(pod.uid, f"KubeRay has not deleted pod {pod.name} yet{why}") for pod in going if not pod.is_deleted]
+        left = dict(kept) | {pod.uid: pod.ending for pod in going if pod.is_deleted}
+        found: dict[str, str | None] = {}
+        for node in nodes:
+            uid = (node.endpoint or {}).get("pod_uid")
+            found[node.id] = left.get(uid) if uid else None if node.is_head else unseen
+        problem = kept[0][1] if kept else unseen
+        return found | ({pool.id: problem} if problem else {})
+
+
+def _send(client: KubeClient, pool: PoolRef, plan_for: Callable[[RayCluster, list[Pod]], scaling.Plan]) -> _Sent | None:
+    """Send the patch of a plan. If the RayCluster has changed since it was read, look at it again.
+
+    Returns:
+        The result; None if the RayCluster does not exist.
+
+    Raises:
+        PoolUnreachableError: The RayCluster changes all the time, or the Kubernetes API does not answer.
+    """
+    for _ in range(_MOST_CONFLICTS):
+        if (cluster := client.ray_cluster()) is None:
+            return None
+        pods = client.pods()
+        plan = plan_for(cluster, pods)
+        try:
+            return _Sent(client.patch(plan.patch) if plan.patch else cluster, pods, plan)
+        except ConflictError as error:
+            log.info("%s", error)
+    raise PoolUnreachableError(f"RayCluster {pool.spec.namespace}/{pool.spec.ray_cluster} changes all the time")
+
+
+def _of_all(pool: PoolRef, nodes: Sequence[NodeRef], problem: str | None) -> dict[str, str | None]:
+    """Return the same result for all nodes that have to end, and for the size of the pool."""
+    return {node.id: problem for node in nodes} | ({pool.id: problem} if problem else {})
 
 
 def _waiting(
@@ -254,7 +285,7 @@ def _waiting(
     return {
         row: Waiting(
             reasons.why_waiting(pod, warnings, client.log_end, silence) if pod else no_pod,
-            _of_pod(spec, pod) if pod else None,
+            _of_pod(spec, cluster, pod) if pod else None,
         )
         for row, pod in found.waiting.items()
     }
@@ -272,8 +303,16 @@ def _why_no_pod(
     return reasons.cluster_problem(spec, cluster, warnings, time.time())
 
 
-def _of_pod(spec: PoolSpec, pod: Pod) -> dict[str, str]:
-    return {"namespace": str(spec.namespace), "pod": pod.name, "pod_uid": pod.uid}
+def _of_pod(spec: PoolSpec, cluster: RayCluster, pod: Pod) -> dict[str, str]:
+    claim = cluster.claim
+    is_held = claim is not None and claim.is_held
+    return {
+        "namespace": str(spec.namespace),
+        "pod": pod.name,
+        "pod_uid": pod.uid,
+        "claimed_by": claim.id if claim and is_held else "",
+        "found": f"{cluster.uid} {claim.epoch} {claim.replicas} {claim.min_replicas or 0}" if claim and is_held else "",
+    }
 
 
 def _arrival(spec: PoolSpec, cluster: RayCluster, pod: Pod, node: ClusterNode, python: str | None) -> Arrival:
@@ -285,7 +324,7 @@ def _arrival(spec: PoolSpec, cluster: RayCluster, pod: Pod, node: ClusterNode, p
     }
     return Arrival(
         {
-            **_of_pod(spec, pod),
+            **_of_pod(spec, cluster, pod),
             "ray_node_id": node.id,
             "memory_bytes": str(node.memory_bytes),
             **(of_head if node.is_head else {}),
@@ -294,30 +333,3 @@ def _arrival(spec: PoolSpec, cluster: RayCluster, pod: Pod, node: ClusterNode, p
         node.cpus,
         node.gpus,
     )
-
-
-def _left(
-    node: NodeRef,
-    pods: Mapping[str, Pod],
-    doomed: frozenset[str],
-    spec: PoolSpec,
-    cluster: RayCluster,
-    warnings: Mapping[str, str],
-) -> str | None:
-    """Return what is left of a node that has to end, or None."""
-    why = ""
-    if is_ignored := reasons.is_ignored(cluster, time.time()):
-        why = f": {reasons.cluster_problem(spec, cluster, warnings, time.time())}"
-    uid = (node.endpoint or {}).get("pod_uid")
-    if uid is None:
-        # The operator may still create a pod for the row until it has seen the smaller number of replicas. An invalid
-        # RayCluster gets no pods, and is never seen.
-        is_safe = is_ignored and reasons.is_invalid(cluster, warnings)
-        is_seen = node.is_head or is_safe or cluster.observed >= cluster.generation
-        return None if is_seen else f"KubeRay's operator has not seen the smaller number of replicas yet{why}"
-    pod = pods.get(uid)
-    if pod is None or (pod.is_alive and pod.uid not in doomed):
-        return None
-    if pod.is_head:
-        return None
-    return pod.ending if pod.is_deleted else f"KubeRay has not deleted pod {pod.name} yet{why}"

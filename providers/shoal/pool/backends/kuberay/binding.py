@@ -43,33 +43,30 @@ def match(rows: Sequence[NodeRef], pods: Sequence[Pod], ray: Sequence[ClusterNod
     lost: dict[str, Pod | None] = {}
     joined: dict[str, tuple[Pod, ClusterNode]] = {}
     waiting: dict[str, Pod | None] = {}
-    bound: dict[str, Pod | None] = {}
-    for row in rows:
-        endpoint = row.endpoint or {}
-        if row.state in (NodeState.ENDING, NodeState.FAILED):
-            continue
-        pod = by_uid.get(endpoint.get("pod_uid", ""))
-        if "ray_node_id" in endpoint:
-            node = by_ip.get(pod.ip) if pod else None
-            is_same = node is not None and node.id == endpoint["ray_node_id"]
-            if pod is None or not pod.is_alive or (ray is not None and not is_same):
-                lost[row.id] = pod
-        else:
-            bound[row.id] = pod if pod and pod.is_alive else None
-    taken = {(row.endpoint or {}).get("pod_uid") for row in rows if row.id not in bound}
-    taken |= {pod.uid for pod in bound.values() if pod}
+    taken = {(row.endpoint or {}).get("pod_uid") for row in rows}
     free = [pod for pod in pods if pod.is_alive and pod.uid not in taken]
     free.sort(key=lambda pod: (pod.ip not in by_ip, not pod.ip, pod.created, pod.name))
     for row in rows:
-        if row.id not in bound:
+        endpoint = row.endpoint or {}
+        pod = by_uid.get(endpoint.get("pod_uid", ""))
+        if row.state in (NodeState.ENDING, NodeState.FAILED):
             continue
-        mine = [pod for pod in free if (pod.is_head if row.is_head else pod.group == group and not pod.is_head)]
-        pod = bound[row.id] or next(iter(mine), None)
-        if pod in free:
-            free.remove(pod)
+        if ray_node := endpoint.get("ray_node_id"):
+            node = by_ip.get(pod.ip) if pod else None
+            is_same = ray is None or (node is not None and node.id == ray_node)
+            if pod is None or not pod.is_alive or not is_same:
+                lost[row.id] = pod
+            continue
+        if pod is None or not pod.is_alive:
+            pod = next((pod for pod in free if _fits(row, pod, group)), None)
+            free = [other for other in free if other is not pod]
         node = by_ip.get(pod.ip) if pod else None
         if pod and node and node.is_head is row.is_head:
             joined[row.id] = pod, node
         else:
             waiting[row.id] = pod
     return Matched(lost, joined, waiting)
+
+
+def _fits(row: NodeRef, pod: Pod, group: str) -> bool:
+    return pod.is_head if row.is_head else pod.group == group and not pod.is_head

@@ -7,6 +7,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -112,39 +114,32 @@ class KubeClient:
         """Check that shoal has every right that it needs for the RayCluster, and that the RayCluster and its Lease may
         be created. Nothing is changed."""
         self.check_rights(manifest.as_created(body))
-        self._create_lease(dry_run="All")
+        self._create_lease("", dry_run="All")
         self.create_ray_cluster(body, dry_run="All")
 
     def delete_ray_cluster(self, cluster: RayCluster) -> None:
-        """Delete the RayCluster in the version that was read. If it has changed, the next round tries again."""
+        """Delete the RayCluster in the version that was read, then the Lease that owns it. If the RayCluster has
+        changed, the next round tries again."""
         self._send("delete", cluster.name, body=_only(cluster.uid, cluster.version), missing=self._is_missing)
+        if cluster.lease_name:
+            self._delete_lease(cluster.lease_name, body=_only(cluster.lease_uid))
 
-    def hold_lease(self) -> dict[str, str]:
-        """Create or renew the Lease of the RayCluster, and return its name and uid.
-
-        Raises:
-            InvalidArgumentError: Somebody else has created a Lease of this name.
-        """
-        found: dict[str, Any] | None
+    def hold_lease(self, life: str) -> dict[str, str]:
+        """Create or renew the Lease of the RayCluster, and return its name and uid."""
         try:
-            found = self._create_lease()
+            found = self._create_lease(life)
         except ConflictError:
-            found = self.renew_lease()
-        if found is None or not leases.is_made(found):
-            raise InvalidArgumentError(
-                f"Lease {self._namespace}/{self._lease} exists already, and shoal has not created it: give pool "
-                f'"{self._spec.name}" another name'
-            )
+            found = self.renew_lease(life) or self._create_lease(life)
         return {key: found["metadata"][key] for key in ("name", "uid")}
 
-    def renew_lease(self) -> dict[str, Any] | None:
+    def renew_lease(self, life: str) -> dict[str, Any] | None:
         """Renew the Lease of the RayCluster, and return it. Return None if it does not exist."""
-        patch = [{"op": "replace", "path": "/spec/renewTime", "value": leases.now()}]
+        patch = [{"op": "add", "path": "/spec/renewTime", "value": leases.now()}]
         found: dict[str, Any] | None = self._call(
             "patch leases",
             lambda: self._json(
                 self._coordination.patch_namespaced_lease,
-                self._lease,
+                leases.name_of(self._spec.ray_cluster, life),
                 self._namespace,
                 patch,
                 _content_type="application/json-patch+json",
@@ -153,19 +148,23 @@ class KubeClient:
         )
         return found
 
-    def release_lease(self) -> None:
+    def release_lease(self, life: str) -> None:
         """Delete the Lease of the RayCluster, after the RayCluster."""
-        self._delete_lease(self._lease)
+        self._delete_lease(leases.name_of(self._spec.ray_cluster, life))
 
-    def leases(self) -> list[dict[str, Any]]:
-        """Return the Leases of all RayClusters in the namespace that shoal has created."""
+    def leases(self) -> tuple[list[dict[str, Any]], datetime]:
+        """Return the Leases of all RayClusters in the namespace that shoal has created, and the time of the API."""
         selector = ",".join(f"{key}={value}" for key, value in MADE.items())
-        found = self._call(
-            "list leases",
-            lambda: self._json(self._coordination.list_namespaced_lease, self._namespace, label_selector=selector),
-        )
-        items: list[dict[str, Any]] = found["items"]
-        return items
+
+        def request() -> tuple[list[dict[str, Any]], datetime]:
+            list_leases: Callable[..., Any] = self._coordination.list_namespaced_lease
+            answer = list_leases(
+                self._namespace, label_selector=selector, _preload_content=False, _request_timeout=CLUSTER_PATIENCE
+            )
+            return json.loads(answer.data)["items"], parsedate_to_datetime(answer.headers["Date"])
+
+        found: tuple[list[dict[str, Any]], datetime] = self._call("list leases", request)
+        return found
 
     def delete_lease(self, lease: Mapping[str, Any]) -> bool:
         """Delete a Lease in the version that was read. Return False if it was renewed meanwhile."""
@@ -176,12 +175,8 @@ class KubeClient:
             return False
         return True
 
-    @property
-    def _lease(self) -> str:
-        return leases.name_of(self._spec.ray_cluster)
-
-    def _create_lease(self, **options: Any) -> dict[str, Any]:
-        body = leases.made(self._spec.ray_cluster)
+    def _create_lease(self, life: str, **options: Any) -> dict[str, Any]:
+        body = leases.made(self._spec.ray_cluster, life)
         found: dict[str, Any] = self._call(
             "create leases",
             lambda: self._json(self._coordination.create_namespaced_lease, self._namespace, body, **options),
@@ -332,9 +327,9 @@ class KubeClient:
         return error.status == HTTPStatus.NOT_FOUND and bool((status_in(error.body).get("details") or {}).get("name"))
 
 
-def _only(uid: str, version: str) -> dict[str, Any]:
-    """Return the options of a request that deletes an object only in the version that was read."""
-    return {"preconditions": {"uid": uid, "resourceVersion": version}}
+def _only(uid: str, version: str | None = None) -> dict[str, Any]:
+    """Return the options of a request that deletes an object only if it is this one, in the version that was read."""
+    return {"preconditions": {"uid": uid} | ({"resourceVersion": version} if version else {})}
 
 
 def _rights(spec: PoolSpec, cluster: RayCluster) -> list[tuple[str, str, str, str]]:

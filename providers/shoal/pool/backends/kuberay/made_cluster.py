@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
-from shoal.pool.backends.base import NodeRef, PoolRef
+from shoal.pool.backends.base import PoolRef
 from shoal.pool.backends.kuberay import manifest
 from shoal.pool.backends.kuberay.client import ConflictError, KubeClient
-from shoal.pool.backends.kuberay.resources import RayCluster
-from shoal.pool.backends.kuberay.scaling import is_outdated
+from shoal.pool.backends.kuberay.resources import ELASTIC, RayCluster
+from shoal.pool.backends.kuberay.scaling import is_own, used_by_another
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import RAY_CLUSTER_RENEWAL
 
@@ -25,23 +26,31 @@ _FRESH = 60.0
 """Seconds after which a decision creates no RayCluster any more. The pool of a process that was paused for longer may
 be down, and nothing in Kubernetes tells it so: its RayCluster is gone."""
 
-_renewed: dict[tuple[str, str], float] = {}
-"""When this process has last renewed the Lease of a RayCluster, in its monotonic seconds."""
+_renewed: dict[str, float] = {}
+"""When this process has last renewed a Lease, by the life of the pool (`PoolRef.life`), in its monotonic seconds."""
 
 
 def check(client: KubeClient, spec: PoolSpec, cluster: RayCluster | None, size: int) -> None:
     """Check that the RayCluster of a pool can be created, or was created by shoal. Nothing is changed.
 
     Raises:
-        InvalidArgumentError: Kubernetes refuses the RayCluster, others could read its token, or somebody else has
-            created a RayCluster of this name.
+        InvalidArgumentError: Kubernetes refuses the RayCluster, others could read its token, somebody else has created
+            a RayCluster of this name, or Kueue would end its nodes at each change of the size.
         PoolUnreachableError: shoal may not create or delete it.
     """
     if cluster is None:
         body = manifest.ray_cluster(PoolRef(spec, size, time.time()), None)
-        if manifest.as_created(body).has_token:
+        made = manifest.as_created(body)
+        if made.has_token:
             spec.check_token_is_private()
-        client.try_creation(body)
+        if made.is_rigid and spec.min_nodes != spec.max_nodes:
+            raise InvalidArgumentError(
+                f'pool "{spec.name}" has queue={spec.queue} and between {spec.min_nodes} and {spec.max_nodes} nodes, '
+                "but Kueue ends all nodes of a RayCluster whose size changes: give min_nodes and max_nodes the same "
+                f'value, or use Kueue\'s elastic jobs and a template= with the annotation {ELASTIC}: "true"'
+            )
+        with suppress(ConflictError):  # Another process has just created it.
+            client.try_creation(body)
     elif not cluster.is_made:
         raise InvalidArgumentError(
             f"RayCluster {spec.namespace}/{cluster.name} exists already, and shoal has not created it: give the pool "
@@ -49,51 +58,52 @@ def check(client: KubeClient, spec: PoolSpec, cluster: RayCluster | None, size: 
         )
 
 
-def create(client: KubeClient, pool: PoolRef) -> None:
-    """Create the RayCluster of a pool that comes up, with its Lease. Another process may have been faster."""
+def create(client: KubeClient, pool: PoolRef) -> bool:
+    """Create the RayCluster of a pool that comes up, with its Lease, unless it exists. Return whether it can be scaled.
+
+    A RayCluster of an earlier life of the pool, which was abandoned, is deleted first.
+
+    Raises:
+        InvalidArgumentError: Another pool has created the RayCluster.
+    """
+    cluster = client.ray_cluster()
+    if cluster is not None and is_own(cluster, pool):
+        return not cluster.is_deleted
+    if cluster is not None and not (cluster.claim and cluster.claim.id == pool.id):
+        raise InvalidArgumentError(used_by_another(cluster, pool))
     if time.time() - pool.stamp > _FRESH:
         log.info("pool %s: the decision to create its RayCluster is too old; the next round decides again", pool.id)
-        return
-    owner = client.hold_lease()
-    try:
-        client.create_ray_cluster(manifest.ray_cluster(pool, owner))
-    except ConflictError as error:
-        log.info("%s", error)
-
-
-def delete(client: KubeClient, pool: PoolRef, nodes: list[NodeRef]) -> dict[str, str | None]:
-    """Delete the RayCluster of a pool that goes down, then its Lease, and return what is left of each node."""
-    cluster = client.ray_cluster()
-    if cluster is not None and cluster.is_made and not is_outdated(cluster, pool):
+    elif cluster is not None:
         if not cluster.is_deleted:
             client.delete_ray_cluster(cluster)
-            cluster = client.ray_cluster()
-        pods = {pod.uid: pod for pod in client.pods()}
+    elif any(pod.is_alive for pod in client.pods()):
+        log.info("pool %s: pods of an earlier RayCluster still end; the next round tries again", pool.id)
     else:
-        # A RayCluster that others have made, or a newer start of the pool, has pods that are not of these nodes.
-        pods = {} if cluster is not None else {pod.uid: pod for pod in client.pods()}
-        cluster = None
-    left = {}
-    for node in nodes:
-        uid = (node.endpoint or {}).get("pod_uid")
-        # A row without a pod may have one that was created meanwhile.
-        pod = pods.get(uid) if uid else next(iter(pods.values()), None)
-        left[node.id] = f"pod {pod.name} is being deleted" if pod else None
-    if cluster is not None:
-        place = f"RayCluster {pool.spec.namespace}/{cluster.name} is being deleted"
-        return {node: problem or place for node, problem in left.items()}
-    if not any(left.values()):
-        client.release_lease()
-    return left
+        with suppress(ConflictError):  # Another process was faster.
+            client.create_ray_cluster(manifest.ray_cluster(pool, client.hold_lease(pool.life)))
+    return False
 
 
-def renew(spec: PoolSpec) -> None:
+def delete(client: KubeClient, pool: PoolRef) -> str | None:
+    """Delete the RayCluster of a pool that goes down, and its Lease. Return what is left of both and of the pods, or
+    None. A RayCluster that another pool or a later start of this pool has created is left as it is, with its pods."""
+    cluster = client.ray_cluster()
+    if cluster is not None and is_own(cluster, pool):
+        if not cluster.is_deleted:
+            client.delete_ray_cluster(cluster)
+        return f"RayCluster {pool.spec.namespace}/{cluster.name} is being deleted"
+    if cluster is None and (pods := client.pods()):
+        return pods[0].ending
+    client.release_lease(pool.life)
+    return None
+
+
+def renew(pool: PoolRef) -> None:
     """Renew the Lease of a pool's RayCluster, unless this process has done so a short time ago."""
-    key = (str(spec.namespace), spec.ray_cluster)
-    if time.monotonic() - _renewed.get(key, float("-inf")) < RAY_CLUSTER_RENEWAL:
+    if time.monotonic() - _renewed.get(pool.life, float("-inf")) < RAY_CLUSTER_RENEWAL:
         return
     try:
-        KubeClient(spec).renew_lease()
-        _renewed[key] = time.monotonic()
+        KubeClient(pool.spec).renew_lease(pool.life)
+        _renewed[pool.life] = time.monotonic()
     except (PoolUnreachableError, InvalidArgumentError) as error:
-        log.warning("pool %s: the Lease of its RayCluster could not be renewed: %s", spec.name, error)
+        log.warning("pool %s: the Lease of its RayCluster could not be renewed: %s", pool.spec.name, error)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.pool.backends.base import PoolRef
-from shoal.pool.backends.kuberay.resources import CLAIM, MADE, Claim, RayCluster
+from shoal.pool.backends.kuberay.resources import CLAIM, MADE, QUEUE, Claim, RayCluster
 from shoal.pool.backends.versions import TESTED_RAY
 from shoal.pool.spec import PoolSpec
 
@@ -17,13 +18,16 @@ Manifest = dict[str, Any]
 """An object of the Kubernetes API, as JSON."""
 
 _GROUP = "workers"
+_CLUSTER_NAME = re.compile(r"[a-z]([a-z0-9-]{0,51}[a-z0-9])?")
+"""Names of RayClusters that KubeRay accepts. The Kubernetes API accepts more."""
+
+_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([a-z0-9.-]*[a-z0-9])?")
 _MEMORY = "4Gi"
 """Memory of a node if the pool names none: enough for Ray and a training on some hundred MB."""
 
 _MOST_REPLICAS = 999
 """The group's `maxReplicas`. The limit of the pool is its `max_nodes`, which can be changed while the pool is up."""
 
-_QUEUE = "kueue.x-k8s.io/queue-name"
 _GPU = "nvidia.com/gpu"
 
 
@@ -35,20 +39,22 @@ def ray_cluster(pool: PoolRef, owner: Mapping[str, str] | None) -> Manifest:
         owner: Name and uid of the Kubernetes Lease whose end removes the RayCluster; None for a dry run.
 
     Raises:
-        InvalidArgumentError: The template cannot be read, or is no RayCluster.
+        InvalidArgumentError: The template cannot be read, or is no RayCluster, or a name is not valid.
     """
     spec = pool.spec
+    _check_names(spec)
     made = _of_template(spec) if spec.template else _of_image(spec)
     made["spec"].pop("suspend", None)
     if not made["spec"].get("enableInTreeAutoscaling"):
         made["spec"]["enableInTreeAutoscaling"] = False
     given = made.get("metadata") or {}
-    labels = {**(given.get("labels") or {}), **MADE, **({_QUEUE: spec.queue} if spec.queue else {})}
+    claim = Claim(pool.id, pool.epoch, pool.decision, pool.stamp, replicas=0, min_replicas=0)
+    labels = {**(given.get("labels") or {}), **MADE, **({QUEUE: spec.queue} if spec.queue else {})}
     made["metadata"] = {
         "name": spec.ray_cluster,
         "namespace": spec.namespace,
         "labels": labels,
-        "annotations": {**(given.get("annotations") or {}), CLAIM: _first_claim(pool).to_json()},
+        "annotations": {**(given.get("annotations") or {}), CLAIM: claim.to_json()},
     }
     if owner is not None:
         reference = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **owner}
@@ -57,8 +63,18 @@ def ray_cluster(pool: PoolRef, owner: Mapping[str, str] | None) -> Manifest:
     return made
 
 
-def _first_claim(pool: PoolRef) -> Claim:
-    return Claim(pool.id, pool.epoch, pool.decision, pool.stamp, replicas=0, min_replicas=0)
+def _check_names(spec: PoolSpec) -> None:
+    """Check the names that the Kubernetes API does not check, because KubeRay uses them later."""
+    for option, name, pattern in (
+        ("cluster", spec.ray_cluster, _CLUSTER_NAME),
+        ("service_account", spec.service_account, _NAME),
+        ("env_secret", spec.env_secret, _NAME),
+    ):
+        if name is not None and not pattern.fullmatch(name):
+            raise InvalidArgumentError(
+                f'pool "{spec.name}": KubeRay accepts no {option}={name}: use up to 53 of a-z, 0-9 and -, with a '
+                "letter first and no - at the end (the names of Secrets and service accounts may be longer, with .)"
+            )
 
 
 def _set_size(made: Manifest, pool: PoolRef) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from shoal.errors import ShoalError
 from shoal.pool.backends.kuberay import leases
@@ -17,9 +16,10 @@ from shoal.pool.backends.kuberay.client import KubeClient
 from shoal.pool.spec import PoolSpec
 
 
-def reap(client: KubeClient, now: datetime) -> list[str]:
+def reap(client: KubeClient) -> list[str]:
     """Delete the Leases of RayClusters that nobody has renewed for their duration, and return their names."""
-    expired = [lease for lease in client.leases() if leases.has_expired(lease, now)]
+    found, now = client.leases()
+    expired = [lease for lease in found if leases.has_expired(lease, now)]
     return [lease["metadata"]["name"] for lease in expired if client.delete_lease(lease)]
 
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     try:
         spec = PoolSpec(name="reaper", backend="kuberay", namespace=given.namespace, kubeconfig=given.kubeconfig)
-        ended = reap(KubeClient(spec), datetime.now(UTC))
+        ended = reap(KubeClient(spec))
     except ShoalError as error:
         print(error, file=sys.stderr)
         return 1

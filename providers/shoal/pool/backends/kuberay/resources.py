@@ -19,6 +19,12 @@ MADE = {"app.kubernetes.io/managed-by": "shoal"}
 FIELD_MANAGER = "shoal"
 """Name with which shoal's changes are recorded in the `managedFields` of objects."""
 
+QUEUE = "kueue.x-k8s.io/queue-name"
+"""Label of a RayCluster: the Kueue queue that admits it."""
+
+ELASTIC = "kueue.x-k8s.io/elastic-job"
+"""Annotation of a RayCluster whose size may change after Kueue has admitted it."""
+
 CLUSTER_LABEL = "ray.io/cluster"
 GROUP_LABEL = "ray.io/group"
 _TYPE_LABEL = "ray.io/node-type"
@@ -50,6 +56,10 @@ class Claim:
         """Return whether the pool is up, so that no other pool may use the RayCluster."""
         return self.replicas is not None
 
+    def is_newer(self, pool: str, epoch: int, decision: int) -> bool:
+        """Return whether the claim has a newer decision of the same pool."""
+        return self.id == pool and (self.epoch, self.decision) > (epoch, decision)
+
     def to_json(self) -> str:
         """Return the annotation's value."""
         return json.dumps(vars(self), sort_keys=True)
@@ -58,9 +68,13 @@ class Claim:
     def of(cls, text: str | None) -> Claim | None:
         """Read the annotation's value. None if there is none, or if shoal has not written it."""
         try:
-            return cls(**json.loads(text)) if text else None
+            claim = cls(**json.loads(text)) if text else None
         except (ValueError, TypeError):
             return None
+        if claim is None or not isinstance(claim.id, str):
+            return None
+        numbers = (claim.epoch, claim.decision, claim.at, claim.replicas or 0, claim.min_replicas or 0)
+        return claim if all(isinstance(number, int | float) for number in numbers) else None
 
 
 @dataclass(frozen=True)
@@ -130,6 +144,9 @@ class RayCluster:
         manager: Controller that manages the cluster instead of KubeRay's operator; None for the operator.
         is_made: Whether shoal has created the cluster.
         uid: Identity of the cluster.
+        lease_name: Name of the Lease of shoal that owns the cluster; empty if there is none.
+        lease_uid: Identity of this Lease.
+        is_rigid: Whether Kueue admits the cluster as a whole, so that it ends all pods if the size changes.
         changed_by: Program that has changed the worker groups after shoal's last change; empty if there is none.
     """
 
@@ -150,12 +167,22 @@ class RayCluster:
     manager: str | None = None
     is_made: bool = False
     uid: str = ""
+    lease_name: str = ""
+    lease_uid: str = ""
+    is_rigid: bool = False
     changed_by: str = ""
 
     @classmethod
     def of(cls, found: Mapping[str, Any]) -> RayCluster:
         """Read a RayCluster as the API returns it."""
         meta, spec, status = found["metadata"], found["spec"], found.get("status") or {}
+        labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+        leases = (
+            owner
+            for owner in meta.get("ownerReferences") or ()
+            if owner.get("kind") == "Lease" and owner["name"].startswith(f"shoal-{meta['name']}-")
+        )
+        lease = next(leases, {"name": "", "uid": ""})
         auth = spec.get("authOptions")
         failures = [
             ": ".join(str(condition.get("message") or condition.get("reason")).splitlines())
@@ -170,8 +197,8 @@ class RayCluster:
             groups=tuple(
                 WorkerGroup.of(index, group) for index, group in enumerate(spec.get("workerGroupSpecs") or ())
             ),
-            claim=Claim.of((meta.get("annotations") or {}).get(CLAIM)),
-            has_annotations=bool(meta.get("annotations")),
+            claim=Claim.of(annotations.get(CLAIM)),
+            has_annotations=bool(annotations),
             is_suspended=bool(spec.get("suspend")),
             is_autoscaled=bool(spec.get("enableInTreeAutoscaling")),
             is_deleted=bool(meta.get("deletionTimestamp")),
@@ -180,8 +207,11 @@ class RayCluster:
             head_service=(status.get("head") or {}).get("serviceName") or f"{meta['name']}-head-svc",
             problem="; ".join(failures),
             manager=spec.get("managedBy"),
-            is_made=MADE.items() <= (meta.get("labels") or {}).items(),
+            is_made=MADE.items() <= labels.items(),
             uid=meta.get("uid", ""),
+            lease_name=lease["name"],
+            lease_uid=lease["uid"],
+            is_rigid=QUEUE in labels and annotations.get(ELASTIC) != "true",
             changed_by=_later_writer(meta.get("managedFields") or ()),
         )
 

@@ -7,18 +7,20 @@ The operator has traps, which the JSON patches avoid:
 - It limits `replicas` to `minReplicas` and `maxReplicas` without an error. So sizes are checked before.
 - With Ray's autoscaler, `replicas` belongs to the autoscaler, and the pool raises `minReplicas`.
 
-Each patch tests the resource's version, and writes the pool's decision into an annotation. So of two processes that
-patch at the same time, one fails and looks again, and a process with an older decision changes nothing.
+Each patch tests the identity and version of the RayCluster, and writes the pool's decision into an annotation. So of
+two processes that patch at the same time, one fails and looks again, and a process with an older decision changes
+nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.pool.backends.base import NodeRef, PoolRef
+from shoal.pool.backends.kuberay import leases
 from shoal.pool.backends.kuberay.resources import CLAIM, Claim, Pod, RayCluster, WorkerGroup
 
 Patch = list[dict[str, Any]]
@@ -32,30 +34,21 @@ class Plan:
     Attributes:
         patch: The JSON patch; None if nothing has to change.
         doomed: Identities of the pods that are deleted.
+        problem: Why the pool cannot get its size; None if it can.
     """
 
     patch: Patch | None = None
     doomed: frozenset[str] = frozenset()
+    problem: str | None = None
 
 
-def is_outdated(cluster: RayCluster, pool: PoolRef) -> bool:
-    """Return whether a newer decision about the pool's size was sent before this one.
-
-    Raises:
-        InvalidArgumentError: Another pool uses the RayCluster.
-    """
+def is_own(cluster: RayCluster, pool: PoolRef) -> bool:
+    """Return whether shoal has created a RayCluster in this life of a pool. The Lease that owns the RayCluster decides.
+    If somebody has removed this owner, label and annotation decide."""
+    if cluster.lease_name:
+        return cluster.lease_name == leases.name_of(cluster.name, pool.life)
     claim = cluster.claim
-    if claim is None:
-        return False
-    if claim.id == pool.id:
-        return (claim.epoch, claim.decision) > (pool.epoch, pool.decision)
-    if claim.is_held and pool.size > 0:
-        raise InvalidArgumentError(
-            f'RayCluster {pool.spec.namespace}/{cluster.name} is used by another pool, "{claim.id.partition("/")[0]}": '
-            f"run `shoal pool down` there; if that pool no longer exists, run `kubectl annotate raycluster -n "
-            f"{pool.spec.namespace} {cluster.name} {CLAIM}-`"
-        )
-    return claim.is_held
+    return cluster.is_made and claim is not None and (claim.id, claim.epoch) == (pool.id, pool.epoch)
 
 
 def plan_start(cluster: RayCluster, pods: Sequence[Pod], pool: PoolRef) -> Plan:
@@ -66,32 +59,44 @@ def plan_start(cluster: RayCluster, pods: Sequence[Pod], pool: PoolRef) -> Plan:
     named, because it starts no pods as long as a named pod exists.
 
     Raises:
-        InvalidArgumentError: Another pool uses the RayCluster.
+        InvalidArgumentError: Another pool uses the RayCluster, or Kueue would end its pods.
     """
-    if is_outdated(cluster, pool):
+    if refused := used_by_another(cluster, pool):
+        raise InvalidArgumentError(refused)
+    if cluster.claim and cluster.claim.is_newer(pool.id, pool.epoch, pool.decision):
         return Plan()
     group = cluster.group(pool.spec)
-    claim = _claim(cluster, group, pool)
-    target = _target(claim, group, pool)
-    changes = _sizes(cluster, group, claim, target, max(group.replicas, target))
+    found = _found(cluster, group, pool)
+    target = _target(found, group, pool)
+    if cluster.is_rigid and target > group.replicas:
+        raise InvalidArgumentError(rigid(pool.spec.namespace, cluster))
+    changes = _sizes(cluster, group, found, target, max(group.replicas, target))
     mine = [pod for pod in pods if pod.group == group.name and not pod.is_head]
     ending = {pod.name for pod in mine if pod.is_deleted}
     if not cluster.is_autoscaled and sum(pod.is_alive for pod in mine) < target:
         changes += _named(group, mine, ending)
-    return Plan(_patch(cluster, group, claim, changes))
+    return Plan(_patch(cluster, group, _claim(cluster, found, pool), changes))
 
 
 def plan_end(cluster: RayCluster, pods: Sequence[Pod], pool: PoolRef, ending: Sequence[NodeRef]) -> Plan:
     """Return the patch that lowers the group to the size of the pool, and names the pods to delete.
 
     A pod of an ending node stays if the cluster had it when the pool came up, or if the pool's size needs it: for
-    example if only Ray has ended in the pod. A later row then gets this pod.
+    example if only Ray has ended in the pod. A later row then gets this pod. Where Kueue admits the RayCluster as a
+    whole, all pods stay until the pool goes down.
     """
-    if is_outdated(cluster, pool):
-        return Plan()
+    is_known = bool(_recorded(cluster, pool)) or (cluster.claim is not None and cluster.claim.id == pool.id)
+    if not is_known and pool.size == 0:
+        return Plan()  # The pool has never used the RayCluster.
+    if refused := used_by_another(cluster, pool):
+        return Plan(problem=refused if is_known else None)
+    if cluster.claim and cluster.claim.is_newer(pool.id, pool.epoch, pool.decision):
+        return Plan(problem=f"the annotation {CLAIM} of RayCluster {cluster.name} has a newer decision of this pool")
     group = cluster.group(pool.spec)
-    claim = _claim(cluster, group, pool)
-    target = _target(claim, group, pool)
+    found = _found(cluster, group, pool)
+    target = _target(found, group, pool)
+    if cluster.is_rigid and pool.size > 0:
+        return Plan()
     mine = [pod for pod in pods if pod.group == group.name and not pod.is_head]
     of_rows = {(node.endpoint or {}).get("pod_uid") for node in ending}
     alive = [pod for pod in mine if pod.is_alive]
@@ -102,39 +107,73 @@ def plan_end(cluster: RayCluster, pods: Sequence[Pod], pool: PoolRef, ending: Se
     gone = [pod for pod in mine if pod.uid in of_rows and not pod.is_alive]
     doomed = [*spare[: max(0, len(alive) - target)], *gone]
     replicas = min(group.replicas, max(target, len(alive) - (len(doomed) - len(gone))))
-    changes = _sizes(cluster, group, claim, target, replicas)
+    changes = _sizes(cluster, group, found, target, replicas)
     changes += _named(group, mine, {pod.name for pod in doomed})
-    if pool.size == 0:
-        claim = replace(claim, replicas=None, min_replicas=None)
-    return Plan(_patch(cluster, group, claim, changes), frozenset(pod.uid for pod in doomed))
+    return Plan(_patch(cluster, group, _claim(cluster, found, pool), changes), frozenset(pod.uid for pod in doomed))
 
 
-def _claim(cluster: RayCluster, group: WorkerGroup, pool: PoolRef) -> Claim:
-    """Return the claim of this decision. The replicas that were found at the first decision are kept."""
-    before = cluster.claim
-    kept = before if before and before.id == pool.id and before.is_held else None
-    is_sent = before and (before.id, before.epoch, before.decision) == (pool.id, pool.epoch, pool.decision)
-    return Claim(
-        pool.id,
-        pool.epoch,
-        pool.decision,
-        before.at if before and is_sent else pool.stamp,
-        kept.replicas if kept else group.replicas,
-        kept.min_replicas if kept else group.min_replicas,
+def rigid(namespace: str | None, cluster: RayCluster) -> str:
+    """Return why the size of a RayCluster cannot change under Kueue."""
+    return (
+        f"Kueue admits RayCluster {namespace}/{cluster.name} as a whole, and ends all its pods if its size changes: "
+        "take the pool down, and bring it up with another size, or use Kueue's elastic jobs (see docs/kubernetes.md)"
     )
 
 
-def _target(claim: Claim, group: WorkerGroup, pool: PoolRef) -> int:
+def used_by_another(cluster: RayCluster, pool: PoolRef) -> str | None:
+    """Return why a pool must not change a RayCluster that another pool uses or has created. Return None if none has."""
+    claim, place = cluster.claim, f"-n {pool.spec.namespace} {cluster.name}"
+    if pool.spec.makes_cluster:
+        is_used, cure = not is_own(cluster, pool), f"delete raycluster {place}"
+    else:
+        is_used = claim is not None and claim.is_held and claim.id != pool.id
+        cure = f"annotate raycluster {place} {CLAIM}-"
+    if not is_used:
+        return None
+    return (
+        f"RayCluster {pool.spec.namespace}/{cluster.name} is used by another pool, perhaps of another store: "
+        f'"{claim.id.partition("/")[0] if claim else "unknown"}". Run `shoal pool down` there, or give pool '
+        f'"{pool.spec.name}" another RayCluster; if that pool no longer exists, run `kubectl {cure}`'
+    )
+
+
+def _recorded(cluster: RayCluster, pool: PoolRef) -> tuple[int, int] | None:
+    """Return replicas and `minReplicas` that this start of the pool has found in this RayCluster, as the store has
+    recorded them: a RayCluster that was deleted and created again is another one."""
+    uid, epoch, *found = pool.found.split() or ("", "0", "0", "0")
+    return (int(found[0]), int(found[1])) if (uid, int(epoch)) == (cluster.uid, pool.epoch) else None
+
+
+def _found(cluster: RayCluster, group: WorkerGroup, pool: PoolRef) -> tuple[int, int]:
+    """Return replicas and `minReplicas` of the group when the pool came up: at its first decision, the present ones.
+    The store has them, too, because other users of the RayCluster may change its annotation."""
+    claim = cluster.claim
+    if pool.spec.makes_cluster:
+        return 0, 0
+    if recorded := _recorded(cluster, pool):
+        return recorded
+    if claim and claim.id == pool.id and claim.replicas is not None:
+        return claim.replicas, claim.min_replicas or 0
+    return group.replicas, group.min_replicas
+
+
+def _claim(cluster: RayCluster, found: tuple[int, int], pool: PoolRef) -> Claim:
+    """Return the claim of this decision."""
+    before = cluster.claim
+    is_sent = before and (before.id, before.epoch, before.decision) == (pool.id, pool.epoch, pool.decision)
+    at = before.at if before and is_sent else pool.stamp
+    return Claim(pool.id, pool.epoch, pool.decision, at, *(found if pool.size else (None, None)))
+
+
+def _target(found: tuple[int, int], group: WorkerGroup, pool: PoolRef) -> int:
     """Return the number of workers for the size of the pool: never fewer than were found."""
-    found = group.replicas if claim.replicas is None else claim.replicas
-    return min(max(found, pool.size - 1), max(group.max_replicas, found))
+    return min(max(found[0], pool.size - 1), max(group.max_replicas, found[0]))
 
 
-def _sizes(cluster: RayCluster, group: WorkerGroup, claim: Claim, target: int, replicas: int) -> Patch:
-    changes: Mapping[str, tuple[int, int]] = {"replicas": (group.replicas, replicas)}
+def _sizes(cluster: RayCluster, group: WorkerGroup, found: tuple[int, int], target: int, replicas: int) -> Patch:
+    changes = {"replicas": (group.replicas, replicas)}
     if cluster.is_autoscaled:
-        low = target if target > (claim.replicas or 0) else 0
-        changes = {**changes, "minReplicas": (group.min_replicas, max(claim.min_replicas or 0, low))}
+        changes["minReplicas"] = (group.min_replicas, max(found[1], target if target > found[0] else 0))
     path = f"/spec/workerGroupSpecs/{group.index}"
     return [{"op": "add", "path": f"{path}/{name}", "value": new} for name, (old, new) in changes.items() if old != new]
 
@@ -156,6 +195,7 @@ def _patch(cluster: RayCluster, group: WorkerGroup, claim: Claim, changes: Patch
         return None
     annotation = CLAIM.replace("~", "~0").replace("/", "~1")
     return [
+        {"op": "test", "path": "/metadata/uid", "value": cluster.uid},
         {"op": "test", "path": "/metadata/resourceVersion", "value": cluster.version},
         {"op": "test", "path": f"/spec/workerGroupSpecs/{group.index}/groupName", "value": group.name},
         *([] if cluster.has_annotations else [{"op": "add", "path": "/metadata/annotations", "value": {}}]),

@@ -121,7 +121,7 @@ class LocalBackend:
                 log=log_path(node.pool, node.name),
             )
 
-    def renew(self, spec: PoolSpec) -> None:
+    def renew(self, pool: PoolRef) -> None:
         """Do nothing, because supervisors check the store themselves."""
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:

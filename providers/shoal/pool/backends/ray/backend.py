@@ -80,7 +80,7 @@ class RayBackend(ClusterBackend):
         except PoolUnreachableError as error:
             log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
 
-    def renew(self, spec: PoolSpec) -> None:
+    def renew(self, pool: PoolRef) -> None:
         """Do nothing, because others end the cluster."""
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
@@ -92,7 +92,8 @@ class RayBackend(ClusterBackend):
             pass  # The head has ended. So its autoscaler and this pool's request for nodes are gone, too.
         except PoolUnreachableError as error:
             hint = f"to stop trying, run `shoal pool down {pool.spec.name} --abandon`"
-            return {node.id: f"the autoscaler may still keep nodes for this pool: {error}; {hint}" for node in nodes}
+            problem = f"the autoscaler may still keep nodes for this pool: {error}; {hint}"
+            return dict.fromkeys([pool.id, *(node.id for node in nodes)], problem)
         return {node.id: None for node in nodes}
 
     def endpoint(self, spec: PoolSpec, head: Mapping[str, str]) -> Endpoint:
