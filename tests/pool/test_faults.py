@@ -127,11 +127,11 @@ def test_a_full_disk(small_home, tiny):
 
 
 def test_a_full_disk_with_the_store_elsewhere(on_postgresql, small_home, tiny):
-    """A pool's token is written at home all the same."""
+    """A pool is recorded at home all the same."""
     pool = ComputePool("local://tiny?max_nodes=4").up()
     before = standing()
     filler = fill(small_home)
-    with pytest.raises(StoreError, match=r"token.*No space left.*Free some disk space"):
+    with pytest.raises(StoreError, match=r"recorded.*No space left.*Free some disk space"):
         ComputePool("local://other").up()
     filler.unlink()
     unchanged(pool, before)

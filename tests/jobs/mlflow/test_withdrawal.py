@@ -13,7 +13,7 @@ from shoal.errors import InvalidArgumentError, JobNotFoundError, RegistryError, 
 from shoal.jobs import withdraw_promotion
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.mlflow import withdrawal
+from shoal.jobs.mlflow import later_promotion
 from shoal.jobs.mlflow.later_promotion import Withdrawal
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.jobs.mlflow.registry import Registry as Access
@@ -30,7 +30,7 @@ CONFIRMED, WITHDRAWN = PromotionState.CONFIRMED, PromotionState.WITHDRAWN
 @pytest.fixture(autouse=True)
 def short_lock(monkeypatch):
     """A lock that is lost at once to the next process that wants it."""
-    monkeypatch.setattr(withdrawal, "PROMOTION_LOCK_TTL_S", 0.0)
+    monkeypatch.setattr(later_promotion, "PROMOTION_LOCK_TTL_S", 0.0)
 
 
 def withdraw(registry: Registry, version: str, client: Client | None = None) -> str:  # noqa: F811
@@ -123,10 +123,10 @@ def test_a_champion_whose_predecessor_was_deleted_or_withdrawn_through_another_s
 
 
 def test_a_job_whose_promotion_is_withdrawn_gives_its_result_to_no_later_submission(registry, own_mlflow):  # noqa: F811
-    registry.challenge(0.5)
     store, key = registry.store, Key("job", 1)
     attempts.ask(store, Order("job", "pool", "me", {"fingerprint": "1"}, {}, None, team="fraud"), 0.0)
     attempts.start(store, key, {}, 0.0)
+    registry.challenge(0.5)
     attempts.end(store, key, JobState.SUCCEEDED, 1.0, result=result_of(model_version="2").document())
     uri = mlflow.get_tracking_uri()
 

@@ -102,10 +102,8 @@ class Requests:
             recorded.accept(pool, self.spec)
         else:
             self.record(session, ActionKind.CREATED, spec.uri)
-        if not commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self.clock()):
-            return None
-        recorded.record(spec)
-        return spec
+        was_down = commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self.clock())
+        return spec if was_down else None
 
     def record(
         self,

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
-from shoal.pool import teams
+from shoal.pool import recorded, teams
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
 from shoal.pool.holder import Ancestors, ends_with, run_of
@@ -34,7 +34,8 @@ _MOST_NAMED = 5
 
 
 def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None, now: float) -> bool:
-    """Set a pool's state to up, but do not request any nodes yet. Return whether the pool was down before.
+    """Set a pool's state to up, and record the pool in this home, but do not request any nodes yet. Return whether the
+    pool was down before.
 
     If the pool was down, its epoch increases by one.
 
@@ -70,6 +71,7 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
     _reset_cooldown(pool)
     pool.touched_at = now
     session.flush()
+    recorded.record(spec)
     return True
 
 
