@@ -147,7 +147,12 @@ def job(job_id: str, of: str, state: JobState, ago: float, **columns: Any) -> Jo
 
 
 def write(store: Store, *rows: Any) -> None:
-    """Write rows; those of pools first, which others refer to."""
+    """Write rows; those of pools first, which others refer to. A promotion by a job that is not there has no
+    attempt."""
+    jobs = {row.id for row in rows if isinstance(row, Job)}
+    for row in rows:
+        if isinstance(row, Promotion) and row.job_id not in jobs:
+            row.attempt = None
     with store.transaction() as session:
         session.add_all([row for row in rows if isinstance(row, Pool)])
         session.flush()

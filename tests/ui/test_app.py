@@ -30,6 +30,7 @@ from shoal.jobs.tuning import trials
 from shoal.links import Link
 from shoal.pool import recorded
 from shoal.pool.api import ComputePool, report_pools
+from shoal.pool.backends.ray_http import RayHead
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, deployments
 from shoal.state.schema import Job, JobState, Pool
@@ -602,7 +603,7 @@ def test_the_mark_of_the_store_is_the_same_on_both_databases(either_store):
 
 
 def test_head_that_does_not_answer_delays_no_page(client, store, monkeypatch):
-    monkeypatch.setattr("shoal.pool.backends.ray.client.CLUSTER_PATIENCE", 0.2)
+    monkeypatch.setitem(RayHead.__init__.__kwdefaults__, "timeout_s", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as hung:
         api = f"http://127.0.0.1:{hung.getsockname()[1]}"
         pool, *rows = ui_systems.pool("lab", size=1)

@@ -241,7 +241,7 @@ def test_a_cluster_that_has_gone_shows_and_can_be_forgotten_or_abandoned(alone, 
 
     # Nobody can say what an autoscaler that is silent holds: it is asked again and again, until a user says it is gone.
     monkeypatch.setattr("shoal.pool.waiting.DOWN_PATIENCE", 2.0)
-    monkeypatch.setattr("shoal.pool.backends.ray.client.CLUSTER_PATIENCE", 0.3)
+    monkeypatch.setitem(RayHead.__init__.__kwdefaults__, "timeout_s", 0.3)
     with socket.create_server(
         ("127.0.0.1", int(cluster.api.rpartition(":")[2]))
     ):  # takes connections, and says nothing
