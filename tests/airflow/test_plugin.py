@@ -236,7 +236,7 @@ def test_an_action_on_the_page_of_a_team_changes_only_its_store(client, stores):
     recorded = {team: [line.actor for line in history.read(store=store)] for team, store in stores.items()}
     assert recorded == {None: [], "fraud": ["anna"], "ads": []}
     # The API server is no host of the team.
-    assert act("anna", "fraud", "sweep", {}) == 422
+    assert act("anna", "fraud", "sweep", {}) == 400
     page = client.get("/shoal/teams/fraud/", headers={"authorization": "Bearer anna", "accept": "text/html"})
     assert 'data-action="sweep"' not in page.text
 
