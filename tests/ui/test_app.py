@@ -583,7 +583,7 @@ def test_deleted_jobs_go_away(store):
     reader = StoreReader(store, monotonic=lambda: now[0])
     before = reader.overview()
     with store.transaction() as session:
-        session.delete(session.get_one(Job, ("flights-1", 1)))
+        session.delete(session.get_one(Job, ("digits-cnn", 1)))
     now[0] += 1.0
     assert len(reader.overview().jobs) == len(before.jobs) - 1
 
