@@ -17,7 +17,8 @@ import pytest
 from shoal import history
 from shoal.data.spec import DatasetSpec
 from shoal.jobs import Register
-from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import contest, promotion
 from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.promotion_decision import Candidate, Evaluation
@@ -244,6 +245,7 @@ def test_a_promotion_that_died_before_the_alias_was_set_is_withdrawn_by_the_next
 
 
 def test_a_promotion_says_what_it_was_decided_on(registry):
+    attempts.ask(registry.store, Order("job", "pool", "me", {"fingerprint": "1"}, {}, None), 0.0)
     second = registry.challenge(0.5)
 
     with registry.store.reading() as session:
