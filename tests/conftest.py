@@ -93,9 +93,11 @@ def session_home() -> Iterator[Path]:
 
 
 @pytest.fixture(autouse=True)
-def no_own_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_own_pauses() -> Iterator[None]:
     """Tests hand their own clocks to judges of silence; that this process got no CPU time must not move those."""
-    monkeypatch.setattr("shoal.own_pauses._GAP_S", math.inf)
+    with pytest.MonkeyPatch.context() as patched:  # that of the test would outlive its `fresh_home`
+        patched.setattr("shoal.own_pauses._GAP_S", math.inf)
+        yield
 
 
 @pytest.fixture(autouse=True)
