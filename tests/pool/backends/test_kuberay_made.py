@@ -209,7 +209,8 @@ def test_late_requests_of_an_earlier_start_of_the_pool_change_nothing(kube):
     assert kube.objects == {}
 
 
-def test_up_waits_for_the_pods_of_the_last_cluster_and_ignores_other_leases(kube):
+def test_up_waits_for_the_pods_of_the_last_cluster_and_ignores_other_leases(kube, monkeypatch):
+    monkeypatch.setattr("shoal.pool.waiting.DOWN_PATIENCE", 2.0)
     kube.add("leases", leases.made("c", "another"))
     pool = made(kube)
     pool.down(abandon=True)
