@@ -217,7 +217,57 @@ def _spec_in_file(task: BaseOperator, path: str) -> dict[str, Any]:
     return fields_of(text, f'the spec "{path}"', path)
 
 
-class ManyModelsOperator(JobOperator):
+class _FieldsOperator(JobOperator):
+    """Base class of operators whose arguments are fields of the job's spec, with further fields in `spec`."""
+
+    _framework: str
+    """Value of the spec's field ``framework``."""
+    _spec_class: str
+    """Name of the class of the spec, for errors."""
+    _named: Sequence[str]
+    """Fields of the spec that are arguments of the operator."""
+    spec: Mapping[str, Any] | XComArg | None
+
+    @classmethod
+    def _fields(cls, spec: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all fields of the job's spec."""
+        named = {name: arguments[name] for name in cls._named if arguments[name] is not None}
+        return {**spec, **named, "framework": cls._framework}
+
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check the arguments that are known at parse time: the pool, and the fields of the spec."""
+        super().check_arguments(arguments)
+        spec = arguments["spec"] or {}
+        fields = cls._fields(spec if isinstance(spec, Mapping) else {}, arguments)
+        check_paths(fields)
+        if isinstance(spec, Mapping):
+            cls._check_fields(fields, arguments)
+        elif is_known(spec):
+            raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict with fields of a {cls._spec_class}")
+
+    @classmethod
+    def _check_fields(cls, fields: Mapping[str, Any], arguments: Arguments) -> None:
+        from shoal.jobs.task_spec import check_spec
+
+        check_spec(fields, is_known, pool=job_pool(arguments))
+
+    def job_spec(self, context: Context) -> AnyJobSpec:
+        """Build the job's spec from the operator's arguments.
+
+        :param context: Airflow's context of the task.
+        """
+        fields = self._fields(cast("Mapping[str, Any] | None", self.spec) or {}, vars(self))
+        check_paths(fields)
+        return self._spec_of(fields)
+
+    def _spec_of(self, fields: Mapping[str, Any]) -> AnyJobSpec:
+        from shoal.jobs import spec_of
+
+        return spec_of(fields)
+
+
+class ManyModelsOperator(_FieldsOperator):
     """Operator that trains a model for each partition of a table on a pool: the rows with one value of a column.
 
     All models are trained in one job, which belongs to this task. A retry of the task attaches to the job if the job
@@ -250,6 +300,8 @@ class ManyModelsOperator(JobOperator):
         runs to its end.
     """
 
+    _framework, _spec_class = "partitions", "PartitionsJobSpec"
+    _named = ("dataset", "by", "estimator")
     template_fields: Sequence[str] = (
         *PoolOperator.template_fields,
         "dataset",
@@ -283,18 +335,7 @@ class ManyModelsOperator(JobOperator):
         self.check(self.task_id, vars(self))
 
     @classmethod
-    def check_arguments(cls, arguments: Arguments) -> None:
-        """Check the arguments that are known at parse time: the pool, the dataset, the function and the fields."""
-        super().check_arguments(arguments)
-        spec = arguments["spec"] or {}
-        if not isinstance(spec, Mapping):
-            if is_known(spec):
-                raise InvalidArgumentError(
-                    f"spec={shown(spec)}: it has to be a dict with fields of a PartitionsJobSpec"
-                )
-            return
-        fields = _models_fields(spec, arguments)
-        check_paths(fields)
+    def _check_fields(cls, fields: Mapping[str, Any], arguments: Arguments) -> None:
         from shoal.jobs.task_spec import check_models_spec
 
         kwargs = arguments["function_kwargs"]
@@ -312,15 +353,9 @@ class ManyModelsOperator(JobOperator):
         by = self.by if isinstance(self.by, str) else ", ".join(self.by)
         return f"models by {by}"
 
-    def job_spec(self, context: Context) -> AnyJobSpec:
-        """Build the job's spec from the operator's arguments.
-
-        :param context: Airflow's context of the task.
-        """
+    def _spec_of(self, fields: Mapping[str, Any]) -> AnyJobSpec:
         from shoal.jobs import models_spec_of
 
-        fields = _models_fields(cast("Mapping[str, Any] | None", self.spec) or {}, vars(self))
-        check_paths(fields)
         return models_spec_of(fields, function=self.function, kwargs=self.function_kwargs)
 
     def record_success(self, context: Context, spec: AnyJobSpec, result: JobResult) -> None:
@@ -341,54 +376,7 @@ class ManyModelsOperator(JobOperator):
         """
         given = cast("Mapping[str, Any] | None", self.spec) or {}
         if given.get("register"):
-            record_failure(context, {**_models_fields(given, vars(self)), "framework": "partitions"}, error)
-
-
-def _models_fields(spec: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    named = {name: arguments[name] for name in ("dataset", "by", "estimator") if arguments[name] is not None}
-    return {**spec, **named}
-
-
-class _FieldsOperator(JobOperator):
-    """Base class of operators whose arguments are fields of the job's spec, with further fields in `spec`."""
-
-    _spec_class: str
-    """Name of the class of the spec, for errors."""
-    spec: Mapping[str, Any] | XComArg | None
-
-    @classmethod
-    def _fields(cls, spec: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all fields of the job's spec."""
-        raise NotImplementedError
-
-    @classmethod
-    def check_arguments(cls, arguments: Arguments) -> None:
-        """Check the arguments that are known at parse time: the pool, and the fields of the spec."""
-        super().check_arguments(arguments)
-        spec = arguments["spec"] or {}
-        fields = cls._fields(spec if isinstance(spec, Mapping) else {}, arguments)
-        check_paths(fields)
-        if isinstance(spec, Mapping):
-            from shoal.jobs.task_spec import check_spec
-
-            check_spec(fields, is_known, pool=job_pool(arguments))
-        elif is_known(spec):
-            raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict with fields of a {cls._spec_class}")
-
-    def job_spec(self, context: Context) -> AnyJobSpec:
-        """Build the job's spec from the operator's arguments.
-
-        :param context: Airflow's context of the task.
-        """
-        from shoal.jobs import spec_of
-
-        fields = self._fields(cast("Mapping[str, Any] | None", self.spec) or {}, vars(self))
-        check_paths(fields)
-        return spec_of(fields)
-
-
-_SEARCH = ("train", "space", "trials")
-"""Fields of a search's spec that are arguments of the operator."""
+            record_failure(context, self._fields(given, vars(self)), error)
 
 
 class TuneOperator(_FieldsOperator):
@@ -418,8 +406,9 @@ class TuneOperator(_FieldsOperator):
         runs to its end.
     """
 
-    _spec_class = "TuneJobSpec"
-    template_fields: Sequence[str] = (*PoolOperator.template_fields, *_SEARCH, "spec")
+    _framework, _spec_class = "tune", "TuneJobSpec"
+    _named = ("train", "space", "trials")
+    template_fields: Sequence[str] = (*PoolOperator.template_fields, *_named, "spec")
     template_fields_renderers = {"train": "json", "space": "json", "spec": "json"}  # noqa: RUF012 - Airflow's own shape
 
     def __init__(
@@ -438,19 +427,10 @@ class TuneOperator(_FieldsOperator):
         self.spec = spec
         self.check(self.task_id, vars(self))
 
-    @classmethod
-    def _fields(cls, spec: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-        given = {name: arguments[name] for name in _SEARCH if arguments[name] is not None}
-        return {**spec, **given, "framework": "tune"}
-
     @property
     def job_label(self) -> str:
         """The search."""
         return "search"
-
-
-_PREDICTION = ("model", "dataset", "output_path")
-"""Fields of a prediction's spec that are arguments of the operator."""
 
 
 class BatchPredictOperator(_FieldsOperator):
@@ -480,8 +460,9 @@ class BatchPredictOperator(_FieldsOperator):
         runs to its end.
     """
 
-    _spec_class = "PredictJobSpec"
-    template_fields: Sequence[str] = (*PoolOperator.template_fields, "model", "dataset", "output_path", "spec")
+    _framework, _spec_class = "predict", "PredictJobSpec"
+    _named = ("model", "dataset", "output_path")
+    template_fields: Sequence[str] = (*PoolOperator.template_fields, *_named, "spec")
     template_fields_renderers = {"dataset": "json", "spec": "json"}  # noqa: RUF012 - Airflow's own shape
 
     def __init__(
@@ -499,10 +480,6 @@ class BatchPredictOperator(_FieldsOperator):
         self.output_path = output_path
         self.spec = spec
         self.check(self.task_id, vars(self))
-
-    @classmethod
-    def _fields(cls, spec: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-        return {**spec, **{name: arguments[name] for name in _PREDICTION}, "framework": "predict"}
 
     @property
     def job_label(self) -> str:
