@@ -22,7 +22,6 @@ from shoal.airflow.deployment import deployment_in_database
 from shoal.airflow.settings import has_teams, store_of
 from shoal.background_threads import BackgroundThread
 from shoal.pool.holder import DagRunHolder
-from shoal.state.home import default_url, use_store
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun

@@ -73,8 +73,9 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
         return Changes()
     spec = PoolSpec.model_validate(snapshot.pool.spec)
     backend = BACKENDS[spec.backend]()
-    for node in snapshot.nodes:
-        file_name(node.id), file_name(node.name)
+    for node in snapshot.nodes:  # both become names of files and folders
+        file_name(node.id)
+        file_name(node.name)
     refs = [NodeRef.of(node) for node in snapshot.nodes if node.state is not NodeState.ENDING]
     seen = Seen()
     if snapshot.pool.state is PoolState.UP:
