@@ -74,7 +74,9 @@ def _in_thread(*end: str) -> None:
 
 def _end(reason: str, dag_id: str, run_id: str, task_id: str | None = None, key: str | None = None) -> None:
     """End the jobs and leases of a DAG run, or those of one of its tasks, in the store of the DAG's team."""
+    # Imported here, because every process of Airflow imports this module.
     from shoal.jobs.cleanup import end_in_store
+    from shoal.state.home import default_url, use_store
 
     try:
         if has_teams():
