@@ -20,11 +20,11 @@ from shoal.jobs import Register, describe_model, list_models, model_history, pro
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow import contest, promotion
 from shoal.jobs.mlflow.contest import Outcome
-from shoal.jobs.mlflow.later_promotion import Withdrawal
 from shoal.jobs.mlflow.promotion_decision import Candidate, Evaluation
 from shoal.jobs.mlflow.promotion_history import Ledger, is_of, predecessor
 from shoal.jobs.mlflow.registry import Registry as Access
 from shoal.jobs.mlflow.registry import VersionId
+from shoal.jobs.mlflow.withdrawal import Withdrawal
 from shoal.jobs.prediction import engine
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState

@@ -13,10 +13,10 @@ from shoal.errors import InvalidArgumentError, JobNotFoundError, RegistryError, 
 from shoal.jobs import withdraw_promotion
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.mlflow import later_promotion
-from shoal.jobs.mlflow.later_promotion import Withdrawal
+from shoal.jobs.mlflow import withdrawal
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.jobs.mlflow.registry import Registry as Access
+from shoal.jobs.mlflow.withdrawal import Withdrawal
 from shoal.pool.teams import acting_for
 from shoal.state import Store
 from shoal.state.schema import JobState, Promotion, PromotionState
@@ -30,7 +30,7 @@ CONFIRMED, WITHDRAWN = PromotionState.CONFIRMED, PromotionState.WITHDRAWN
 @pytest.fixture(autouse=True)
 def short_lock(monkeypatch):
     """A lock that is lost at once to the next process that wants it."""
-    monkeypatch.setattr(later_promotion, "PROMOTION_LOCK_TTL_S", 0.0)
+    monkeypatch.setattr(withdrawal, "PROMOTION_LOCK_TTL_S", 0.0)
 
 
 def withdraw(registry: Registry, version: str, client: Client | None = None) -> str:  # noqa: F811
