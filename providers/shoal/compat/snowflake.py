@@ -12,17 +12,17 @@ from typing import Any, ClassVar, Self
 from shoal import get_nodes as get_nodes
 from shoal import scale_cluster as scale_cluster
 from shoal.compat import snowflake_tune as tune
+from shoal.compat.snowflake_jobs import DPFRun as DPFRun
+from shoal.compat.snowflake_jobs import MLJob as MLJob
+from shoal.compat.snowflake_jobs import PartitionStatus as PartitionStatus
+from shoal.compat.snowflake_jobs import RunStatus as RunStatus
+from shoal.compat.snowflake_jobs import remote as remote
+from shoal.compat.snowflake_jobs import submit_directory as submit_directory
+from shoal.compat.snowflake_jobs import submit_file as submit_file
 from shoal.compat.snowflake_partitions import DPF as DPF
 from shoal.compat.snowflake_partitions import ExecutionOptions as ExecutionOptions
 from shoal.compat.snowflake_partitions import ManyModelInference as ManyModelInference
 from shoal.compat.snowflake_partitions import ManyModelTraining as ManyModelTraining
-from shoal.compat.snowflake_runs import DPFRun as DPFRun
-from shoal.compat.snowflake_runs import MLJob as MLJob
-from shoal.compat.snowflake_runs import PartitionStatus as PartitionStatus
-from shoal.compat.snowflake_runs import RunStatus as RunStatus
-from shoal.compat.snowflake_runs import remote as remote
-from shoal.compat.snowflake_runs import submit_directory as submit_directory
-from shoal.compat.snowflake_runs import submit_file as submit_file
 from shoal.compat.snowflake_stages import TORCH_DEFAULTS
 from shoal.compat.snowflake_stages import ModelSerde as ModelSerde
 from shoal.compat.snowflake_stages import PartitionContext as PartitionContext

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from shoal.compat.snowflake_runs import ClusterRun, DPFRun, JobRun, ManyModelRun, RunWork
+from shoal.compat.snowflake_jobs import ClusterRun, DPFRun, JobRun, ManyModelRun, RunWork
 from shoal.compat.snowflake_stages import (
     RUN_FILE,
     ModelSerde,

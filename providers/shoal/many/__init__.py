@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from shoal.jobs.partitions.results import PartitionResult as PartitionResult
     from shoal.jobs.partitions.results import PartitionResults as PartitionResults
     from shoal.jobs.specs.partitions import PartitionsScalingConfig as PartitionsScalingConfig
-    from shoal.many.models import predict as predict
-    from shoal.many.models import run as run
-    from shoal.many.models import submit_run as submit_run
-    from shoal.many.models import submit_train as submit_train
-    from shoal.many.models import train as train
+    from shoal.many.calls import predict as predict
+    from shoal.many.calls import run as run
+    from shoal.many.calls import submit_run as submit_run
+    from shoal.many.calls import submit_train as submit_train
+    from shoal.many.calls import train as train
 
 __getattr__ = lazy_exports(__name__)

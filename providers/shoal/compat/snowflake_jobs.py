@@ -1,4 +1,4 @@
-"""Runs of functions and of trainings per partition, with the methods and members of Snowflake's classes."""
+"""Jobs, and runs of functions and trainings per partition, with the methods and members of Snowflake's classes."""
 
 from __future__ import annotations
 
