@@ -23,6 +23,15 @@ def test_a_package_has_no_more_than_twenty_modules(folder: Path):
     assert len(modules) <= 20, f"{folder}: group its modules by role into packages: {sorted(modules)}"
 
 
+@pytest.mark.parametrize("folder", ["ui", "airflow/plugin", "airflow/listeners", "pool/api"])
+def test_threads_of_servers_use_the_store_of_their_starter(folder: str):
+    """A thread without the context of its starter would use the server's own store for the page of a team."""
+    for path in (PACKAGE / folder).rglob("*.py"):
+        source = path.read_text()
+        if re.search(r"threading\.Thread\(|ThreadPoolExecutor\(|run_in_executor\(", source):
+            assert "copy_context().run" in source, f"{path}: start the thread with copy_context().run"
+
+
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 TREE = re.search(r"    providers/shoal/\n(.*?)\n\n", ARCHITECTURE, re.S).group(1).splitlines()
 COLUMN = 14  # further to the right are descriptions, or their next lines

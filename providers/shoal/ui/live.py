@@ -13,7 +13,9 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Generic, TypeVar
 
 from shoal.background_threads import BackgroundThread
@@ -341,7 +343,8 @@ class BackgroundReader(Generic[T]):
             if not is_fresh and key not in self._pending and len(self._pending) < _MOST_THREADS:
                 self._pending.add(key)
                 try:
-                    threading.Thread(target=self._read, args=(key, read), name="shoal-ui-head", daemon=True).start()
+                    read_in_store = partial(copy_context().run, self._read, key, read)  # that of the caller
+                    threading.Thread(target=read_in_store, name="shoal-ui-head", daemon=True).start()
                 except RuntimeError:  # no thread is left
                     self._pending.discard(key)
         return None if answer is None else answer.value
