@@ -52,7 +52,9 @@ def test_a_dag_file_does_not_import_the_store_or_the_clients_of_pools(tmp_path):
     assert {"shoal.state", "shoal.pool.api", "shoal.data.connector"} & {*ran.stdout.split()} == set()
 
 
-@pytest.mark.parametrize("package", ["shoal", "shoal.data", "shoal.distributors", "shoal.jobs", "shoal.many"])
+@pytest.mark.parametrize(
+    "package", ["shoal", "shoal.data", "shoal.distributors", "shoal.jobs", "shoal.models", "shoal.many"]
+)
 def test_the_names_that_tools_see_are_those_that_are_imported_when_used(package):
     """Type checkers read the imports as literals. Without a literal `__all__`, the names are derived from them."""
     module = import_module(package)

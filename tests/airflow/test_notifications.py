@@ -257,7 +257,7 @@ WAITING = result_of(
 def test_a_version_that_waits_and_its_promotion_are_told_and_only_a_promotion_is_an_event(sent, monkeypatch, promoted):
     asked = []
     monkeypatch.setattr(
-        "shoal.jobs.promote_model", lambda *given, **options: asked.append(options) or decided(promoted)
+        "shoal.models.promote_model", lambda *given, **options: asked.append(options) or decided(promoted)
     )
     with DAG("a_dag", schedule=None) as dag:
         task = PromoteModelOperator(task_id="promote", training=train().output)
@@ -303,7 +303,7 @@ def test_a_promotion_that_cannot_succeed_is_told_and_not_tried_again(sent, store
     def refuse(*_, **__):
         raise InvalidArgumentError("delays version 7 does not wait for a decision")
 
-    monkeypatch.setattr("shoal.jobs.promote_model", refuse)
+    monkeypatch.setattr("shoal.models.promote_model", refuse)
     context = context_of(lambda: PromoteModelOperator(task_id="promote", model="delays", version="7"))
     context["dag_run"] = SimpleNamespace(dag_id="a_dag", run_id="a_run")
     with pytest.raises(AirflowFailException) as raised:
@@ -331,7 +331,7 @@ def test_the_credentials_of_connections_are_there_for_the_promotion_only(monkeyp
     monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD", raising=False)
     seen = []
     monkeypatch.setattr(
-        "shoal.jobs.promote_model",
+        "shoal.models.promote_model",
         lambda *_, **__: seen.append(os.environ["MLFLOW_TRACKING_PASSWORD"]) or decided(True),
     )
     context = context_of(

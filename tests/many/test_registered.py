@@ -16,7 +16,7 @@ from shoal import ComputePool, RunConfig, many
 from shoal.data import DataConnector
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import Tracking, list_jobs
-from shoal.jobs.mlflow import partitioned_model
+from shoal.jobs.partitions import logged_model
 from tests.support.homes import new_home
 
 pytestmark = pytest.mark.processes
@@ -100,7 +100,7 @@ def test_a_version_passes_the_gate_and_a_failed_partition_keeps_the_model_of_the
     unknown = frame.head(4).assign(store=["north", "moon", "south", "moon"])
     assert np.isnan(version.predict(unknown)).tolist() == [False, True, False, True]
 
-    kept = partitioned_model.model_of("models:/sales/2")
+    kept = logged_model.model_of("models:/sales/2")
     assert kept is not None
     found = kept.results
     assert (
@@ -110,7 +110,7 @@ def test_a_version_passes_the_gate_and_a_failed_partition_keeps_the_model_of_the
     assert found["west"].content() == first["west"].content()
 
     # Without an address of MLflow, the models are those in the database of jobs.
-    monkeypatch.setattr("shoal.jobs.mlflow.job_run.default_uri", lambda: tracking.uri)
+    monkeypatch.setattr("shoal.jobs.mlflow_run.default_uri", lambda: tracking.uri)
     mlflow.set_tracking_uri(None)
     by_partition = many.predict("models:/sales@champion", register["holdout"], "store", run_config=config)
     table = pd.concat(by_partition.rows())

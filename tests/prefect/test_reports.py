@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.jobs import parse_spec
-from shoal.jobs.metrics.series import MetricPoint
+from shoal.jobs.journal.metric_series import MetricPoint
 from shoal.prefect import _progress, abatch_predict, adistributed_train, batch_predict, distributed_train
 from shoal.prefect._names import prediction_name, training_name
 from shoal.prefect._progress import LINES_PER_MINUTE, RunLog, TrainingProgress

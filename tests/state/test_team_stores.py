@@ -15,7 +15,7 @@ from shoal import jobs
 from shoal.errors import JobNotFoundError, PoolElsewhereError, PoolNotFoundError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.mlflow.promotion_history import confirmed_promotions
+from shoal.models.ledger import confirmed_promotions
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.reconcile import background_process
 from shoal.pool.spec import PoolSpec

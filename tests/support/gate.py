@@ -21,10 +21,11 @@ from shoal.data import DataConnector
 from shoal.jobs import Register, Tracking
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.mlflow import model_loading, promotion, training_rows
-from shoal.jobs.mlflow.contest import Outcome
-from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.mlflow.model_loading import Predictor
+from shoal.jobs.mlflow_run import Run
+from shoal.models import loading, training_rows
+from shoal.models.contest import Outcome
+from shoal.models.gate import enter
+from shoal.models.loading import Predictor
 from shoal.state import Store
 from tests.support.job_store import POOL
 
@@ -93,7 +94,7 @@ class Gate:
         if isinstance(dataset, str):
             dataset = DataConnector.from_parquet(self.data / f"{trained_on}.parquet")
         rows = training_rows.of_datasets([(dataset, dataset.time_range(time_col) if time_col else None)])
-        return promotion.enter(
+        return enter(
             self.store,
             KEY,
             run or self.run,
@@ -101,7 +102,7 @@ class Gate:
             is_current=lambda: attempts.is_current(self.store, KEY),
             tags=tags or {},
             model_uri=self.uris[model],
-            model=loaded or model_loading.load(self.uris[model]),
+            model=loaded or loading.load(self.uris[model]),
             label_col=label_col,
             group_col="query",
             trained_on=rows,

@@ -10,7 +10,7 @@ from typing import Any
 import mlflow
 
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.mlflow.promotion_history import Ledger
+from shoal.models.ledger import Ledger
 from shoal.state import Store
 from shoal.state.schema import Job, Promotion, PromotionState
 

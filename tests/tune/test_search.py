@@ -23,9 +23,9 @@ from shoal.distributors import attach
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import InvalidArgumentError, JobFailedError
+from shoal.jobs import mlflow_run
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.mlflow import job_run
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.training.gang.reused_workers import end_gangs
@@ -192,7 +192,7 @@ def test_trials_are_runs_below_that_of_the_job(pool, tuned_rows, tmp_path):
 
     result = found.job_result
     assert (result.model_name, result.model_version, result.promoted) == ("tuned", "1", True)
-    client = job_run.connect(uri)
+    client = mlflow_run.connect(uri)
     parent = client.get_run(result.mlflow_run_id)
     assert parent.data.params["learning_rate"] == "0.3"
     children = client.search_runs(
@@ -241,7 +241,7 @@ def test_a_trial_whose_function_opens_a_run_has_one_run(pool, tmp_path):
 
     found = search(opens_runs, {"x": [1, 2, 3, 4]}, sampler="grid", parallel=1, run_config=config)
 
-    client = job_run.connect(uri)
+    client = mlflow_run.connect(uri)
     job = client.get_run(found.job_result.mlflow_run_id)
     runs = {each.info.run_name: each for each in client.search_runs([job.info.experiment_id])}
     assert len(runs) == len(client.search_runs([job.info.experiment_id])) == 6

@@ -21,7 +21,7 @@ from shoal.training.progress import ProgressDisplay
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult
     from shoal.jobs.handle import JobHandle
-    from shoal.jobs.metrics.series import MetricPoint
+    from shoal.jobs.journal.metric_series import MetricPoint
     from shoal.jobs.status import JobStatus
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow, cancel and remove training jobs.")

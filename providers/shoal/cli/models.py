@@ -15,7 +15,7 @@ from shoal.cli.ending import ExitCode
 from shoal.cli.output import Json, duration, fields, print_json, say, show, show_list, table, when
 
 if TYPE_CHECKING:
-    from shoal.jobs import HistoryEntry, VersionStatus
+    from shoal.models import HistoryEntry, VersionStatus
 
 app = typer.Typer(
     no_args_is_help=True, help="List and show registered models, promote waiting versions, and delete old versions."
@@ -37,7 +37,7 @@ TrackingUri = Annotated[
 @app.command("list")
 def list_(tracking_uri: TrackingUri = None, as_json: Json = False) -> None:
     """List the models that jobs have registered, with their champions and newest challengers."""
-    from shoal.jobs import list_models
+    from shoal.models import list_models
 
     found = list_models(tracking_uri)
     rows = [
@@ -61,7 +61,7 @@ def list_(tracking_uri: TrackingUri = None, as_json: Json = False) -> None:
 @app.command("show")
 def show_(name: Name, tracking_uri: TrackingUri = None, as_json: Json = False) -> None:
     """Show a model: its champion, the champion's metric per slice, and the last ten challengers."""
-    from shoal.jobs import describe_model
+    from shoal.models import describe_model
 
     details = describe_model(name, tracking_uri)
     if as_json:
@@ -104,7 +104,7 @@ def history(
 ) -> None:
     """List a model's versions with their metric, the newest first. The list includes deleted versions that were
     promoted."""
-    from shoal.jobs import model_history
+    from shoal.models import model_history
 
     found = model_history(name, limit=limit, tracking_uri=tracking_uri)
     if as_json:
@@ -134,7 +134,7 @@ def promote(
 ) -> None:
     """Promote a version that waits for a decision, if it is better than the champion. Jobs with register.promote=false
     register such versions. If the version is not promoted, the exit code is 1."""
-    from shoal.jobs import promote_model
+    from shoal.models import promote_model
     from shoal.pool.holder import cli_holder
 
     # With --json, stdout has only the result.
@@ -161,7 +161,7 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Delete old model versions that have no alias. Versions that shoal has not registered are never deleted."""
-    from shoal.jobs import prune_models
+    from shoal.models import prune_models
 
     done = prune_models(
         older_than=duration(older_than), keep_last=keep_last, tracking_uri=tracking_uri, dry_run=dry_run

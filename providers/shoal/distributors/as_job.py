@@ -182,8 +182,8 @@ def partitions(spec: PartitionsJobSpec, program: PartitionProgram | None) -> Job
     Raises:
         InvalidArgumentError: The folder for the results cannot be written.
     """
+    from shoal.jobs import mlflow_run
     from shoal.jobs.files import code_store, storage
-    from shoal.jobs.mlflow import job_run
     from shoal.training.boosting.inputs import checked_data
     from shoal.training.pytorch.program import may_call_ray
 
@@ -196,7 +196,7 @@ def partitions(spec: PartitionsJobSpec, program: PartitionProgram | None) -> Job
     def on_pool(pool_name: str) -> PartitionsJobSpec:
         changed: dict[str, Any] = {} if program is None else {"program": code_store.store(program.content)}
         if "tracking" not in spec.model_fields_set and spec.register_as is None:
-            changed["tracking"] = job_run.tracking_of_training(os.environ)
+            changed["tracking"] = mlflow_run.tracking_of_training(os.environ)
         return spec.model_copy(update=changed).on_pool(pool_name)
 
     read = partial(submitted_call.partition_results, location=location)
@@ -211,8 +211,8 @@ def search(prepared: Prepared) -> JobCall[SearchResult]:
         DataError: The footers of the Parquet files show that the data cannot be used.
         InvalidArgumentError: The folder for the model cannot be written, or the search needs `direction`.
     """
+    from shoal.jobs import mlflow_run
     from shoal.jobs.files import code_store, storage
-    from shoal.jobs.mlflow import job_run
     from shoal.training.boosting.engine import interface_of
     from shoal.training.boosting.inputs import checked_data
 
@@ -227,7 +227,7 @@ def search(prepared: Prepared) -> JobCall[SearchResult]:
             )
     locations.try_out(storage.root(config.artifact_location))
     if "tracking" not in given.model_fields_set and given.register_as is None and given.train is not None:
-        given = given.model_copy(update={"tracking": job_run.tracking_of_training(os.environ)})
+        given = given.model_copy(update={"tracking": mlflow_run.tracking_of_training(os.environ)})
 
     def spec(pool_name: str) -> TuneJobSpec:
         stored = {
@@ -243,14 +243,14 @@ def search(prepared: Prepared) -> JobCall[SearchResult]:
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:
     """Return the spec fields of a job that runs a training or function (`request`) on the given pool.
 
-    If `RunConfig.tracking` is not set, `job_run.tracking_of_training` decides whether a training records an MLflow run.
+    If `RunConfig.tracking` is not set, `mlflow_run.tracking_of_training` decides whether a training records a run.
     A function always gets an MLflow run for its own MLflow calls, because without a run each rank would create a
     database in its current folder.
     """
-    from shoal.jobs.mlflow import job_run
+    from shoal.jobs import mlflow_run
 
     config = request.run_config
     fields = {**dict(request), "run_config": config.model_copy(update={"pool_name": pool_name})}
     if "tracking" not in config.model_fields_set and isinstance(request, TrainRequest):
-        fields["tracking"] = job_run.tracking_of_training(os.environ)
+        fields["tracking"] = mlflow_run.tracking_of_training(os.environ)
     return fields

@@ -275,7 +275,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         if not isinstance(model, str | os.PathLike):
             self._require()
             return code_store.store(self._library().serialised(model))
-        from shoal.jobs.mlflow import init_model as loading
+        from shoal.models import init_model as loading
 
         named = os.fspath(model)
         check_version(named)

@@ -31,19 +31,6 @@ if TYPE_CHECKING:
     from shoal.jobs.many.summary import summary_message as summary_message
     from shoal.jobs.many.summary import summary_table as summary_table
     from shoal.jobs.many.summary import waiting_jobs as waiting_jobs
-    from shoal.jobs.mlflow.later_promotion import promote_model as promote_model
-    from shoal.jobs.mlflow.models import HistoryEntry as HistoryEntry
-    from shoal.jobs.mlflow.models import ModelDetails as ModelDetails
-    from shoal.jobs.mlflow.models import ModelStatus as ModelStatus
-    from shoal.jobs.mlflow.models import SliceStatus as SliceStatus
-    from shoal.jobs.mlflow.models import VersionStatus as VersionStatus
-    from shoal.jobs.mlflow.models import describe_model as describe_model
-    from shoal.jobs.mlflow.models import list_models as list_models
-    from shoal.jobs.mlflow.models import model_history as model_history
-    from shoal.jobs.mlflow.retention import DeletedVersion as DeletedVersion
-    from shoal.jobs.mlflow.retention import ModelPruning as ModelPruning
-    from shoal.jobs.mlflow.retention import prune_models as prune_models
-    from shoal.jobs.mlflow.withdrawal import withdraw_promotion as withdraw_promotion
     from shoal.jobs.partitions.results import PartitionFailedError as PartitionFailedError
     from shoal.jobs.partitions.results import PartitionResult as PartitionResult
     from shoal.jobs.partitions.results import PartitionResults as PartitionResults

@@ -17,13 +17,13 @@ from sqlalchemy import or_, select
 from shoal import history
 from shoal.errors import PoolDownError, PoolNotFoundError
 from shoal.history import acting_as
+from shoal.jobs import mlflow_run
 from shoal.jobs.files.retention import prune_jobs
 from shoal.jobs.journal import attempts
-from shoal.jobs.mlflow import job_run
-from shoal.jobs.mlflow.retention import prune_models
 from shoal.jobs.reconcile import look
 from shoal.jobs.reconcile.settle import settle_jobs
 from shoal.jobs.submission import MOST_LISTED, attach
+from shoal.models.catalog import prune_models
 from shoal.pool.api import ComputePool, sweep_nodes
 from shoal.pool.holder import ends_with, job_holder, job_of, python_holder, run_of, whole_run
 from shoal.pool.journal import commands
@@ -185,7 +185,7 @@ def retain(
     did = []
     if removed := prune_jobs(older_than=jobs_older_than, dry_run=dry_run):
         did.append(f"{verb} {len(removed)} ended attempts of {len({each.job_id for each in removed})} jobs")
-    if not job_run.available():
+    if not mlflow_run.available():
         return did
     pruned = prune_models(
         older_than=versions_older_than, keep_last=keep_last, tracking_uri=tracking_uri, dry_run=dry_run

@@ -12,8 +12,8 @@ from shoal.jobs import teams
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts, metric_series
+from shoal.jobs.journal.metric_series import MetricPoint
 from shoal.jobs.journal.stages import is_waiting
-from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.reconcile import ending, look
 from shoal.jobs.reconcile.polling import bounded_pause, pause_after
 from shoal.jobs.reconcile.rounds import Waiter

@@ -388,10 +388,10 @@ def _results_of(models: PartitionResults | str) -> PartitionResults:
             f"models must be the result of train, the id of its job or the URI of a model in MLflow, not {models!r}"
         )
     if is_mlflow(models) or "/" in models:  # the id of a job has no slash
-        from shoal.jobs.mlflow import partitioned_model
+        from shoal.jobs.partitions import logged_model
 
         check_version(models)
-        model = partitioned_model.model_of(models)
+        model = logged_model.model_of(models)
         if model is None:
             raise InvalidArgumentError(f"{models} is no model of partitions: use shoal.distributors.predict")
         return model.results

@@ -20,8 +20,9 @@ from prefect.logging import get_run_logger
 from prefect.states import Completed
 from prefect.transactions import BaseTransaction, get_transaction
 
-from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit, withdraw_promotion
+from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit
 from shoal.links import Link, job_page, mlflow_run_link, model_link
+from shoal.models import withdraw_promotion
 from shoal.prefect._names import training_name
 from shoal.prefect._progress import RunLog, TrainingProgress, show_page
 from shoal.prefect._run_holder import (
@@ -39,7 +40,7 @@ from shoal.prefect.retries import job_task
 from shoal.prefect.scope import current_flow_task
 
 if TYPE_CHECKING:
-    from shoal.jobs.metrics.series import MetricPoint
+    from shoal.jobs.journal.metric_series import MetricPoint
 
 KEY = "shoal-training"
 """Key of the reports on models without a name in MLflow's registry."""

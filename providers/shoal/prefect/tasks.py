@@ -205,7 +205,7 @@ def promote_model(
     training: Mapping[str, Any] | str | None = None,
     tracking_uri: str | None = None,
 ) -> dict[str, Any]:
-    """Promote a version that waits for a decision, if it is better than the champion; see `shoal.jobs.promote_model`.
+    """Promote a version that waits for a decision, if it is better than the champion; see `shoal.models.promote_model`.
 
     A training with ``register: {"promote": False}`` registers such a version. The version is compared with the champion
     of this moment. A version that is not better is not promoted, and the task run ends as Completed. At the end, the

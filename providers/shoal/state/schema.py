@@ -99,7 +99,7 @@ class PromotionState(StrEnum):
     """The alias in the model registry was set."""
     WITHDRAWN = "withdrawn"
     """The promotion does not count: the process that made it crashed before it set the alias, or the promotion was
-    withdrawn later (`shoal.jobs.withdraw_promotion`)."""
+    withdrawn later (`shoal.models.withdraw_promotion`)."""
 
 
 class ActionKind(StrEnum):
@@ -447,7 +447,7 @@ class JobMetrics(Base):
     """Number of times that the training was continued from a checkpoint before these points. The points replace those
     of earlier generations from their first step on."""
     points: Mapped[str] = mapped_column(_LongText)
-    """Steps, times and values as JSON, which `shoal.jobs.metrics.series` writes before the transaction."""
+    """Steps, times and values as JSON, which `shoal.jobs.journal.metric_series` writes before the transaction."""
 
 
 class StudyLog(Base):

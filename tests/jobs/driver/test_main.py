@@ -37,7 +37,7 @@ from shoal.errors import (
     TrainingError,
     UnusableGpuError,
 )
-from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training, promote_model
+from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, heartbeats
 from shoal.jobs.driver import main as driver
@@ -49,12 +49,12 @@ from shoal.jobs.files.sweep import discard_leftovers
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission
-from shoal.jobs.mlflow import holdout_evaluation, model_loading
-from shoal.jobs.mlflow.holdout import Holdout
-from shoal.jobs.mlflow.job_run import Run
+from shoal.jobs.mlflow_run import Run
 from shoal.jobs.scheduling import Gang
 from shoal.jobs.status import JobStatus
 from shoal.jobs.timeouts import MLFLOW_RETRIES
+from shoal.models import loading, promote_model
+from shoal.models.holdout import Holdout, evaluate
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.boosting.progress import by_round
@@ -416,9 +416,7 @@ class TestDriver:
         assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
         result = JobResult.model_validate(job.result)
         assert result.metrics["holdout-rmse"] < 1
-        again = holdout_evaluation.evaluate(
-            model_loading.load(f"models:/{name}/1"), Holdout.read(changes["register_as"], "y"), ["rmse"]
-        )
+        again = evaluate(loading.load(f"models:/{name}/1"), Holdout.read(changes["register_as"], "y"), ["rmse"])
         assert again.value == result.metrics["holdout-rmse"]
         inputs = mlflow.models.get_model_info(result.model_uri).signature.inputs
         # Whole numbers with nulls are floats in pandas.
@@ -427,7 +425,7 @@ class TestDriver:
         assert params["categorical_cols"] == "carrier, day"
 
     def test_without_mlflow_it_runs_untracked(self, store, spec, monkeypatch):
-        monkeypatch.setattr("shoal.jobs.mlflow.job_run.available", lambda: False)
+        monkeypatch.setattr("shoal.jobs.mlflow_run.available", lambda: False)
 
         code, job = drive(store, spec.model_copy(update={"tracking": Tracking()}))
 
@@ -460,7 +458,7 @@ class TestDriver:
         )
 
     def test_without_mlflow_nothing_can_be_registered(self, store, spec, monkeypatch):
-        monkeypatch.setattr("shoal.jobs.mlflow.job_run.available", lambda: False)
+        monkeypatch.setattr("shoal.jobs.mlflow_run.available", lambda: False)
         spec = spec.model_copy(
             update={"register_as": Register(model="m", metric="rmse", holdout=spec.dataset, overlap="flag")}
         )

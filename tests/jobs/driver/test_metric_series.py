@@ -14,7 +14,7 @@ from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.driver.mlflow_feed import MlflowFeed
 from shoal.jobs.journal import attempts, metric_series
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.metrics.series import MetricPoint, encoded
+from shoal.jobs.journal.metric_series import MetricPoint, encoded
 from shoal.state import Store
 from shoal.state.schema import Job, JobMetrics, JobState
 from shoal.training.run_config import RunConfig

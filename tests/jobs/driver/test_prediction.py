@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.jobs import PredictJobSpec
-from shoal.jobs.mlflow.job_run import Run
+from shoal.jobs.mlflow_run import Run
 from shoal.jobs.specs.prediction import PredictResult
 from shoal.state.schema import JobState
 from tests.jobs.driver.test_main import drive, log

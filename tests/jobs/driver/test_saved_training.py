@@ -18,7 +18,7 @@ from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.files import artifacts, code_store
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.mlflow.job_run import Run
+from shoal.jobs.mlflow_run import Run
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.boosting.request import TrainRequest, TrainResult

@@ -18,12 +18,13 @@ import pytest
 from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError
-from shoal.jobs import prune_jobs, prune_models, retain
+from shoal.jobs import prune_jobs, retain
 from shoal.jobs.files import artifacts
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import store_lock
 from shoal.jobs.journal.steps import At, JobStep, RetentionStep
+from shoal.models import prune_models
 from shoal.state import Store, steps
 from shoal.state.home import home
 from shoal.state.process import host_id, hostname

@@ -14,8 +14,7 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError
-from shoal.jobs.mlflow import partitioned_model
-from shoal.jobs.partitions import pyfunc_loader
+from shoal.jobs.partitions import logged_model, pyfunc_loader
 from tests.support.partition_models import model_of
 
 HOURS = pd.to_datetime(["2024-10-27 00:30", "2024-10-27 01:30"], utc=True).tz_convert("Europe/Berlin")
@@ -37,7 +36,7 @@ def test_a_null_is_a_key_of_its_own_in_tables_and_in_mlflow(
     table = pa.table({"key": pa.array([keys[1], None, keys[0]], type_), "a": pa.array([1, 10, 100])})
 
     assert model.predict_table(table).tolist() == [3.0, 50.0, 200.0]
-    signature = partitioned_model.signature_of(table.schema, ["key"], ["a"])
+    signature = logged_model.signature_of(table.schema, ["key"], ["a"])
     mlflow.pyfunc.save_model(
         tmp_path / "model",
         loader_module=pyfunc_loader.__name__,
@@ -112,5 +111,5 @@ def test_models_with_unequal_outputs_are_refused(tmp_path: Path) -> None:
 def test_a_feature_that_mlflow_cannot_take_is_refused() -> None:
     schema = pa.schema([("day", pa.date32()), ("a", pa.int32())])
     with pytest.raises(DataError, match='the column "day" is of type date32'):
-        partitioned_model.signature_of(schema, ["a"], ["day"])
-    partitioned_model.signature_of(schema, ["day"], ["a"])
+        logged_model.signature_of(schema, ["a"], ["day"])
+    logged_model.signature_of(schema, ["day"], ["a"])

@@ -279,7 +279,7 @@ def test_a_worker_that_ends_in_the_middle_of_a_file_leaves_none_that_counts(tmp_
                 raise SystemExit  # as Ray's workers do on SIGTERM
             return table["a"].to_numpy() * 2
 
-    monkeypatch.setattr(worker.model_loading, "load", lambda *_, **__: Twice())
+    monkeypatch.setattr(worker.loading, "load", lambda *_, **__: Twice())
     with pytest.raises(SystemExit):
         worker.predict(assignment, [file])
     worker.predict(assignment, [file])

@@ -119,7 +119,7 @@ def test_a_function_is_found_by_its_name_or_its_program(tmp_path: Path) -> None:
 def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.MonkeyPatch) -> None:
     register = FunctionRegister(**REGISTER, input_cols=("a",))
     entered: list[tuple[tuple[object, ...], dict[str, object]]] = []
-    monkeypatch.setattr(function_work.model_loading, "load", lambda uri, columns: f"model of {uri}, {columns[0]}")
+    monkeypatch.setattr(function_work.loading, "load", lambda uri, columns: f"model of {uri}, {columns[0]}")
     monkeypatch.setattr(
         function_work.promotion, "enter", lambda *args, **kwargs: entered.append((args, kwargs)) or "outcome"
     )

@@ -404,9 +404,9 @@ def test_the_fork_server_imports_libraries_and_creates_the_database_before_the_f
     opened = fork_server(
         "import mlflow.store.db.utils\n"
         "from shoal.jobs.files.mlflow_database import default_uri\n"
-        "from shoal.jobs.mlflow import job_run\n"
+        "from shoal.jobs import mlflow_run\n"
         "mlflow.store.db.utils._initialize_tables = None\n"
-        "said['experiments'] = len(job_run.connect(default_uri()).search_experiments())"
+        "said['experiments'] = len(mlflow_run.connect(default_uri()).search_experiments())"
     )
     assert opened == {"experiments": 1}
 

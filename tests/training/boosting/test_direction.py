@@ -12,7 +12,7 @@ from xgboost.callback import EarlyStopping
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.metrics.evaluation import NAMES, best_mode
+from shoal.models.metrics import NAMES, best_mode
 from shoal.training.boosting.direction import agreed, told
 from shoal.training.boosting.engine import interface_of
 from shoal.training.boosting.request import TrainRequest

@@ -17,8 +17,8 @@ from shoal.data import DataConnector
 from shoal.data.checks import check_bounds
 from shoal.data.planning import RowRange
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.jobs.mlflow.model_loading import predictor_of
 from shoal.jobs.specs.training import JobSpec
+from shoal.models.loading import predictor_of
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
     from shoal.jobs import Message
-    from shoal.jobs.mlflow.later_promotion import Training
+    from shoal.models.later_promotion import Training
 
 
 class ModelAlertError(AirflowFailException):
@@ -111,7 +111,7 @@ class PromoteModelOperator(LabelledOperator):
 
     A training with ``register: {promote: false}`` registers such a version. Put this task after Airflow's
     ``ApprovalOperator``. The version is compared with the champion of this moment, on the holdout of the training (see
-    `shoal.jobs.promote_model`). A version that is not better is not promoted, and the task succeeds. A task that runs
+    `shoal.models.promote_model`). A version that is not better is not promoted, and the task succeeds. A task that runs
     again returns the earlier decision.
 
     If the version is promoted, the task adds an event of the model's asset, which can trigger other DAGs (see
@@ -166,7 +166,7 @@ class PromoteModelOperator(LabelledOperator):
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> dict[str, Any]:
         """Promote the version if it is better than the champion, and return the `PromotionResult` as a dict."""
-        from shoal.jobs import promote_model
+        from shoal.models import promote_model
 
         try:
             with (

@@ -38,7 +38,14 @@ _SAMPLE_DATE = (2026, 1, 31)
 
 _RUN_AFTER_FAILURES = frozenset({TriggerRule.ALL_DONE, TriggerRule.ALWAYS, TriggerRule.ALL_DONE_SETUP_SUCCESS})
 
-_RAISES_PERMANENT_ERRORS = ("shoal.airflow.hooks", "shoal.data", "shoal.distributors", "shoal.jobs", "shoal.pool")
+_RAISES_PERMANENT_ERRORS = (
+    "shoal.airflow.hooks",
+    "shoal.data",
+    "shoal.distributors",
+    "shoal.jobs",
+    "shoal.models",
+    "shoal.pool",
+)
 """Packages whose functions raise errors that every retry would meet again."""
 
 

@@ -11,21 +11,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.reading import take_rows
+from shoal.jobs import mlflow_run
 from shoal.jobs.driver import saved_training
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts, code_store
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.store_outages import patiently
-from shoal.jobs.mlflow import init_model, job_run, model_loading, promotion, skip_if_unchanged, training_rows
-from shoal.jobs.mlflow.contest import Outcome
-from shoal.jobs.mlflow.holdout import check_holdout
-from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.mlflow.registry import HOLDER_TAG
-from shoal.jobs.mlflow.skip_if_unchanged import Fingerprints
-from shoal.jobs.mlflow.training_rows import TrainingRows
+from shoal.jobs.mlflow_run import Run
 from shoal.jobs.prediction.engine import pinned
 from shoal.jobs.results import DataResult, JobResult
 from shoal.jobs.specs.training import JobSpec
+from shoal.models import gate, init_model, loading, skip_if_unchanged, training_rows
+from shoal.models.contest import Outcome
+from shoal.models.holdout import check_holdout
+from shoal.models.registry import HOLDER_TAG
+from shoal.models.skip_if_unchanged import Fingerprints
+from shoal.models.training_rows import TrainingRows
 from shoal.training.boosting.inputs import check_features
 from shoal.training.boosting.prediction import Output
 from shoal.training.boosting.progress import by_round
@@ -92,7 +93,7 @@ def check(spec: JobSpec, place: AttemptContext, *, selected_on: DatasetSpec | No
     """
     _checked(spec, place, selected_on)
     if place.run and spec.register_as:
-        promotion.try_champion(place.run, spec.register_as)
+        gate.try_champion(place.run, spec.register_as)
 
 
 def work(spec: JobSpec, place: AttemptContext, *, selected_on: DatasetSpec | None = None) -> JobResult:
@@ -115,7 +116,7 @@ def work(spec: JobSpec, place: AttemptContext, *, selected_on: DatasetSpec | Non
     if checked.fingerprints and (skipped := _skipped(spec, place, checked.data, checked.fingerprints)):
         return skipped
     if place.run and spec.register_as:
-        promotion.try_champion(place.run, spec.register_as)
+        gate.try_champion(place.run, spec.register_as)
     inputs = _logged_inputs(spec, place.run, place, checked) if place.run else None
     trained = saved_training.of_earlier_attempt(spec, place, inputs) if inputs else None
     if trained is None:
@@ -177,7 +178,7 @@ def _checked(spec: JobSpec, place: AttemptContext, selected_on: DatasetSpec | No
     user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
     data = _described(dataset, times)
     if spec.register_as:
-        promotion.try_challenger(spec.register_as, _output(spec, user_code))
+        gate.try_challenger(spec.register_as, _output(spec, user_code))
     fingerprints: Fingerprints | None = None
     # A training with user code has no fingerprints and is never skipped, because shoal may not notice a change of the
     # code.
@@ -231,7 +232,7 @@ def _published(
     if not spec.register_as:
         return uri, None
     with place.stopwatch.scoring(), saved_before(path):
-        outcome = promotion.enter(
+        outcome = gate.enter(
             place.store,
             place.key,
             run,
@@ -239,7 +240,7 @@ def _published(
             is_current=place.is_current,
             tags={**place.tags, **checked.data.tags()},
             model_uri=uri,
-            model=model_loading.predictor_of(booster, base_margin_cols=spec.margin_cols),
+            model=loading.predictor_of(booster, base_margin_cols=spec.margin_cols),
             label_col=spec.label_col,
             group_col=spec.group_col,
             trained_on=checked.trained_on,
@@ -325,7 +326,7 @@ def _params(spec: JobSpec) -> dict[str, Any]:
 def _final_metrics(trained: TrainResult) -> dict[str, float]:
     """Return the model's metrics in the best round if there was early stopping, otherwise in the last round."""
     return {
-        job_run.metric_name(evaluated, metric): values[trained.final_round]
+        mlflow_run.metric_name(evaluated, metric): values[trained.final_round]
         for evaluated, series in trained.eval_results.items()
         for metric, values in series.items()
     }

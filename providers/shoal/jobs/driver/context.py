@@ -15,9 +15,9 @@ from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.store_outages import patiently
-from shoal.jobs.mlflow.job_run import Run, retrying_briefly
-from shoal.jobs.mlflow.registry import is_unreachable
+from shoal.jobs.mlflow_run import Run, retrying_briefly
 from shoal.jobs.results import JobResult, JobTimes
+from shoal.models.registry import is_unreachable
 from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED

@@ -32,8 +32,8 @@ from typing import Any, NoReturn, TextIO
 import psutil
 
 from shoal import own_python
+from shoal.jobs import mlflow_run
 from shoal.jobs.driver import main as driver
-from shoal.jobs.mlflow import job_run
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
 from shoal.pool.endpoint import MLFLOW_STORE
 from shoal.training.host.hidden_output import DRIVER_TAG
@@ -228,7 +228,7 @@ class ForkServer:
         try:
             self._leave(server)
             os.nice(_NICE_OF_DATABASE)
-            job_run.create_default_database()
+            mlflow_run.create_default_database()
         except BaseException:
             traceback.print_exc()
         finally:

@@ -12,18 +12,18 @@ from shoal.jobs.driver.context import AttemptContext, before_work, only_printed,
 from shoal.jobs.driver.mlflow_feed import MlflowFeed
 from shoal.jobs.files import artifacts, code_store, storage, working_folder
 from shoal.jobs.journal import attempts
-from shoal.jobs.mlflow import model_loading, promotion, training_rows
-from shoal.jobs.mlflow.contest import Outcome
-from shoal.jobs.mlflow.holdout import check_holdout
-from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
+from shoal.models import gate, loading, training_rows
+from shoal.models.contest import Outcome
+from shoal.models.holdout import check_holdout
+from shoal.models.training_rows import TrainingRows
 from shoal.training.host.usage import USAGE_NOTE
 from shoal.training.mlflow.user_calls import MOVED_NOTE
 from shoal.training.pytorch.program import Program, call_imported, imported
 
 if TYPE_CHECKING:
-    from shoal.jobs.mlflow.job_run import Run
+    from shoal.jobs.mlflow_run import Run
 
 _SYSTEM = "system/"
 """Prefix of the metrics that MLflow's web interface shows as system metrics."""
@@ -86,7 +86,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
     trained_on = _check_holdout(spec, spec.register_as) if spec.register_as else TrainingRows()
     tracked = place.run
     if tracked and spec.register_as:
-        promotion.try_champion(tracked, spec.register_as, spec.register_as.input_cols)
+        gate.try_champion(tracked, spec.register_as, spec.register_as.input_cols)
     location = spec.run_config.artifact_location
     claim, folder = place.claim(), artifacts.folder(place.key, location)
     artifacts.check(folder, claim, location)
@@ -169,7 +169,7 @@ def _register(
             f'the training function logged no model, so no version of "{register.model}" can be registered: call '
             "mlflow.pytorch.log_model(model, name=..., signature=...) in the function, on rank 0"
         )
-    outcome = promotion.enter(
+    outcome = gate.enter(
         place.store,
         place.key,
         run,
@@ -177,7 +177,7 @@ def _register(
         is_current=place.is_current,
         tags=place.tags,
         model_uri=uri,
-        model=model_loading.load(uri, register.input_cols),
+        model=loading.load(uri, register.input_cols),
         label_col=register.label_col,
         input_cols=register.input_cols,
         group_col=register.group_col,

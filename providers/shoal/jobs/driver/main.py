@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
-from shoal.jobs import credentials
+from shoal.jobs import credentials, mlflow_run
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, function, partitions, pool_nodes, prediction, tuning
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
@@ -43,9 +43,7 @@ from shoal.jobs.journal import attempts, job_queue, metric_series
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.journal.store_outages import patiently
-from shoal.jobs.mlflow import job_run
-from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
+from shoal.jobs.mlflow_run import Run
 from shoal.jobs.reconcile import rounds
 from shoal.jobs.remote import handover, package
 from shoal.jobs.results import JobResult
@@ -56,6 +54,7 @@ from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
 from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.jobs.timeouts import DRIVER_END_S
+from shoal.models.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
 from shoal.node_register import NodeRegister
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
@@ -162,7 +161,7 @@ class Driver:
             with only_printed("the next job that waits for the pool could not be started"):
                 rounds.start_next(self._store, self._job.pool)
         # Not earlier, because workers may inherit the variable, and user code in them keeps MLflow's own patience.
-        job_run.retry_briefly(self._spec.run_config.env)
+        mlflow_run.retry_briefly(self._spec.run_config.env)
         with act(JobStep.TIDY):
             with only_printed("the rows of SQL queries could not be removed"):
                 staged_data_claims.discard(staged_queries.locations(self._spec, self._key).values())
@@ -384,7 +383,7 @@ class Driver:
             end_gangs()
             job_queue.free_gang(self._store, self._key, time.time(), used)
             rounds.start_next(self._store, self._job.pool)
-        job_run.retry_briefly(self._spec.run_config.env)
+        mlflow_run.retry_briefly(self._spec.run_config.env)
         # Ray's compiled code may have caught `_StopRequested` and only printed an error, so the exception is raised
         # again here.
         if self._told_to_end:
@@ -393,7 +392,7 @@ class Driver:
     def _begin_run(self) -> None:
         if self._spec.tracking is None:
             return
-        if not job_run.available():
+        if not mlflow_run.available():
             if self._spec.tracking.uri or self._spec.register_as:
                 raise MissingExtraError("mlflow", "mlflow")
             print("MLflow is not installed on the pool, so the job records nothing in MLflow", flush=True)
@@ -438,7 +437,7 @@ class Driver:
                 "MLFLOW_EXPERIMENT_ID": run.experiment_id,
                 "MLFLOW_RUN_ID": run.run_id,
             }
-            if artifacts := job_run.artifacts_of(run.uri):
+            if artifacts := mlflow_run.artifacts_of(run.uri):
                 environment[ARTIFACTS] = artifacts
         return environment
 

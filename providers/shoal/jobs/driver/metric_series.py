@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from shoal.jobs.driver.mlflow_feed import MlflowFeed
 from shoal.jobs.journal import metric_series
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.metrics.series import MetricPoint, encoded
+from shoal.jobs.journal.metric_series import MetricPoint, encoded
 from shoal.redaction import redact
 from shoal.state.codec import storable
 from shoal.state.schema import Job

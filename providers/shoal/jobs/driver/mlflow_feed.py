@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from shoal.jobs.metrics.series import MetricPoint
+from shoal.jobs.journal.metric_series import MetricPoint
 from shoal.jobs.timeouts import METRICS_PERIOD_S
 
 if TYPE_CHECKING:
-    from shoal.jobs.mlflow.job_run import Run
+    from shoal.jobs.mlflow_run import Run
 
 _AT_ONCE = 1000
 """Number of points after whose metrics the feed notes how many MLflow has."""

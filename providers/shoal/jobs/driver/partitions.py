@@ -11,17 +11,17 @@ from shoal.jobs.driver.context import AttemptContext, before_work, only_printed,
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.mlflow import model_loading, promotion, training_rows
-from shoal.jobs.mlflow.contest import Outcome, champion_of
-from shoal.jobs.mlflow.holdout import check_holdout
-from shoal.jobs.mlflow.job_run import Run, retrying_briefly
-from shoal.jobs.mlflow.registry import answering, missing_ignored
-from shoal.jobs.mlflow.training_rows import TrainingRows
+from shoal.jobs.mlflow_run import Run, retrying_briefly
 from shoal.jobs.partitions.keys import check_same_kinds, key_type
 from shoal.jobs.partitions.program import program_of_spec
 from shoal.jobs.partitions.results import PartitionResults
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.partitions import PartitionsJobSpec, PartitionsRegister
+from shoal.models import gate, loading, training_rows
+from shoal.models.contest import Outcome, champion_of
+from shoal.models.holdout import check_holdout
+from shoal.models.registry import answering, missing_ignored
+from shoal.models.training_rows import TrainingRows
 from shoal.state.schema import JobState
 
 if TYPE_CHECKING:
@@ -103,10 +103,10 @@ def _begin_tracking(spec: PartitionsJobSpec, place: AttemptContext) -> TrainingR
     by = ", ".join(spec.by)
     trained_on = TrainingRows()
     if spec.register_as and spec.label_col:
-        from shoal.jobs.mlflow import partitioned_model
+        from shoal.jobs.partitions import logged_model
 
         columns = list(dict.fromkeys((*spec.by, *spec.input_cols)))
-        partitioned_model.signature_of(connector.schema(), spec.by, spec.input_cols)
+        logged_model.signature_of(connector.schema(), spec.by, spec.input_cols)
         keys = key_type(connector.source, spec.by)
         trained_on = training_rows.of_datasets([(connector, connector.time_range(spec.dataset.time_col))])
         check_holdout(
@@ -116,7 +116,7 @@ def _begin_tracking(spec: PartitionsJobSpec, place: AttemptContext) -> TrainingR
             trained_on=trained_on,
             check=lambda holdout: check_same_kinds(key_type(holdout, spec.by), keys, spec.by),
         )
-        promotion.try_champion(tracked, spec.register_as, columns)
+        gate.try_champion(tracked, spec.register_as, columns)
     with before_work(tracked.uri, place.environment):
         tracked.log_params({"function": spec.function_name, "by": by, "framework": spec.framework})
         tracked.log_dataset(by, connector.digest(), spec.dataset.origin, context="partitions")
@@ -139,14 +139,14 @@ def _register(
     trained_on: TrainingRows,
 ) -> tuple[str, Outcome]:
     """Log the models as one model, and register it; return its URI."""
-    from shoal.jobs.mlflow import partitioned_model
+    from shoal.jobs.partitions import logged_model
 
     assert spec.label_col is not None
     results = PartitionResults(answer.manifest, answer.digest)
     champion = None
     with answering(run.uri), missing_ignored():
         champion = champion_of(run.client, register)
-    uri, kept = partitioned_model.log(
+    uri, kept = logged_model.log(
         results,
         by=spec.by,
         input_cols=spec.input_cols,
@@ -156,7 +156,7 @@ def _register(
     if kept:
         print(f"{kept:,} partitions whose training failed keep the model of version {champion}", flush=True)
     columns = list(dict.fromkeys((*spec.by, *spec.input_cols)))
-    outcome = promotion.enter(
+    outcome = gate.enter(
         place.store,
         place.key,
         run,
@@ -164,7 +164,7 @@ def _register(
         is_current=place.is_current,
         tags=place.tags,
         model_uri=uri,
-        model=model_loading.load(uri, columns),
+        model=loading.load(uri, columns),
         label_col=spec.label_col,
         input_cols=columns,
         trained_on=trained_on,

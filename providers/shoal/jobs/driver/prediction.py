@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shoal.data.connector import DataConnector
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
-from shoal.jobs.mlflow.job_run import retrying_briefly
+from shoal.jobs.mlflow_run import retrying_briefly
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.prediction import PredictJobSpec
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from shoal.jobs.mlflow.job_run import legal_name
+from shoal.jobs.mlflow_run import legal_name
 from shoal.jobs.timeouts import METRICS_PERIOD_S, TRIAL_RUNS_END_S
 from shoal.jobs.tuning.trials import Ended
 from shoal.redaction import redact_all
@@ -17,7 +17,7 @@ from shoal.redaction import redact_all
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun
 
-    from shoal.jobs.mlflow.job_run import Run
+    from shoal.jobs.mlflow_run import Run
 
 _PARENT = "mlflow.parentRunId"
 _LONGEST_VALUE = 500

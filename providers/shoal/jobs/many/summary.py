@@ -17,14 +17,14 @@ from pydantic import Field
 from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.jobs.metrics.evaluation import best_mode
-from shoal.jobs.mlflow.job_run import metric_name
-from shoal.jobs.mlflow.promotion_decision import figure, is_better
-from shoal.jobs.mlflow.promotion_history import confirmed_promotions
+from shoal.jobs.mlflow_run import metric_name
 from shoal.jobs.results import JobResult, PlainResult, PromotionResult, RecentVersion
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.jobs.submission import MOST_LISTED, list_jobs
+from shoal.models.decision import figure, is_better
+from shoal.models.ledger import confirmed_promotions
+from shoal.models.metrics import best_mode
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import Job, JobState

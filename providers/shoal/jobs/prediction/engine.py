@@ -11,13 +11,13 @@ from typing import Any
 from shoal.data.connector import DataConnector
 from shoal.data.predicted_rows import kept_columns
 from shoal.errors import DataError, InvalidArgumentError, JobError
-from shoal.jobs.mlflow import model_loading
-from shoal.jobs.mlflow.registry import VersionId
 from shoal.jobs.partitions.predictions import report_unknown
 from shoal.jobs.prediction import worker
 from shoal.jobs.prediction.output_files import Output, predictions_key
 from shoal.jobs.prediction.worker import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
+from shoal.models import loading
+from shoal.models.registry import VersionId
 from shoal.training import cluster, locations
 from shoal.training.artifact_folders import Claim
 from shoal.training.context import say
@@ -66,7 +66,7 @@ def run(
         say(f"{spec.output_path} already has the predictions of {uri} for these rows")
         return PredictResult(spec.output_path, rows, uri, 0, 0, time.monotonic() - began)
     keep = kept_columns(spec.keep_cols, spec.prediction_col, connector)
-    model_loading.load(uri, spec.input_cols, category_codes=spec.category_codes).check(connector.source)
+    loading.load(uri, spec.input_cols, category_codes=spec.category_codes).check(connector.source)
     locations.try_out(spec.output_path.rpartition("/")[0] or "/", "output_path")
     output.prepare()
     try:

@@ -13,11 +13,11 @@ from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import RowGroup, RowRange
 from shoal.data.predicted_rows import with_predictions, write_tables
 from shoal.errors import DataError
-from shoal.jobs.mlflow import model_loading
-from shoal.jobs.mlflow.model_loading import Predictor
 from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
 from shoal.jobs.prediction import output_files
 from shoal.jobs.prediction.output_files import is_complete
+from shoal.models import loading
+from shoal.models.loading import Predictor
 from shoal.training.context import gang_context
 from shoal.training.host import memory
 
@@ -58,7 +58,7 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
     filesystem, folder = resolve(assignment.folder)
     for file in files:
         path = f"{folder}/{file.name}"
-        predictor = predictor or model_loading.load(
+        predictor = predictor or loading.load(
             assignment.model_uri, assignment.input_cols, category_codes=assignment.category_codes
         )
         if is_complete(filesystem, path, file.rows):

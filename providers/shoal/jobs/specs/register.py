@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.metrics.evaluation import Mode, Takes, best_mode, metric_named
+from shoal.models.metrics import Mode, Takes, best_mode, metric_named
 from shoal.option_validation import Settings
 
 DEFAULT_ALIAS = "champion"

@@ -1,1 +1,0 @@
-"""Track a job's run in MLflow, register its model, and compare the model with the champion."""

@@ -1,0 +1,289 @@
+"""Give the champion's alias to the better of two versions, also if several processes promote versions at the same time.
+
+The champion is the registered version that has the alias.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from shoal.errors import JobError
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.locks import HeldLock, store_lock
+from shoal.jobs.journal.steps import JobStep, act
+from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.mlflow_run import metric_name
+from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
+from shoal.jobs.specs.register import Register
+from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
+from shoal.models.decision import (
+    Baseline,
+    Candidate,
+    Evaluation,
+    alias_moved,
+    champion_unread,
+    decide,
+    promoted_before,
+    strongest,
+    waiting,
+)
+from shoal.models.ledger import Ledger, is_of
+from shoal.models.registry import VersionId, aliases_of
+from shoal.state.schema import Promotion, PromotionState
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+
+class UnreadChampionError(JobError):
+    """The champion cannot be loaded, or cannot predict the holdout."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of the comparison of a challenger with the champion, and of the promotion if the challenger is better.
+
+    Attributes:
+        model: Name of the registered model.
+        challenger: The new version in the registry, with its metrics on the holdout.
+        champion: Version that the challenger was compared with; None if the alias pointed to no version.
+        decision: Whether the challenger was given the alias, and why.
+        recent: Versions that were registered before the challenger, the newest first.
+    """
+
+    model: str
+    challenger: Candidate
+    champion: Candidate | None
+    decision: DecisionResult
+    recent: tuple[RecentVersion, ...] = ()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return the values of the challenger's metrics, by their names in MLflow: ``holdout-<metric>``."""
+        return logged_metrics(self.challenger.evaluation)
+
+    def result(self) -> dict[str, Any]:
+        """Return the fields of a job's result that say whether the new model was promoted, and why."""
+        champion = None
+        if known := self.champion:
+            unseen, rows = known.unseen, None
+            all_decided = unseen is None or (not unseen.enough and self.challenger.evaluation.overlaps)
+            if unseen is not None and not all_decided and unseen.rows < unseen.holdout_rows:
+                rows = unseen.rows
+            elif known.common is not None:
+                rows = known.common.rows
+            champion = ChampionResult(version=known.version.number, value=known.value, unseen_rows=rows)
+        return {
+            "model_name": self.model,
+            "model_version": self.challenger.version.number,
+            "promoted": self.decision.promoted,
+            "champion": champion,
+            "decision": self.decision,
+            "recent": self.recent,
+        }
+
+
+@dataclass(frozen=True)
+class _Standing:
+    """State of the champion's alias at the start of a comparison. If the state changes meanwhile, the comparison is
+    repeated.
+
+    Attributes:
+        alias: Version that the alias points to; None if there is no such alias.
+        rivals: Versions that the challenger has to beat.
+        recorded: Version of the newest confirmed promotion since this challenger was first promoted; None if there is
+            no such promotion.
+    """
+
+    alias: VersionId | None
+    rivals: tuple[VersionId, ...]
+    recorded: VersionId | None = None
+
+
+@dataclass
+class Contest:
+    """Comparison of one challenger with the champion, which is repeated if the champion's alias is moved meanwhile.
+
+    The alias is set while this process holds a lock. The lock is checked right before and right after the alias is set.
+    If the second check finds that the lock was lost, setting the alias may have replaced a champion that another
+    process promoted meanwhile. Therefore the next round compares the challenger with all versions that were promoted in
+    the meantime.
+
+    Attributes:
+        rivals: Versions that were evaluated so far.
+        against: Version with which the last round compared the challenger.
+        decision: Decision of the last round.
+        written: Versions to which this process has given the alias.
+        since: Id of the ledger's row about the first promotion by this process. None: this process has promoted no
+            version yet.
+    """
+
+    client: MlflowClient
+    ledger: Ledger
+    register: Register
+    challenger: Candidate
+    baseline: Baseline | None
+    holdout_digest: str
+    key: Key
+    score_champion: Callable[[VersionId], Candidate]
+    rivals: dict[VersionId, Candidate] = field(default_factory=dict)
+    against: Candidate | None = None
+    decision: DecisionResult | None = None
+    written: set[VersionId] = field(default_factory=set)
+    since: int | None = None
+
+    def decided(self) -> Outcome:
+        """Promote the challenger if it is better than the champion, and return the outcome."""
+        if (note := patiently(self.ledger.store, lambda: self.ledger.unmatched(self.client))) is not None:
+            print(note, flush=True)
+        while (outcome := patiently(self.ledger.store, self.round)) is None:
+            pass
+        return outcome
+
+    def previewed(self) -> Outcome:
+        """Compare the challenger with the present champion, and leave the alias where it is. The challenger waits for a
+        decision."""
+        rivals = self._standing(champion_of(self.client, self.register)).rivals
+        found = self._unread(rivals) or self._outcome(self._decide(rivals))
+        return replace(found, decision=waiting(self.register, self.challenger, found.decision))
+
+    def round(self) -> Outcome | None:
+        """Compare challenger and champion once, and give the champion's alias to the better version.
+
+        Returns:
+            The outcome; None if the alias changed or the lock was lost meanwhile, so that another round is needed.
+        """
+        standing = self._standing(champion_of(self.client, self.register))
+        # The models are evaluated before the lock is taken, because the evaluation on a large holdout may take longer
+        # than the lock is valid.
+        if (unread := self._unread(standing.rivals)) is not None:
+            return unread
+        with store_lock(self.ledger.store, self.ledger.lock_name, PROMOTION_LOCK_TTL_S) as lock:
+            alias = champion_of(self.client, self.register)
+            if not self.ledger.settle(lock, alias):
+                return None
+            if (earlier := self._promoted_before(alias)) is not None:
+                return earlier
+            if self._standing(alias) != standing:
+                return None
+            self.decision = self._decide(standing.rivals)
+            if self._moved_by_others(standing):
+                return self._outcome(alias_moved(self.register, self.challenger, standing.alias))
+            winner = self._winner(self.decision)
+            wrong = winner != standing.alias or (self.written and winner != standing.recorded)
+            if winner is not None and wrong and not self._set(lock, winner, standing.alias):
+                return None
+        return self._outcome(self.decision)
+
+    def _outcome(self, decision: DecisionResult) -> Outcome:
+        return Outcome(self.register.model, self.challenger, self.against, decision)
+
+    def _unread(self, rivals: Sequence[VersionId]) -> Outcome | None:
+        """Evaluate the rivals that are not evaluated yet. If one of them cannot be read, return the outcome: a champion
+        that cannot be read is never replaced."""
+        for version in rivals:
+            if version not in self.rivals:
+                try:
+                    self.rivals[version] = self.score_champion(version)
+                except UnreadChampionError as error:
+                    self.against = Candidate(version, Evaluation(math.nan))
+                    return self._outcome(champion_unread(self.register, self.challenger, version, str(error)))
+        return None
+
+    def _promoted_before(self, alias: VersionId | None) -> Outcome | None:
+        """Return the outcome if the challenger has been promoted, but not by this process: by another process that
+        promotes the same version, or by a person in MLflow."""
+        if self.since is not None:
+            return None
+        mine, history = self.challenger.version, self.ledger.history()
+        promotion = next((each for each in history if is_of(each, mine)), None)
+        if promotion is None:
+            return self._outcome(alias_moved(self.register, self.challenger, alias)) if alias == mine else None
+        if alias != mine and not is_of(history[0], alias):
+            # No recorded promotion has set the alias to its present version.
+            return self._outcome(alias_moved(self.register, self.challenger, alias, when="after"))
+        previous = promotion.previous
+        if previous is not None:
+            self.against = Candidate(VersionId.recorded(previous, promotion.previous_identity), Evaluation(math.nan))
+        return self._outcome(promoted_before(self.register, self.challenger, previous))
+
+    def _standing(self, alias: VersionId | None) -> _Standing:
+        if self.since is None:
+            return _Standing(alias, () if alias is None else (alias,))
+        promoted = self.ledger.confirmed(self.since)
+        rivals = tuple(each for each in dict.fromkeys(promoted) if each != self.challenger.version)
+        return _Standing(alias, rivals, promoted[0] if promoted else None)
+
+    def _moved_by_others(self, standing: _Standing) -> bool:
+        """Return whether a person moved the champion's alias after this process had set it.
+
+        A person has moved the alias if the alias points to a version that neither this process nor a recorded promotion
+        has chosen.
+        """
+        return self.since is not None and standing.alias not in self.written | {standing.recorded}
+
+    def _decide(self, rivals: Sequence[VersionId]) -> DecisionResult:
+        """Decide whether the challenger is promoted, by a comparison with the best of the versions that it has to beat.
+
+        If this process has already promoted the challenger, and no other version was promoted later, the earlier
+        decision is kept.
+        """
+        if self.decision is not None and self.since is not None and not rivals:
+            return self.decision
+        candidates = [self.rivals[version] for version in rivals]
+        self.against = strongest(candidates, self.challenger, self.register)
+        return decide(self.register, self.challenger, self.against, self.baseline)
+
+    def _winner(self, decision: DecisionResult) -> VersionId | None:
+        if decision.promote:
+            return self.challenger.version
+        return None if self.against is None else self.against.version
+
+    def _set(self, lock: HeldLock, winner: VersionId, previous: VersionId | None) -> bool:
+        """Give the champion's alias to a version in MLflow, and record the promotion in the store.
+
+        Returns:
+            False if the lock was lost, or if the alias does not point to the version afterwards.
+        """
+        value = (self.challenger if winner == self.challenger.version else self.rivals[winner]).value
+        intended = self.ledger.intend(
+            lock,
+            Promotion(
+                registry_uri=self.ledger.registry,
+                model=self.ledger.model,
+                alias=self.ledger.alias,
+                version=winner.number,
+                version_identity=winner.columns,
+                previous=previous and previous.number,
+                previous_identity=previous and previous.columns,
+                metric=self.register.metric,
+                value=value if math.isfinite(value) else None,
+                holdout_digest=self.holdout_digest,
+                job_id=self.key.job_id,
+                attempt=self.key.attempt,
+                state=PromotionState.INTENDED,
+                created_at=time.time(),
+            ),
+        )
+        if intended is None:
+            return False
+        self.since = self.since or intended
+        self.written.add(winner)
+        with act(JobStep.PROMOTE):
+            self.client.set_registered_model_alias(self.register.model, self.register.alias, winner.number)
+        return champion_of(self.client, self.register) == winner and self.ledger.confirm(lock, intended)
+
+
+def logged_metrics(evaluation: Evaluation) -> dict[str, float]:
+    """Return the values of a model's metrics, by their names in MLflow: ``holdout-<metric>``."""
+    return {metric_name("holdout", name): value for name, value in evaluation.metrics.items()}
+
+
+def champion_of(client: MlflowClient, register: Register) -> VersionId | None:
+    """Return the version to which the champion's alias points in MLflow's registry; None if there is no such alias."""
+    number = aliases_of(client.get_registered_model(register.model)).get(register.alias)
+    return None if number is None else VersionId.read(client, register.model, number)
