@@ -1,5 +1,6 @@
 from __future__ import annotations
 
 from tests.support.gate import data, gate, uris
+from tests.support.job_store import another_head, head, mlflow_uri, own_mlflow, spec, store
 
-__all__ = ["data", "gate", "uris"]
+__all__ = ["another_head", "data", "gate", "head", "mlflow_uri", "own_mlflow", "spec", "store", "uris"]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.files.mlflow_database import default_database, default_uri
-from shoal.jobs.journal.metric_series import MetricPoint
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.redaction import redact_all, redact_value
 from shoal.state.home import file_lock, subfolder
@@ -29,6 +28,8 @@ from shoal.training.mlflow.user_calls import FIRST_RUN_TAG, JOB_RUN_TAG
 if TYPE_CHECKING:
     import pandas as pd
     from mlflow import MlflowClient
+
+    from shoal.jobs.journal.metric_series import MetricPoint
 
 _METRICS_PER_CALL = 1000
 """Largest number of metrics that MLflow accepts in one call of `log_batch`."""
