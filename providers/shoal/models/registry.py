@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from shoal.errors import MissingExtraError, RegistryError
 from shoal.jobs import mlflow_run
-from shoal.jobs.files.mlflow_database import default_uri
+from shoal.jobs.files.storage import default_uri
 from shoal.jobs.mlflow_run import legal_name
 from shoal.jobs.timeouts import REGISTRY_PATIENCE_S
 from shoal.redaction import redact_value

@@ -11,8 +11,7 @@ from shoal.errors import InvalidArgumentError, RegistryError
 from shoal.jobs import teams
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.locks import HeldLock, store_lock
-from shoal.jobs.journal.steps import JobStep, act
-from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.journal.steps import JobStep, act, patiently
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import parse_spec
 from shoal.jobs.submission import attach

@@ -11,7 +11,7 @@ from typing import Any
 
 from prefect.logging import get_run_logger
 
-from shoal import jobs
+from shoal import models
 from shoal.jobs import (
     AnyJobSpec,
     PredictJobSpec,
@@ -235,7 +235,7 @@ def promote_model(
     """
     named = training.get("model_name") if isinstance(training, Mapping) else model
     with failure_event(named or str(training)):
-        result = jobs.promote_model(
+        result = models.promote_model(
             model,
             version,
             training=training,
