@@ -11,7 +11,7 @@ import pytest
 from prefect import flow
 from prefect.logging import get_run_logger
 
-from shoal import jobs
+from shoal import models
 from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError
 from shoal.jobs import StaleModel, WaitingJob
 from shoal.prefect import (
@@ -243,7 +243,7 @@ def test_a_version_that_waits_and_its_promotion_are_events(sent, ends, monkeypat
     ends(WAITING)
     assert train() == "Completed"
     asked = []
-    monkeypatch.setattr(jobs, "promote_model", lambda *given, **options: asked.append(options) or decided(promoted))
+    monkeypatch.setattr(models, "promote_model", lambda *given, **options: asked.append(options) or decided(promoted))
 
     assert ask(WAITING.to_dict()) == decided(promoted).to_dict() == asyncio.run(aask("job"))
 
@@ -262,7 +262,7 @@ def test_a_promotion_that_fails_is_a_failure_of_its_model(sent, monkeypatch):
     def refuse(*_, **__):
         raise InvalidArgumentError("delays version 7 does not wait for a decision")
 
-    monkeypatch.setattr(jobs, "promote_model", refuse)
+    monkeypatch.setattr(models, "promote_model", refuse)
     with pytest.raises(InvalidArgumentError):
         ask(WAITING.to_dict(), retries=2)
     assert [(event.event, event.resource.id) for event in sent] == [("shoal.model.failed", "shoal.model.delays")]
