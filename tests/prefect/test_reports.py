@@ -11,8 +11,8 @@ import pytest
 from shoal.jobs import parse_spec
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.prefect import abatch_predict, adistributed_train, batch_predict, distributed_train, reports
-from shoal.prefect.job_task import prediction_name, report, report_key, sparkline, training_name
-from shoal.prefect.reports import LINES_PER_MINUTE, RunLog, TrainingProgress
+from shoal.prefect.job_task import prediction_name, training_name
+from shoal.prefect.reports import LINES_PER_MINUTE, RunLog, TrainingProgress, report, report_key, sparkline
 from shoal.training.progress import Progress
 from tests.support.job_results import result_of
 
