@@ -30,7 +30,7 @@ from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig
 from shoal.errors import ShoalError
 from shoal.examples.flights import months_before, retraining_spec
 from shoal.jobs import JobResult, JobStatus
-from shoal.jobs.files.mlflow_database import default_uri
+from shoal.jobs.files.storage import default_uri
 from shoal.state.schema import JobState
 from tests.airflow.real_airflow import (
     POOL,

@@ -18,14 +18,13 @@ from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts, study_logs
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.listing import JobLine
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.partitions.keys import shown_key
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.partitions import PARTITIONS
 from shoal.jobs.specs.tuning import TUNE
-from shoal.jobs.status import JobStatus
+from shoal.jobs.status import JobLine, JobStatus
 from shoal.jobs.tuning import trials
 from shoal.jobs.tuning.study_storage import copy_of
 from shoal.jobs.tuning.trials import Ended
