@@ -11,7 +11,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.tasks import EngineTask
 from shoal.jobs.reconcile.target import Target
-from shoal.jobs.specs.function import AnyJobSpec
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store

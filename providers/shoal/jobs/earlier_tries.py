@@ -18,7 +18,7 @@ from shoal.jobs.reconcile.decide import End
 from shoal.jobs.reconcile.sending import Supplies
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.results import JobResult
-from shoal.jobs.specs.function import AnyJobSpec
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
 

@@ -14,10 +14,10 @@ from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.journal.steps import JobStep, act
+from shoal.jobs.kind import parse_spec
 from shoal.jobs.reconcile import look
 from shoal.jobs.reconcile.decide import End, Silence
 from shoal.jobs.reconcile.target import Target
-from shoal.jobs.specs.function import parse_spec
 from shoal.jobs.timeouts import SHORTEST_PAUSE_S, STOP_PATIENCE_S
 from shoal.state.home import is_own_store
 from shoal.state.schema import JOB_ACTIVE, Job, JobState, Pool

@@ -24,7 +24,7 @@ from shoal.data.parquet import packaged
 from shoal.jobs import ids
 from shoal.jobs.environment import code
 from shoal.jobs.files import storage
-from shoal.jobs.specs.function import AnyJobSpec
+from shoal.jobs.specs.base import AnyJobSpec
 
 _PREFIX = f"{packaged.SCHEME}:"
 """Prefix of those paths in a spec that are relative to the unpacked package."""
