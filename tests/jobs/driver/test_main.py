@@ -50,15 +50,15 @@ from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.mlflow_run import Run
-from shoal.jobs.scheduling import Gang
 from shoal.jobs.status import JobStatus
 from shoal.jobs.timeouts import MLFLOW_RETRIES
-from shoal.models import loading, promote_model
-from shoal.models.holdout import Holdout, evaluate
+from shoal.models import holdout, loading, promote_model
+from shoal.models.holdout import Holdout
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.boosting.progress import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
+from shoal.training.demand import GangClaim
 from shoal.training.progress import MetricSink, OnProgress, Progress
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
@@ -274,7 +274,7 @@ class TestDriver:
 
         def train_while_others_wait(request: TrainRequest, **_: object) -> TrainResult:
             for now, name in enumerate(("next", "later")):
-                order = Order(name, POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, Gang(1, 1).to_json())
+                order = Order(name, POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, GangClaim(1, 1).to_json())
                 attempts.ask(store, order, now)
                 assert job_queue.admit(store, Key(name, 1), now, {}) is Admission.WAITS
             if ends == "badly":
@@ -302,7 +302,7 @@ class TestDriver:
         started_before_the_end: list[str] = []
 
         def fail_while_another_waits(request: TrainRequest, **_: object) -> TrainResult:
-            order = Order("next", POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, Gang(1, 1).to_json())
+            order = Order("next", POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, GangClaim(1, 1).to_json())
             attempts.ask(store, order, 0.0)
             assert job_queue.admit(store, Key("next", 1), 0.0, {}) is Admission.WAITS
             raise TrainingError("on purpose")
@@ -416,7 +416,7 @@ class TestDriver:
         assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
         result = JobResult.model_validate(job.result)
         assert result.metrics["holdout-rmse"] < 1
-        again = evaluate(loading.load(f"models:/{name}/1"), Holdout.read(changes["register_as"], "y"), ["rmse"])
+        again = holdout.evaluate(loading.load(f"models:/{name}/1"), Holdout.read(changes["register_as"], "y"), ["rmse"])
         assert again.value == result.metrics["holdout-rmse"]
         inputs = mlflow.models.get_model_info(result.model_uri).signature.inputs
         # Whole numbers with nulls are floats in pandas.
