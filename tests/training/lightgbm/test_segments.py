@@ -14,8 +14,8 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import InvalidArgumentError
-from shoal.training.boosting.messages import Checkpoint, Segment, Task
-from shoal.training.boosting.rows import Columns, Part, ShardRows
+from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task
+from shoal.training.boosting.rows import ShardRows
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import gang_context
 from shoal.training.lightgbm.dataset import Binned, find_bins

@@ -4,16 +4,71 @@ of finished rounds."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shoal.data.categories import Categories
 from shoal.training.boosting.params import Direction
-from shoal.training.boosting.rows import Columns, Part
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import GangContext
 from shoal.training.timeouts import PROGRESS_REPORT_PERIOD_S
+
+if TYPE_CHECKING:
+    from shoal.data.connector import DataConnector
+    from shoal.data.planning import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A dataset, together with the shard (part of its rows) that one worker reads.
+
+    Args:
+        connector: Dataset.
+        shard: Rows of this worker; may be empty for an eval set.
+    """
+
+    connector: DataConnector
+    shard: Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Names of the feature, label, bound, weight, margin (score from which boosting starts) and group columns.
+
+    Args:
+        features: Feature columns, in the model's order.
+        label: Label column.
+        weight: Column of row weights, or None.
+        base_margin: Columns of the scores (margins) from which boosting starts, one per output of the model.
+        group: Column of groups, or None.
+        categories: Categorical feature column -> its categories.
+        types: Feature column -> name of its Arrow type, such as "int64".
+        bounds: Columns of the labels' lower and upper bounds; empty without bounds.
+        other_labels: The label columns after the first, if the model has one output per label column.
+    """
+
+    features: tuple[str, ...]
+    label: str
+    weight: str | None = None
+    base_margin: tuple[str, ...] = ()
+    group: str | None = None
+    categories: Categories = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
+    bounds: tuple[str, ...] = ()
+    other_labels: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of all label columns."""
+        return (self.label, *self.other_labels)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all columns to read, without duplicates: features, labels, weight, margin, bounds, group."""
+        given = (*self.features, *self.labels, self.weight, *self.base_margin, *self.bounds, self.group)
+        return [name for name in dict.fromkeys(given) if name is not None]
 
 
 @dataclass(frozen=True, slots=True)

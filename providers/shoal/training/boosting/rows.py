@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.categories import Categories, encoded
+from shoal.data.categories import encoded
 from shoal.data.checks import (
     check_bounds,
     check_categories,
@@ -27,6 +27,7 @@ from shoal.data.parquet.groups import group_starts
 from shoal.data.parquet.paths import is_local
 from shoal.data.planning import RowRange, Shard
 from shoal.errors import DataError
+from shoal.training.boosting.messages import Columns, Part
 from shoal.training.host import memory
 
 if TYPE_CHECKING:
@@ -42,57 +43,6 @@ _FLOAT32_BYTES = 4
 CheckLabel = Callable[["np.ndarray", str, RowRange], None]
 """Type of a function that checks the labels of a column in a row range, and raises DataError if the objective refuses a
 label."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A dataset, together with the shard (part of its rows) that one worker reads.
-
-    Args:
-        connector: Dataset.
-        shard: Rows of this worker; may be empty for an eval set.
-    """
-
-    connector: DataConnector
-    shard: Shard
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Names of the feature, label, bound, weight, margin (score from which boosting starts) and group columns.
-
-    Args:
-        features: Feature columns, in the model's order.
-        label: Label column.
-        weight: Column of row weights, or None.
-        base_margin: Columns of the scores (margins) from which boosting starts, one per output of the model.
-        group: Column of groups, or None.
-        categories: Categorical feature column -> its categories.
-        types: Feature column -> name of its Arrow type, such as "int64".
-        bounds: Columns of the labels' lower and upper bounds; empty without bounds.
-        other_labels: The label columns after the first, if the model has one output per label column.
-    """
-
-    features: tuple[str, ...]
-    label: str
-    weight: str | None = None
-    base_margin: tuple[str, ...] = ()
-    group: str | None = None
-    categories: Categories = field(default_factory=dict)
-    types: Mapping[str, str] = field(default_factory=dict)
-    bounds: tuple[str, ...] = ()
-    other_labels: tuple[str, ...] = ()
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of all label columns."""
-        return (self.label, *self.other_labels)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of all columns to read, without duplicates: features, labels, weight, margin, bounds, group."""
-        given = (*self.features, *self.labels, self.weight, *self.base_margin, *self.bounds, self.group)
-        return [name for name in dict.fromkeys(given) if name is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,9 @@ from lightgbm.callback import CallbackEnv
 from shoal.data.planning import RowRange
 from shoal.errors import DataError, TrainingError
 from shoal.training import cluster
-from shoal.training.boosting.messages import Boosted, History, Prepared, Segment, Task
+from shoal.training.boosting.messages import Boosted, History, Part, Prepared, Segment, Task
 from shoal.training.boosting.params import Direction
-from shoal.training.boosting.rows import CheckLabel, Part, ShardRows, cache_budget
+from shoal.training.boosting.rows import CheckLabel, ShardRows, cache_budget
 from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
@@ -156,7 +156,7 @@ _session: Session | None = None
 
 def begin(task: Task, share: Share) -> tuple[Any, str]:
     """Read this worker's rows for the first time, and return the worker's part of the sample for LightGBM's bins, as
-    `shared_sample.share` returns it, and the address and port at which the worker will listen.
+    `sampling.share` returns it, and the address and port at which the worker will listen.
 
     The part is shared by the worker, so that the whole sample is stored only once and the driver holds none of it.
 

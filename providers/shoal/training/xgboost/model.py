@@ -25,9 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import xgboost
 
-    from shoal.training.boosting.messages import History
+    from shoal.training.boosting.messages import Columns, History
     from shoal.training.boosting.request import TrainResult
-    from shoal.training.boosting.rows import Columns
 
 FILE_NAME = "model.ubj"
 """Name of the file of a trained model. XGBoost chooses the file's format by the ending of the name."""

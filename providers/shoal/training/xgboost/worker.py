@@ -30,7 +30,9 @@ from shoal.errors import DataError, TrainingError
 from shoal.training.boosting.messages import (
     Boosted,
     Checkpoint,
+    Columns,
     History,
+    Part,
     Prepared,
     RoundReporter,
     Segment,
@@ -38,7 +40,7 @@ from shoal.training.boosting.messages import (
     part_of,
 )
 from shoal.training.boosting.params import check_best_score, check_stopping_metric
-from shoal.training.boosting.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
+from shoal.training.boosting.rows import Batch, CheckLabel, ShardRows, cache_budget, in_whole_groups
 from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
