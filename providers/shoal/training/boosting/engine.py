@@ -27,6 +27,7 @@ from shoal.training.boosting.messages import (
     Boosted,
     Checkpoint,
     History,
+    Part,
     Prepared,
     Segment,
     Task,
@@ -50,7 +51,6 @@ from shoal.training.scaling import GangSize, gpu_wish, resolve_size, wider_worke
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
 
 if TYPE_CHECKING:
-    from shoal.training.boosting.rows import Part
     from shoal.training.gang.gang import Gang
     from shoal.training.gang.worker import WorkerInfo
 
