@@ -121,8 +121,8 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     from shoal.jobs.files import storage
     from shoal.jobs.specs.training import JobSpec
     from shoal.training.boosting.engine import interface_of
-    from shoal.training.boosting.init_model import InitModel
-    from shoal.training.boosting.inputs import checked_data
+    from shoal.training.boosting.model import InitModel
+    from shoal.training.boosting.rows import checked_data
 
     config = request.run_config
     location = config.artifact_location
@@ -185,7 +185,7 @@ def partitions(spec: PartitionsJobSpec, program: PartitionProgram | None) -> Job
     """
     from shoal.jobs import mlflow_run, shipped_code
     from shoal.jobs.files import storage
-    from shoal.training.boosting.inputs import checked_data
+    from shoal.training.boosting.rows import checked_data
     from shoal.training.pytorch.program import may_call_ray
 
     location = spec.run_config.artifact_location
@@ -215,7 +215,7 @@ def search(prepared: Prepared) -> JobCall[SearchResult]:
     from shoal.jobs import mlflow_run, shipped_code
     from shoal.jobs.files import storage
     from shoal.training.boosting.engine import interface_of
-    from shoal.training.boosting.inputs import checked_data
+    from shoal.training.boosting.rows import checked_data
 
     given = prepared.spec
     config = given.run_config
@@ -244,7 +244,7 @@ def search(prepared: Prepared) -> JobCall[SearchResult]:
 def _on_pool(request: TrainRequest | FunctionRequest, pool_name: str) -> dict[str, Any]:
     """Return the spec fields of a job that runs a training or function (`request`) on the given pool.
 
-    If `RunConfig.tracking` is not set, `mlflow_run.tracking_of_training` decides whether a training records a run.
+    If `RunConfig.tracking` is not set, `job_run.tracking_of_training` decides whether a training records an MLflow run.
     A function always gets an MLflow run for its own MLflow calls, because without a run each rank would create a
     database in its current folder.
     """
