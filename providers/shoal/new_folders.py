@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-SHARED = 0o775
+SHARED_MODE = 0o775
 """Mode of a folder for results. With a umask of 0, too, not every user may write to it."""
 
 
-def make(folder: Path, mode: int = 0o700) -> None:
+def create_folder(folder: Path, mode: int = 0o700) -> None:
     """Create a folder and its missing parents with the same mode. `Path.mkdir` creates parents with mode 0777.
 
     Raises:
         OSError: A folder cannot be created.
     """
     if not folder.is_dir():
-        make(folder.parent, mode)
+        create_folder(folder.parent, mode)
         folder.mkdir(mode, exist_ok=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def command(*arguments: str, python: str = sys.executable) -> list[str]:
+def python_command(*arguments: str, python: str = sys.executable) -> list[str]:
     """Return the command that runs a Python interpreter with the given arguments.
 
     A file of the current folder that has the name of a module of the standard library would otherwise be run instead of
@@ -19,7 +19,7 @@ def command(*arguments: str, python: str = sys.executable) -> list[str]:
     return [python, "-P", *arguments]
 
 
-def start(
+def start_python(
     arguments: Sequence[str], *, environment: Mapping[str, str] | None = None, **options: Any
 ) -> subprocess.Popen[bytes]:
     """Start a Python process that can import this process's shoal.
@@ -32,7 +32,7 @@ def start(
     variables = dict(os.environ if environment is None else environment)
     folders = import_folders(variables.get("PYTHONPATH", ""))
     variables["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *folders])
-    return subprocess.Popen(command(*arguments), env=variables, **options)
+    return subprocess.Popen(python_command(*arguments), env=variables, **options)
 
 
 def import_folders(path: str) -> list[str]:

@@ -98,7 +98,7 @@ def test_what_is_written_is_strict_json_in_ascii(document):
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    written = codec.dumps(document)
+    written = codec.dump_json(document)
     json.loads(written, parse_constant=refuse)
     assert written.isascii() and "\0" not in written
 

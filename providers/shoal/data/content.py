@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from shoal.data.parquet import packaged
 from shoal.data.parquet.listing import list_files
+from shoal.data.parquet.packaged import PACKAGED_URI
 from shoal.data.parquet.paths import resolve
 from shoal.data.spec import DatasetSpec
 
@@ -19,7 +19,7 @@ def content_of(dataset: DatasetSpec) -> Sequence[object] | None:
     """
     files = list_files(dataset.paths)
     # A staged or packaged file is a copy that the next attempt gets anew, at another path and time.
-    if dataset.staging is not None or all(path.startswith(packaged.URI) for path in dataset.paths):
+    if dataset.staging is not None or all(path.startswith(PACKAGED_URI) for path in dataset.paths):
         return [_digest(file.path) for file in files]
     return None if any(file.modified_ns is None for file in files) else files
 

@@ -20,13 +20,13 @@ _LIKE_TAG = re.compile(r"\$+float")
 written before the key, so that the user's ``{"$float": "nan"}`` is not read as NaN."""
 
 
-def dumps(document: Any) -> str:
+def dump_json(document: Any) -> str:
     r"""Encode a document as strict JSON in ASCII. NUL and surrogates are written as escapes, such as ``\u0000``."""
     return json.dumps(_tagged(document), allow_nan=False)
 
 
-def loads(written: str | bytes) -> Any:
-    """Decode a document that `dumps` has written."""
+def load_json(written: str | bytes) -> Any:
+    """Decode a document that `dump_json` has written."""
     return json.loads(written, object_hook=_untagged)
 
 

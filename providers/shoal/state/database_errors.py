@@ -70,7 +70,7 @@ _SQLSTATES = {
 the user. These codes are checked before the messages."""
 
 
-def shown(url: str) -> str:
+def shown_url(url: str) -> str:
     """Return a database URL as text, without user and password."""
     return redact_value(make_url(url).render_as_string(hide_password=False))
 
@@ -85,10 +85,10 @@ def explain(error: SQLAlchemyError, url: str) -> ShoalError:
         return cause
     text = " ".join(str(cause).split())
     for kind, advice in _candidates(cause, text):
-        return kind(f"the state store {shown(url)} cannot be used ({text}): {advice}")
+        return kind(f"the state store {shown_url(url)} cannot be used ({text}): {advice}")
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
     kind = StoreUnreachableError if lost else StoreError
-    return kind(f"the state store {shown(url)} cannot be used ({text}): check that it can be reached")
+    return kind(f"the state store {shown_url(url)} cannot be used ({text}): check that it can be reached")
 
 
 def _candidates(cause: BaseException, text: str) -> Iterator[tuple[type[StoreError], str]]:

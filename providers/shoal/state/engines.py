@@ -40,7 +40,7 @@ from sqlalchemy.pool import NullPool
 
 from shoal.errors import MissingExtraError, StoreError
 from shoal.redaction import redact_address
-from shoal.state import codec
+from shoal.state.codec import dump_json, load_json
 
 LOCK_WAIT_S = 30
 """Seconds after which a write transaction on SQLite fails if it cannot get the lock and no other process changes the
@@ -88,7 +88,7 @@ _CONNECT = {
 """Default connection parameters for PostgreSQL. A parameter in the store's URL (`?connect_timeout=3`) replaces the
 default."""
 
-_JSON: dict[str, Any] = {"json_serializer": codec.dumps, "json_deserializer": codec.loads}
+_JSON: dict[str, Any] = {"json_serializer": dump_json, "json_deserializer": load_json}
 
 _READ_ONLY = "shoal_reads"
 

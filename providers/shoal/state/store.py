@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from shoal.errors import StoreError
 from shoal.state import engines, migrate
-from shoal.state.database_errors import explain, shown
+from shoal.state.database_errors import explain, shown_url
 from shoal.state.home import default_url
 from shoal.state.private_folders import keep_file_private, make_file
 
@@ -126,7 +126,7 @@ class Store:
                     return
                 if version is not None and version > migrate.SCHEMA_VERSION:
                     raise StoreError(
-                        f"{shown(self.url)} was written by a newer shoal (its schema is {version}, this version "
+                        f"{shown_url(self.url)} was written by a newer shoal (its schema is {version}, this version "
                         f"supports {migrate.SCHEMA_VERSION}): upgrade shoal, or set SHOAL_HOME or SHOAL_STATE_URL to "
                         "another store"
                     )

@@ -17,8 +17,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from shoal import new_folders
 from shoal.errors import StoreError
+from shoal.new_folders import create_folder
 from shoal.state.home import file_lock, home, lock_file, per_host, store_tag, write_file
 from shoal.state.private_folders import remove_folder, why_not_mine, why_not_private, why_replaceable
 
@@ -152,7 +152,7 @@ def gpu_lock(gpu: str) -> Path:
 def _lock_of_user(kind: str, name: str) -> Path:
     folder = temp_folder() / f"shoal-{kind}-{os.geteuid()}"
     with suppress(OSError):
-        new_folders.make(folder)
+        create_folder(folder)
     # If other users can enter or replace the folder, they could lock the files in it, and so delay nodes. In this case,
     # use a lock file in `$SHOAL_HOME`.
     return lock_file(name) if why_not_private(folder) else folder / f"{name}.lock"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.data.planning import RowRange, cut
 from shoal.data.torch import shuffling
-from shoal.data.torch.shuffling import count_items, evened, share_of, windows
+from shoal.data.torch.shuffling import count_items, evened, share_of, shuffled_windows
 
 
 def line_of(sizes: list[int]) -> list[RowRange]:
@@ -63,7 +63,7 @@ def test_windows_are_bounded_and_hold_every_range_once(sizes: list[int], row_byt
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shuffling, "BUFFER_ROWS", 12)
         patch.setattr(shuffling, "BUFFER_BYTES", 500)
-        found = windows(line, row_bytes)
+        found = shuffled_windows(line, row_bytes)
     assert [part for window in found for part in sorted(window)] == [part for window in found for part in window]
     assert sorted(part for window in found for part in window) == line
     for window in found:

@@ -220,7 +220,7 @@ class TestReach:
 
 @pytest.fixture
 def frame() -> DataConnector:
-    packaged.local_path.cache_clear()
+    packaged.unpacked_path.cache_clear()
     return DataConnector.from_dataframe(pd.DataFrame({"a": [1.0, 2.0], "y": [0, 1]}))
 
 

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from shoal import own_python
 from shoal.airflow.testing.report import IMPORT_BUDGET_S, DagReport, Finding, Rule
 from shoal.errors import InvalidArgumentError, MissingExtraError, ShoalError, shown
+from shoal.own_python import python_command
 
 _MOST_LOGGED = 2000
 """Characters of the log that the error contains if the check itself fails."""
@@ -67,7 +67,7 @@ def check_dags(
     # A process that a DAG file has started may live on and keep its output open, so the output is no pipe.
     with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
         done = subprocess.run(
-            own_python.command("-m", "shoal.airflow.testing.process"),
+            python_command("-m", "shoal.airflow.testing.process"),
             input=json.dumps(request),
             stdout=output,
             stderr=errors,

@@ -12,29 +12,29 @@ from pathlib import Path
 
 from shoal.errors import DataError
 
-SCHEME = "shoal-package"
+PACKAGED_SCHEME = "shoal-package"
 
-URI = f"{SCHEME}://"
+PACKAGED_URI = f"{PACKAGED_SCHEME}://"
 """Prefix of the URIs of files in the package."""
 
-FOLDER = "_data"
+PACKAGED_FOLDER = "_data"
 """Folder for data files in the package. Each file is in its own subfolder, whose name is the SHA-256 digest of the
 file."""
 
 
-def inside(digest: str, name: str) -> str:
+def packaged_path(digest: str, name: str) -> str:
     """Return the path that a data file has inside the package that contains a job's code."""
-    return f"/{FOLDER}/{digest}/{name}"
+    return f"/{PACKAGED_FOLDER}/{digest}/{name}"
 
 
-def uri(inside: str) -> str:
+def packaged_uri(inside: str) -> str:
     """Return the URI of a data file in the package that contains a job's code. The URI can be used as a path of a
     dataset."""
-    return URI + inside
+    return PACKAGED_URI + inside
 
 
 @functools.cache
-def local_path(inside: str) -> str:
+def unpacked_path(inside: str) -> str:
     """Check the digest of a data file in the package that contains a job's code, and return the file's path on this
     node.
 
@@ -52,6 +52,6 @@ def local_path(inside: str) -> str:
                 raise DataError(f"{path} was changed after it was sent with the job: submit the job again")
             return str(path)
     raise DataError(
-        f"{uri(inside)} is data that was sent with a job, and can be read only in this job: create the dataset again "
-        "from the original data"
+        f"{packaged_uri(inside)} is data that was sent with a job, and can be read only in this job: create the "
+        "dataset again from the original data"
     )

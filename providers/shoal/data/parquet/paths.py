@@ -8,7 +8,7 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-from shoal.data.parquet import packaged
+from shoal.data.parquet.packaged import PACKAGED_SCHEME, unpacked_path
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
 from shoal.redaction import has_credentials, redact_address, redact_value, redacted_errors
 
@@ -118,8 +118,8 @@ def resolve(path: str) -> tuple[Any, str]:
         return LocalFileSystem(), path
     head, mark, query = split_query(path)
     scheme, _, rest = head.partition("://")
-    if scheme == packaged.SCHEME:
-        return LocalFileSystem(), packaged.local_path(rest)
+    if scheme == PACKAGED_SCHEME:
+        return LocalFileSystem(), unpacked_path(rest)
     netloc, slash, inner = rest.partition("/")
     if scheme in _ARROW_SCHEMES:
         filesystem, base = _arrow_filesystem(f"{scheme}://{netloc}{mark}{query}")

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from shoal import new_folders
 from shoal.data.libraries import need
 from shoal.data.parquet.paths import is_local, join, normalise, resolve
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
+from shoal.new_folders import create_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -195,7 +195,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
     try:
         if is_local(directory):
             # With mode 700, other users of this host cannot read the staged rows.
-            new_folders.make(Path(base))
+            create_folder(Path(base))
             Path(directory).mkdir(mode=0o700)
         filesystem, inner = resolve(directory)
         filesystem.create_dir(inner, recursive=True)

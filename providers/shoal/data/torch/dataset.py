@@ -18,8 +18,16 @@ from torch.utils.data import IterableDataset, get_worker_info
 from shoal.data.checks import check_tensor_columns
 from shoal.data.planning import Shard, cut, shuffled
 from shoal.data.tensor_columns import OBJECTS, Column, copied, rearranged, to_column
-from shoal.data.torch import shuffling
-from shoal.data.torch.shuffling import EpochCounter, count_items, evened, rows_of, share_of
+from shoal.data.torch.shuffling import (
+    EpochCounter,
+    Share,
+    count_items,
+    evened,
+    random_bytes,
+    rows_of,
+    share_of,
+    shuffled_windows,
+)
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -130,7 +138,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             "seed": position.seed,
             "batch_size": batch_size,
             "shuffle": shuffle,
-            "plan": shuffling.random_bytes(rows, repr(plan)).hex()[:16],
+            "plan": random_bytes(rows, repr(plan)).hex()[:16],
         }
 
     def __repr__(self) -> str:
@@ -263,7 +271,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             yield item
         progress.ended = True
 
-    def _read(self, progress: _Progress, share: shuffling.Share, worker: int) -> Iterator[Item]:
+    def _read(self, progress: _Progress, share: Share, worker: int) -> Iterator[Item]:
         """Return an iterator over a DataLoader worker's items of one epoch, without the first `progress.items` items.
 
         An earlier iterator has already returned these items.
@@ -276,11 +284,11 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             # Rows may be repeated, so that all ranks have the same number of rows. In each epoch, the first repeated
             # row range is chosen at random. All workers of a DataLoader make the same choice, because they divide the
             # same rows.
-            first = int.from_bytes(shuffling.random_bytes(*key, "repeated")[:8], "big") % len(self._ranges)
+            first = int.from_bytes(random_bytes(*key, "repeated")[:8], "big") % len(self._ranges)
         mine = cut(evened(self._ranges, self._rows, first), share.start, share.stop)
         if self.shuffle:
-            mine = shuffled(mine, int.from_bytes(shuffling.random_bytes(*key, worker, "ranges"), "big"))
-            order = shuffling.windows(mine, self._row_bytes)
+            mine = shuffled(mine, int.from_bytes(random_bytes(*key, worker, "ranges"), "big"))
+            order = shuffled_windows(mine, self._row_bytes)
         else:
             order = [(part,) for part in mine]
         skip = min(progress.items * (self.batch_size or 1), share.stop - share.start)
@@ -383,7 +391,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
 def _generator(*key: int | str) -> np.random.RandomState:
     # RandomState is used, because NumPy guarantees that the random numbers of this class never change. The random
     # numbers of the newer class Generator may change with a NumPy release.
-    return np.random.RandomState(np.frombuffer(shuffling.random_bytes(*key), dtype="<u4"))
+    return np.random.RandomState(np.frombuffer(random_bytes(*key), dtype="<u4"))
 
 
 def _worker_identity() -> dict[str, int]:

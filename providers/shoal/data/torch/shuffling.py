@@ -82,7 +82,7 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
     return longer
 
 
-def windows(line: Sequence[RowRange], row_bytes: int) -> list[tuple[RowRange, ...]]:
+def shuffled_windows(line: Sequence[RowRange], row_bytes: int) -> list[tuple[RowRange, ...]]:
     """Divide row ranges into windows. The rows of a window are in memory at the same time and shuffled together."""
     found: list[tuple[RowRange, ...]] = []
     held: list[RowRange] = []

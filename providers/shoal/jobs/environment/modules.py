@@ -19,10 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal import new_folders, own_python
 from shoal.errors import JobError
 from shoal.jobs import ids
 from shoal.jobs.environment import code
+from shoal.new_folders import create_folder
+from shoal.own_python import python_command
 from shoal.state.home import file_lock, lock_file, subfolder
 from shoal.training.context import say
 from shoal.training.host import imports
@@ -68,12 +69,12 @@ def _cached_folder(pool: str, gcs: str, key: list[Any], name: str, fill: Callabl
             if other != mine:
                 shutil.rmtree(other, ignore_errors=True)
         if not folder.exists():
-            new_folders.make(mine)
+            create_folder(mine)
             # The folder is filled under a temporary name, and renamed when it is complete. So a driver that is killed
             # meanwhile leaves no incomplete folder under the final name.
             unfinished = Path(tempfile.mkdtemp(dir=mine))
             try:
-                new_folders.make(unfinished / name)
+                create_folder(unfinished / name)
                 fill(unfinished / name)
                 unfinished.rename(folder.parent)
             except BaseException:
@@ -115,7 +116,7 @@ def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str])
 
 def _uv() -> list[str]:
     if importlib.util.find_spec("uv") is not None:
-        return own_python.command("-m", "uv")
+        return python_command("-m", "uv")
     if found := shutil.which("uv"):
         return [found]
     raise JobError(

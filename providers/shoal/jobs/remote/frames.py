@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from shoal.data.parquet import packaged
+from shoal.data.parquet.packaged import packaged_path, packaged_uri
 from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError
 from shoal.jobs.files import storage
@@ -101,9 +101,9 @@ def _packed(local: Collection[str], packed: dict[str, str], dataset: DatasetSpec
     paths = []
     for file in list_files(dataset.paths):
         digest = hashlib.sha256(Path(file.path).read_bytes()).hexdigest()
-        inside = packaged.inside(digest, Path(file.path).name)
+        inside = packaged_path(digest, Path(file.path).name)
         packed[inside] = file.path
-        paths.append(packaged.uri(inside))
+        paths.append(packaged_uri(inside))
     return dataset.model_copy(update={"paths": tuple(paths), "staging": None})
 
 

@@ -20,13 +20,13 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.data.parquet import packaged
+from shoal.data.parquet.packaged import PACKAGED_SCHEME, PACKAGED_URI
 from shoal.jobs import ids
 from shoal.jobs.environment import code
 from shoal.jobs.files import storage
 from shoal.jobs.specs.function import AnyJobSpec
 
-_PREFIX = f"{packaged.SCHEME}:"
+_PREFIX = f"{PACKAGED_SCHEME}:"
 """Prefix of those paths in a spec that are relative to the unpacked package."""
 
 _CODE = re.compile(r"(?:/|file://).*(/_code/[0-9a-f]{64})", re.DOTALL)
@@ -91,7 +91,7 @@ def is_used(document: dict[str, Any]) -> bool:
 
 def has_frames(spec: AnyJobSpec) -> bool:
     """Return whether a spec refers to frames (small DataFrames) that are in the job's package."""
-    return any(path.startswith(packaged.URI) for dataset in spec.datasets() for path in dataset.paths)
+    return any(path.startswith(PACKAGED_URI) for dataset in spec.datasets() for path in dataset.paths)
 
 
 def name(submission_id: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from shoal import own_python, telemetry
+from shoal import telemetry
+from shoal.own_python import import_folders
 from shoal.pool.backends.local import bytecode
 from shoal.pool.backends.local.gpus import SELECTORS
 from shoal.pool.backends.local.processes import NODE_TAG
@@ -26,7 +27,7 @@ def inherited_environment() -> dict[str, str]:
     the settings of OpenTelemetry without credentials, and SHOAL_HOME."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     if "PYTHONPATH" in kept:
-        kept["PYTHONPATH"] = os.pathsep.join(own_python.import_folders(kept["PYTHONPATH"]))
+        kept["PYTHONPATH"] = os.pathsep.join(import_folders(kept["PYTHONPATH"]))
     if NODE_TAG in os.environ:
         # This process belongs to a node, so its TMPDIR is the node's folder, which is removed when the node ends. The
         # detached process may run longer than the node, so its TMPDIR is the host's temp folder.
