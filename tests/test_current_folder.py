@@ -13,7 +13,7 @@ import pytest
 
 import shoal
 from shoal.jobs.reconcile import watch
-from shoal.own_python import import_folders, python_command
+from shoal.os_processes import import_folders, python_command
 from shoal.pool.backends import ray_scripts
 from shoal.pool.backends.local import gpus
 from shoal.pool.backends.local.backend import _ASK_VERSIONS

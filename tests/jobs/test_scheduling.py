@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.jobs import FunctionJobSpec, JobSpec
 from shoal.jobs.scheduling import DRIVER_BYTES, Entry, Gang, NodeSize, Room, drivers_in, fewest_nodes, in_order, next_up
 from shoal.jobs.specs.prediction import PredictJobSpec

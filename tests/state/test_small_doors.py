@@ -13,7 +13,7 @@ import pytest
 from shoal import jobs
 from shoal.errors import InvalidArgumentError, StoreError
 from shoal.jobs import ids
-from shoal.new_folders import create_folder
+from shoal.new_files import create_folder
 from shoal.pool.backends.local.processes import spawn_detached
 from shoal.state import Store
 from shoal.state.home import home, subfolder

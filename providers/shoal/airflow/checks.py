@@ -14,7 +14,7 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from pydantic import BaseModel
 
 from shoal.airflow.hooks import ComputePoolHook
-from shoal.data.spec import is_relative
+from shoal.data.dataset_spec import is_relative
 from shoal.errors import InvalidArgumentError, shown
 from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.training.locations import SQLITE

@@ -11,7 +11,7 @@ import typer
 
 from shoal.cli.output import Json, print_json, show
 from shoal.errors import InvalidArgumentError
-from shoal.sample_files import write_samples
+from shoal.new_files import write_samples
 
 _GROUP = "shoal.init"
 """Group of entry points. Each entry point is a function that returns the texts of the samples for one workflow engine,

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import quote
 
 from shoal.data.connector import DataConnector
+from shoal.data.dataset_spec import TorchDefaults
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.spec import TorchDefaults
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.files import storage
 from shoal.state.home import home

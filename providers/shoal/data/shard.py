@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import check_same_schema
 from shoal.data.gang_position import GangPosition
-from shoal.data.parquet.reading import take_rows
+from shoal.data.parquet.source import take_rows
 from shoal.data.planning import Shard
-from shoal.data.spec import TorchDefaults
+from shoal.data.dataset_spec import TorchDefaults
 from shoal.errors import InvalidArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from shoal.data.ingest import Ingester
     from shoal.data.planning import RowRange
-    from shoal.data.torch.dataset import TorchDataset
+    from shoal.data.torch_dataset import TorchDataset
 
 # Number of rows from which a stream draws the next one at random, at least; the default value of `datasets`.
 _SHUFFLED_ROWS = 1_000
@@ -132,7 +132,7 @@ class DataShard:
 
     def _read(self, columns: Sequence[str] | None, limit: int | None) -> pa.Table:
         from shoal.data.checks import check_same_schema
-        from shoal.data.parquet.reading import take_rows
+        from shoal.data.parquet.source import take_rows
 
         source = self.ingester.source
         check_same_schema(source, columns)
@@ -182,7 +182,7 @@ class DataShard:
                 the dataset has no rows.
         """
         try:
-            from shoal.data.torch.dataset import TorchDataset
+            from shoal.data.torch_dataset import TorchDataset
         except ImportError as exc:
             raise MissingExtraError("torch", "torch") from exc
         defaults = self.torch_defaults

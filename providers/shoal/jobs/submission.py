@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import (
     BudgetError,
     DataAccessError,
@@ -40,6 +40,7 @@ from shoal.jobs.scheduling import Gang, refuse_without_ray
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.status import JobStatus
+from shoal.os_processes import ProcessId
 from shoal.pool import teams
 from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
@@ -50,8 +51,7 @@ from shoal.pool.selection import is_embedded, which_pool
 from shoal.pool.waiting import end_if_abandoned
 from shoal.redaction import redact
 from shoal.state import Store
-from shoal.state.codec import storable
-from shoal.state.process import ProcessId
+from shoal.state.databases import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
 MOST_LISTED = 1_000_000

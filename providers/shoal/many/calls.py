@@ -134,7 +134,7 @@ def connected(data: Dataset, staged: ExitStack) -> DataConnector:
     """
     if isinstance(data, DataConnector):
         return data
-    from shoal.data.staging.data_frames import is_frame
+    from shoal.data.staged_data import is_frame
 
     if not is_frame(data):
         raise InvalidArgumentError(

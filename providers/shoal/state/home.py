@@ -19,9 +19,9 @@ from hashlib import sha256
 from pathlib import Path
 
 from shoal.errors import StoreError, shown
-from shoal.new_folders import create_folder
-from shoal.state.engines import parsed, sqlite_file
-from shoal.state.process import host_id
+from shoal.new_files import create_folder
+from shoal.os_processes import host_id
+from shoal.state.databases import parsed, sqlite_file
 
 log = logging.getLogger("shoal.home")
 

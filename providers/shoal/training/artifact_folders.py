@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from shoal.errors import InvalidArgumentError
-from shoal.new_folders import SHARED_MODE, create_folder
+from shoal.new_files import SHARED_MODE, create_folder
 from shoal.training.locations import filesystem, is_local
 
 if TYPE_CHECKING:

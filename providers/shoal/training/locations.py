@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from shoal.data.parquet.paths import refuse_incomplete_address
+from shoal.data.parquet.files import refuse_incomplete_address
 from shoal.errors import InvalidArgumentError
-from shoal.new_folders import SHARED_MODE, create_folder
+from shoal.new_files import SHARED_MODE, create_folder
 from shoal.redaction import HIDDEN, redact_address, redacted_errors
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from shoal.airflow.credentials import environment_of
 from shoal.airflow.database_urls import database_url
 from shoal.airflow.operators.outcomes import record_failure, record_promotion
 from shoal.airflow.retries import no_retry_of_permanent_errors
-from shoal.environment_variables import variables_set
 from shoal.errors import InvalidArgumentError, ShoalError, shown
+from shoal.os_processes import variables_set
 from shoal.pool.teams import acting_for
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from tempfile import TemporaryFile
 
 from shoal.airflow.testing.report import IMPORT_BUDGET_S, DagReport, Finding, Rule
 from shoal.errors import InvalidArgumentError, MissingExtraError, ShoalError, shown
-from shoal.own_python import python_command
+from shoal.os_processes import python_command
 
 _MOST_LOGGED = 2000
 """Characters of the log that the error contains if the check itself fails."""

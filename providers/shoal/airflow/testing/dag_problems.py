@@ -28,7 +28,7 @@ from shoal.airflow.operators.block_checks import OF_THE_RUN, check_block
 from shoal.airflow.operators.jobs import JobOperator, missing_lease
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.airflow.testing.report import Rule
-from shoal.data.syntax import connection_variable
+from shoal.data.sql import connection_variable
 from shoal.errors import InvalidArgumentError
 
 _Operator = BaseOperator | MappedOperator

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.planning import GroupSelection, Split
-from shoal.data.syntax import Filters, parse_filters
+from shoal.data.filters import Filters, parse_filters
 from shoal.errors import DataError
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ import psutil
 from shoal.jobs.driver import main as driver
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
-from shoal.own_python import python_command
+from shoal.os_processes import python_command
 from shoal.pool.endpoint import MLFLOW_STORE
 from shoal.training.host.hidden_output import DRIVER_TAG
 from shoal.training.host.imports import before_forks, import_lean, thread_count

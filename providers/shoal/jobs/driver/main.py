@@ -57,6 +57,7 @@ from shoal.jobs.specs.training import JobSpec
 from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.jobs.timeouts import DRIVER_END_S
 from shoal.node_register import NodeRegister
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.endpoint import NO_GCS, is_on_loopback
@@ -64,8 +65,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.pool.teams import TEAM_VARIABLE
 from shoal.redaction import hiding
 from shoal.state import Store
-from shoal.state.codec import dump_json
-from shoal.state.process import ProcessId
+from shoal.state.databases import dump_json
 from shoal.state.schema import Job, JobState
 from shoal.training import cluster
 from shoal.training.boosting.request import TrainRequest

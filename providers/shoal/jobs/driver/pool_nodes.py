@@ -8,10 +8,10 @@ import psutil
 from sqlalchemy import select
 
 from shoal.jobs.journal.store_outages import patiently
+from shoal.os_processes import ProcessId
 from shoal.pool.backends.local.gpus import SELECTORS
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import Node
 from shoal.training.gang.local_node import NodeWithRay
 

@@ -22,8 +22,8 @@ from typing import Any
 from shoal.errors import JobError
 from shoal.jobs import ids
 from shoal.jobs.environment import code
-from shoal.new_folders import create_folder
-from shoal.own_python import python_command
+from shoal.new_files import create_folder
+from shoal.os_processes import python_command
 from shoal.state.home import file_lock, lock_file, subfolder
 from shoal.training.context import say
 from shoal.training.host import imports

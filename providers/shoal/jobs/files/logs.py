@@ -13,7 +13,7 @@ from typing import TextIO
 
 from shoal.jobs.credentials import OutputFilter
 from shoal.jobs.journal.attempts import Key
-from shoal.new_folders import create_folder
+from shoal.new_files import create_folder
 from shoal.state.home import home
 
 LOG_NAME = "driver.log"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shoal.data.staging import staged_data
+from shoal.data import staged_data
 from shoal.jobs.journal.attempts import Key
 
 

@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session, defer
 
-from shoal.data.staging import staged_data
-from shoal.data.staging.staged_data import default_location
+from shoal.data import staged_data
+from shoal.data.staged_data import default_location
 from shoal.errors import ShoalError
 from shoal.jobs import credentials
 from shoal.jobs.files import artifacts, staged_data_claims, storage, working_folder

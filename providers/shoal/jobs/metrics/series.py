@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.state.codec import dump_json, load_json
+from shoal.state.databases import dump_json, load_json
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from shoal.data.filters import TimeRange, within
 from shoal.data.parquet.overlap import RecordedFile, SharedFile, record_rows, shared_mask, shared_rows
-from shoal.data.time_range import TimeRange, within
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.promotion_decision import Recency
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
 from shoal.jobs.specs.prediction import PredictJobSpec
-from shoal.new_folders import SHARED_MODE, create_folder
+from shoal.new_files import SHARED_MODE, create_folder
 from shoal.redaction import redacted_errors
 from shoal.training import artifact_folders
 from shoal.training.artifact_folders import Claim

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.parquet.paths import is_local, resolve
+from shoal.data.parquet.files import is_local, resolve
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import RowGroup, RowRange
 from shoal.data.predicted_rows import with_predictions, write_tables

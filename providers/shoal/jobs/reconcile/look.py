@@ -16,10 +16,10 @@ from shoal.jobs.timeouts import (
     SUBMISSION_GRACE_S,
     UNPOLLED_AFTER_S,
 )
+from shoal.os_processes import ProcessId
 from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint
 from shoal.state import stamps
-from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Pool, PoolState
 
 

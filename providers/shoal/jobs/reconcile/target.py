@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 
 from shoal.jobs.journal.attempts import Key
+from shoal.os_processes import ProcessId, sleep_until_end
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store
-from shoal.state.process import ProcessId, sleep_until_end
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from shoal.data.parquet.packaged import packaged_path, packaged_uri
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.parquet.files import packaged_path, packaged_uri
 from shoal.errors import DataError
 from shoal.jobs.files import storage
 from shoal.jobs.specs.function import AnyJobSpec
@@ -58,8 +58,8 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[tuple[AnyJobSpec, dic
     if base is None or base == storage.IN_STORE or not is_reachable(base, pool):
         yield spec, {}
         return
-    from shoal.data.parquet.paths import join, normalise
-    from shoal.data.staging.staged_data import release, staged
+    from shoal.data.parquet.files import join, normalise
+    from shoal.data.staged_data import release, staged
 
     copies: dict[str, str] = {}
     try:
@@ -74,7 +74,7 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[tuple[AnyJobSpec, dic
 
 
 def _copy(original: str, copy: str) -> None:
-    from shoal.data.parquet.paths import normalise, resolve
+    from shoal.data.parquet.files import normalise, resolve
 
     filesystem, inner = resolve(normalise(copy))
     for file in _files(original):
@@ -96,7 +96,7 @@ def _packed(local: Collection[str], packed: dict[str, str], dataset: DatasetSpec
     """Add the files of a dataset to the package, and return a copy of the dataset that names the packaged files."""
     if dataset.staging not in local:
         return dataset
-    from shoal.data.parquet.listing import list_files
+    from shoal.data.parquet.files import list_files
 
     paths = []
     for file in list_files(dataset.paths):

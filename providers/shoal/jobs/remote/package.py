@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any
 
-from shoal.data.parquet.packaged import PACKAGED_SCHEME, PACKAGED_URI
+from shoal.data.parquet.files import PACKAGED_SCHEME, PACKAGED_URI
 from shoal.jobs import ids
 from shoal.jobs.environment import code
 from shoal.jobs.files import storage

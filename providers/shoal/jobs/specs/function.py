@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, get_args
 
 from pydantic import Field, JsonValue, model_validator
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.partitions import PARTITIONS, PartitionsJobSpec

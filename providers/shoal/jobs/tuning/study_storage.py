@@ -13,7 +13,7 @@ from shoal.jobs.journal import study_logs
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.store_outages import patiently
 from shoal.state import Store
-from shoal.state.codec import dump_json, load_json
+from shoal.state.databases import dump_json, load_json
 
 if TYPE_CHECKING:
     import optuna

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.journal import study_logs
 from shoal.state import Store
-from shoal.state.codec import load_json
+from shoal.state.databases import load_json
 
 if TYPE_CHECKING:
     import optuna

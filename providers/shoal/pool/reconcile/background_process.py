@@ -20,8 +20,8 @@ from sqlalchemy import func, select
 
 from shoal import telemetry
 from shoal.errors import PoolNotFoundError, StoreError
+from shoal.os_processes import python_command
 from shoal.own_pauses import waited_since
-from shoal.own_python import python_command
 from shoal.pool import recorded
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.data.categories import find_categories
 from shoal.data.checks import decimals_of
 from shoal.data.ingest import RayDataIngester
+from shoal.data.matrix import find_categories
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
 from shoal.training.boosting.direction import Direction, Directions, agreed, custom_text

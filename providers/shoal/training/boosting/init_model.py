@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shoal.data.categories import Categories, as_categories
 from shoal.data.checks import check_categories
+from shoal.data.matrix import Categories, as_categories
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.messages import Checkpoint
 from shoal.training.context import say

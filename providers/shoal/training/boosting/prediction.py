@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.categories import Categories, encoded
+from shoal.data.matrix import Categories, encoded
 from shoal.errors import DataError
 from shoal.training.boosting.rows import margins_of
 

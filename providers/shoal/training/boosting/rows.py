@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.categories import Categories, encoded
 from shoal.data.checks import check_bounds, check_finite
 from shoal.data.ingest import ArrowIngester
-from shoal.data.matrix import to_matrix, to_vector
-from shoal.data.parquet.groups import group_starts
-from shoal.data.parquet.paths import is_local
+from shoal.data.matrix import Categories, encoded, to_matrix, to_vector
+from shoal.data.parquet.files import is_local
+from shoal.data.parquet.source import group_starts
 from shoal.data.planning import RowRange, Shard
 from shoal.errors import DataError
 from shoal.training.host import memory

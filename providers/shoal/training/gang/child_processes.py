@@ -21,8 +21,7 @@ from io import BufferedReader
 from typing import Any, NamedTuple
 
 from shoal.errors import WorkerLostError
-from shoal.exit_status import how_ended
-from shoal.own_python import start_python
+from shoal.os_processes import how_ended, start_python
 from shoal.redaction import hide_known
 from shoal.training.context import say
 from shoal.training.gang.backend import Answered

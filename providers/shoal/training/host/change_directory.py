@@ -13,7 +13,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from shoal.new_folders import create_folder
+from shoal.new_files import create_folder
 
 _PREFIX = "shoal-work-"
 

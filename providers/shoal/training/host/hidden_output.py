@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from shoal.known_secrets import KnownSecrets, SecretStream
-from shoal.own_python import start_python
+from shoal.os_processes import start_python
 from shoal.redaction import redact
 
 SECRETS = "SHOAL_SECRETS"

@@ -18,8 +18,7 @@ import threading
 from collections.abc import Callable
 
 from shoal.errors import TrainingError
-from shoal.exit_status import how_ended
-from shoal.own_python import start_python
+from shoal.os_processes import how_ended, start_python
 from shoal.training.gang.child_processes import forked
 from shoal.training.timeouts import TRACKER_START_S
 from shoal.training.xgboost.tracker_process import run

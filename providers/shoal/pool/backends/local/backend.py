@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from shoal.errors import InvalidArgumentError, MissingExtraError
-from shoal.own_python import python_command
+from shoal.os_processes import ProcessId, python_command
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
@@ -27,12 +27,11 @@ from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import KILL_PATIENCE, START_TIMEOUT, START_TIMEOUT_PER_NODE, TERMINATE_PATIENCE
 from shoal.state.home import subfolder, write_file
-from shoal.state.private_folders import remove_folder
-from shoal.state.process import ProcessId
-from shoal.state.temp_folder import (
+from shoal.state.private_folders import (
     ROOT_VARIABLE,
     node_folders,
     node_ids,
+    remove_folder,
     remove_node_folders,
     runtime_root,
 )

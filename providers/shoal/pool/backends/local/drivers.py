@@ -16,8 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal.exit_status import how_ended
-from shoal.own_python import python_command
+from shoal.os_processes import how_ended, python_command
 from shoal.pool.timeouts import DRIVER_START_TIMEOUT
 
 _FORK_SERVER = "shoal.jobs.driver.fork_server"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 
 from shoal import telemetry
-from shoal.own_python import import_folders
+from shoal.os_processes import import_folders
 from shoal.pool.backends.local import bytecode
 from shoal.pool.backends.local.gpus import SELECTORS
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state.home import home, subfolder
-from shoal.state.temp_folder import temp_folder
+from shoal.state.private_folders import temp_folder
 
 _INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH",

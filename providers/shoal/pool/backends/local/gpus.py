@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import CapacityError, CapacityTimeoutError, InvalidArgumentError
-from shoal.own_python import python_command
+from shoal.os_processes import ProcessId, python_command
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.spec import PoolSpec
 from shoal.state.home import file_lock, home, open_locked, store_tag
-from shoal.state.process import ProcessId
+from shoal.state.private_folders import gpu_lock
 from shoal.state.schema import Node
-from shoal.state.temp_folder import gpu_lock
 
 log = logging.getLogger("shoal.gpus")
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from shoal.new_folders import create_folder
-from shoal.state.process import ProcessId, boot_id, host_id, process_stat
+from shoal.new_files import create_folder
+from shoal.os_processes import ProcessId, boot_id, host_id, process_stat
 
 NODE_TAG = "SHOAL_NODE_ID"
 """Environment variable that every process of a node inherits, even if it starts its own session."""
