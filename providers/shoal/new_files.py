@@ -1,4 +1,5 @@
-"""Read the sample files of a workflow engine, and write them to a user's folder without overwriting anything."""
+"""Create folders whose mode does not depend on the umask alone, and write sample files of a workflow engine without
+overwriting anything."""
 
 from __future__ import annotations
 

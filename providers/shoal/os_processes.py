@@ -1,6 +1,7 @@
-"""Identify a process uniquely by boot id, pid and start time, and this host by its ids.
+"""Processes and the host on which they run: identify them, start Python processes, say how a process ended.
 
-A pid alone does not identify a process, because the kernel reuses pids.
+A process is identified by boot id, pid and start time, because the kernel reuses pids. The Python processes import
+nothing from the folder in which they are started.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ from shoal.data import ArrowIngester, DataConnector, RayDataIngester, ShardedDat
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.parquet.files import join, split_query
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning import plan_shards
-from shoal.data.gang_position import ALONE, GangPosition, set_current_position
+from shoal.data.planning import ALONE, GangPosition, plan_shards, set_current_position
 from shoal.errors import DataError, InvalidArgumentError
 
 from .conftest import Write

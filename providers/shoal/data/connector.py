@@ -11,9 +11,8 @@ from shoal.data.filters import TimeRange, check_present, columns_of, parse_filte
 from shoal.data.ingest import INGESTERS, ArrowIngester, Ingester, IngesterClass, RayDataIngester
 from shoal.data.parquet.files import need
 from shoal.data.parquet.source import ParquetSource, find_groups
-from shoal.data.planning import Shard, Split, deal_rows, plan_groups, plan_shards
+from shoal.data.planning import Shard, Split, current_position, deal_rows, plan_groups, plan_shards
 from shoal.data.shard import DataShard
-from shoal.data.gang_position import current_position
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -459,7 +458,7 @@ class DataConnector:
         if limit is not None and limit < 0:
             raise InvalidArgumentError(f"limit must not be negative, but is {limit}")
         need("pandas")
-        from shoal.data.parquet.pandas_frames import to_frame
+        from shoal.data.output_tables import to_frame
 
         return to_frame(self._read(limit), self.source)
 

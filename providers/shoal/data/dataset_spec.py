@@ -1,4 +1,5 @@
-"""Define the pydantic models that describe a dataset in a job's JSON spec."""
+"""Define the pydantic models that describe a dataset in a job's JSON spec, and identify its rows by the content of its
+files, so that a retry may use what an earlier attempt wrote."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a dataset's spec may contain: names of columns, SQL queries and filters."""
+"""Filters of the rows of a dataset, and the time range of its rows."""
 
 from __future__ import annotations
 

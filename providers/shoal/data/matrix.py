@@ -1,4 +1,7 @@
-"""Convert Arrow tables to the dense float arrays that the training libraries need."""
+"""Convert Arrow tables to the dense float arrays of the boosting libraries, and categorical columns to integer codes.
+
+A value has the same code in every worker, in every eval set and at prediction.
+"""
 
 from __future__ import annotations
 

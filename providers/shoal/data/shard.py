@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import check_same_schema
-from shoal.data.gang_position import GangPosition
-from shoal.data.parquet.source import take_rows
-from shoal.data.planning import Shard
 from shoal.data.dataset_spec import TorchDefaults
+from shoal.data.parquet.source import take_rows
+from shoal.data.planning import GangPosition, Shard
 from shoal.errors import InvalidArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ class DataShard:
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
         """Read this worker's rows into a pandas DataFrame, with the index and types that pandas has stored."""
-        from shoal.data.parquet.pandas_frames import to_frame
+        from shoal.data.output_tables import to_frame
 
         return to_frame(self._read(None, limit), self.ingester.source)
 

@@ -1,4 +1,4 @@
-"""Run a SQL query, and write the rows in chunks to Parquet files in a staging directory."""
+"""Check a SQL query and the name of its connection, run it, and write the rows in chunks to staged Parquet files."""
 
 from __future__ import annotations
 

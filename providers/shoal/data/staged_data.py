@@ -1,5 +1,5 @@
-"""Record which processes and jobs use staged data (Parquet files that shoal writes for the workers), and remove staged
-data.
+"""Write DataFrames and datasets of Arrow and Ray to Parquet files for the workers (staged data), record which processes
+and jobs use the files, and remove them.
 
 A directory of staged data contains a marker file, which names the process that uses the data, and a file for each job
 that uses the data. The directory is removed when neither a process nor a job uses the data.

@@ -1,6 +1,11 @@
 """Define `TorchDataset`, a torch dataset that returns the rows of Parquet files as tensors.
 
 The dataset shuffles its epochs with a seed, can resume an epoch, and works in the worker processes of a DataLoader.
+
+The sequence of row ranges of a shard is called the line in this module. The line is divided among the workers of a
+DataLoader at multiples of the batch size, so that the number of batches does not depend on the number of workers. The
+positions of these divisions do not depend on the epoch, so that exactly one worker returns each row even if the workers
+are in different epochs. Each worker then shuffles the row ranges of its share.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shoal.data.ingest import Ingester
-    from shoal.data.gang_position import GangPosition
+    from shoal.data.planning import GangPosition
 
 
 # These numbers determine the size of a window. A window is a group of row ranges that are in memory at the same time,
@@ -223,7 +228,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
     Each ``iter()`` begins an epoch when its first item is requested. With ``shuffle=True`` every epoch has its own
     order, which depends only on the seed, the epoch, the rank and the DataLoader worker. The row ranges are shuffled
     first. Then the rows of a few row ranges at a time are shuffled together, so that only these row ranges are in
-    memory (see :mod:`shoal.data.torch.shuffling`). The worker processes of a DataLoader divide the rows among
+    memory (see `shuffled_windows`). The worker processes of a DataLoader divide the rows among
     themselves.
 
     Clients of object stores do not work after a fork. If the files are on an object store, pass

@@ -18,6 +18,11 @@ write at once, the last one waits for all others. SQLite has no queue: its write
 may be unlucky for long. So a writer that has waited for long does not fail as long as other processes write. It fails
 if one process keeps the lock for too long, probably because that process is paused. On SQLite, shoal checks this
 (`_begin_writing_sqlite`). PostgreSQL has a queue, and ends a transaction that is paused (`_PAUSED_WRITER_S`).
+
+Values are encoded so that both databases return the same. JSON has no NaN and no infinity, but Python's `json` writes
+them nevertheless; PostgreSQL rejects such JSON, and SQLite accepts it. So NaN is written as ``{"$float": "nan"}`` (the
+tag ``$float`` marks an encoded number), and infinity in the same way. PostgreSQL also rejects the character NUL in a
+text, and both reject a lone surrogate (half of a UTF-16 pair, which Python allows in a str), so both are escaped.
 """
 
 from __future__ import annotations

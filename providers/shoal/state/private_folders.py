@@ -1,4 +1,12 @@
-"""Check that other users of the machine cannot enter or replace a folder or the store's file; remove folders safely."""
+"""Folders that other users of the machine cannot enter or replace: check a folder or the store's file, remove folders
+safely, and make runtime roots.
+
+A runtime root is a folder in the temp folder. It contains one folder per node, for the node's sockets, logs and
+temporary files. Its path is short, because the paths of sockets in it are limited to 107 bytes. Ray creates a node's
+folder and its subfolders with mode 0777, so a user who could enter them could replace a socket and collect tokens. Only
+the root keeps other users out: it has mode 0700 and a random name. So each root is checked before it is used. A root
+that fails the check is not changed, and a new root is created.
+"""
 
 from __future__ import annotations
 

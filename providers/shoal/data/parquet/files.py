@@ -1,4 +1,5 @@
-"""List the files of a dataset from the paths of files, directories and globs."""
+"""Paths of datasets and their files: make paths absolute, refuse those with credentials or that Arrow cannot open, and
+list files, directories and globs. Paths also lead to small DataFrames that were sent with a job's code."""
 
 from __future__ import annotations
 

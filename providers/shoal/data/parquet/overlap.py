@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.planning import GroupSelection, Split
 from shoal.data.filters import Filters, parse_filters
+from shoal.data.planning import GroupSelection, Split
 from shoal.errors import DataError
 
 if TYPE_CHECKING:

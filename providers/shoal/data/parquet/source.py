@@ -1,4 +1,5 @@
-"""Define `ParquetSource`, which lists Parquet files, reads their footers and reads their rows."""
+"""Define `ParquetSource`, which lists Parquet files, reads their footers, and reads rows by ranges (of one row group);
+find the groups of rows, such as the documents of one query, that must stay on one worker."""
 
 from __future__ import annotations
 
@@ -10,9 +11,9 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.filters import Filters, columns_of
+from shoal.data.parquet.digest import footer_texts, rows_digest, texts_digest
 from shoal.data.parquet.files import WHOLE_NUMBER, DataFile, list_files, normalise, partition_type, partition_values
 from shoal.data.parquet.filter_matching import BATCH_ROWS, Matcher, count_rows, matches_value, matching_rows
-from shoal.data.parquet.digest import footer_texts, rows_digest, texts_digest
 from shoal.data.parquet.footers import (
     THREADS,
     Footer,

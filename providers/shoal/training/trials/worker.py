@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.dataset_spec import DatasetSpec
-from shoal.data.gang_position import ALONE
+from shoal.data.planning import ALONE
 from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.messages import History
 from shoal.training.boosting.trials import BoostingTrials, PrunedError, TrialParams

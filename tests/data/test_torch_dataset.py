@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector, torch_dataset
-from shoal.data.gang_position import ALONE, GangPosition, set_current_position
+from shoal.data.planning import ALONE, GangPosition, set_current_position
 from shoal.data.torch_dataset import TorchDataset
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
 from tests.data.conftest import Write
