@@ -648,8 +648,7 @@ def test_ray_reads_the_same_items(numbers: DataConnector, local_ray: None) -> No
 
 
 def test_without_torch(numbers: DataConnector, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("dataset", "epochs"):
-        monkeypatch.delitem(sys.modules, f"shoal.data.torch.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "shoal.data.torch_dataset", raising=False)
     for name in [name for name in sys.modules if name == "torch" or name.startswith("torch.utils.data")]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=r"shoal\[torch\]"):

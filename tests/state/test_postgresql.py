@@ -143,9 +143,9 @@ def test_a_forked_child_has_connections_of_its_own(on_postgresql):
 
 PAUSED = """
 import os, signal
-from shoal.state import Store, engines
+from shoal.state import Store, databases
 from shoal.state.schema import Lock
-engines._BEGIN_WRITING = engines._BEGIN_WRITING.replace("15s", "1s")
+databases._BEGIN_WRITING = databases._BEGIN_WRITING.replace("15s", "1s")
 with Store().transaction() as session:
     session.add(Lock(name="paused", holder="test", expires_at=0))
     session.flush()
