@@ -14,10 +14,10 @@ import pytest
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
-from shoal.data.syntax import describe_filters
 
 from shoal.airflow.assets import PROMOTIONS, model_asset
 from shoal.data import DataConnector
+from shoal.data.filters import describe_filters
 from shoal.examples.flights import FEATURES, LABEL, retraining_spec
 from shoal.jobs import FunctionJobSpec, JobSpec
 from tests.support.guides import ROOT, examples

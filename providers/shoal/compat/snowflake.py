@@ -43,12 +43,7 @@ from shoal.data import RayDataIngester as RayDataIngester
 from shoal.data import connector as own
 from shoal.data.dataset_spec import TorchDefaults
 from shoal.data.ingest import ArrowIngester, IngesterClass
-<<<<<<< HEAD
-from shoal.distributors import pytorch
-=======
-from shoal.data.spec import TorchDefaults
 from shoal.distributors import pytorch, ray_launch
->>>>>>> main
 from shoal.distributors.lightgbm import LightGBMEstimator as LightGBMEstimator
 from shoal.distributors.lightgbm import LightGBMScalingConfig as LightGBMScalingConfig
 from shoal.distributors.pytorch import Context as Context

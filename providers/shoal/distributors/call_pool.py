@@ -14,14 +14,9 @@ from typing import Any
 
 from shoal.errors import JobError, NoPoolError, PoolNotFoundError
 from shoal.jobs.journal import attempts
-<<<<<<< HEAD
-from shoal.jobs.scheduling import Gang, fewest_nodes, needs_ray
-from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
-from shoal.os_processes import ProcessId
-=======
 from shoal.jobs.scheduling import fewest_nodes
 from shoal.jobs.specs.base import AnyJobSpec
->>>>>>> main
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import ALL, Gpu, gpu_turn, look, may_be_contended

@@ -12,7 +12,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from shoal.state.process import ProcessId
 from sqlalchemy import select, update
 
 from shoal import history, jobs
@@ -27,6 +26,7 @@ from shoal.jobs.reconcile import settle
 from shoal.jobs.reconcile.look import HeadBusyError, HeadGoneError, JobClient, Target
 from shoal.jobs.reconcile.rounds import host_round
 from shoal.jobs.scheduling import DRIVER_BYTES
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.timeouts import LEASE_TTL

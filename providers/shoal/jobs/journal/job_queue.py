@@ -20,12 +20,8 @@ from shoal.jobs import scheduling
 from shoal.jobs.journal.attempts import Key, get, note_polled
 from shoal.jobs.journal.stages import Stage, may_become, stage_of
 from shoal.jobs.journal.steps import JobStep, transaction
-<<<<<<< HEAD
-from shoal.jobs.scheduling import Entry, Gang, NodeSize, Place, Room, drivers_in
-from shoal.os_processes import ProcessId
-=======
 from shoal.jobs.scheduling import Entry, Place, Room, drivers_in
->>>>>>> main
+from shoal.os_processes import ProcessId
 from shoal.pool.holder import Ancestors, ends_with, job_of
 from shoal.pool.journal import usage
 from shoal.pool.lease_queue import kept_for

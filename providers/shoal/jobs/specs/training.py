@@ -8,13 +8,8 @@ from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
-<<<<<<< HEAD
 from shoal.data.dataset_spec import DatasetSpec
-from shoal.jobs.specs.base import AnySpec
-=======
-from shoal.data.spec import DatasetSpec
 from shoal.jobs.specs.base import AnyJobSpec
->>>>>>> main
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.mlflow.model_uris import is_mlflow
 
