@@ -37,7 +37,7 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": "shoal",
-                "python-modules": ["shoal.airflow.triggers", "shoal.airflow.triggers"],
+                "python-modules": ["shoal.airflow.triggers"],
             }
         ],
         "task-decorators": [

@@ -1,4 +1,8 @@
-"""Read Airflow connections: their extra field, and the settings of a pool."""
+"""Read Airflow connections: as a compute pool (the hook), as the URL of a database, and as credentials for a job.
+
+Credentials are read when the job is submitted and not rendered as templates, because Airflow stores and shows rendered
+fields.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""Find the id of this Airflow deployment. Names of holders contain the id, so that two Airflows with one store do not
-take each other's DAG runs for their own.
+"""This Airflow as shoal knows it: the settings in its section ``[shoal]``, its id, and the names of its runs as holders.
 
-The id is the option `deployment` in section ``[shoal]``, else the Airflow Variable ``shoal_deployment``. The listener
-makes this Variable when the scheduler starts.
+An option of the section sets its environment variable unless the variable is set already. shoal itself, with its
+command line and the processes of pools, reads only the variables and not Airflow's configuration.
+
+Names of holders contain the id of the deployment, so that two Airflows with one store do not take each other's DAG runs
+for their own. The id is the option `deployment`, else the Airflow Variable ``shoal_deployment``. The listener makes
+this Variable when the scheduler starts.
 """
 
 from __future__ import annotations
@@ -309,7 +312,6 @@ def holder_of(context: Context, lease: str | None = None) -> str:
     :param context: Airflow's context of a task of the DAG run.
     :param lease: Id of the task that leases the nodes.
     """
-    pass
     from shoal.jobs.cleanup import is_in_use
 
     dag_run = context["dag_run"]

@@ -1,4 +1,4 @@
-"""Check with Airflow's permissions whether a user may see shoal's page, and may change pools and jobs there.
+"""What users of Airflow may do on shoal's page, by Airflow's permissions, and the request that trains a run again.
 
 Airflow serves the applications of plugins to everybody. So each request is checked here. If the check itself fails, the
 request is refused.

@@ -1,4 +1,7 @@
-"""Store why a task has no result, and collect the results of training tasks, or the causes why they have none."""
+"""How tasks of shoal ended: their results and causes, lines for messages, and events of the assets of promoted models.
+
+Also here: errors that no retry can mend, such as a wrong argument, fail a task at once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trigger that waits for a job, and copies the job's log to the task's log."""
+"""Triggers with which deferred tasks wait for jobs and for nodes in Airflow's triggerer, without a slot of a worker."""
 
 from __future__ import annotations
 

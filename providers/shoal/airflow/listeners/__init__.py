@@ -1,10 +1,9 @@
-"""Listener that records in shoal's store that a DAG run or a task has failed, so that the jobs and leases of the run
-or task end soon.
+"""Listeners in Airflow's processes: they give this Airflow an id, and record failed runs and tasks in shoal's store.
 
 Normally a run's teardown task ends the run's jobs and leases. If no teardown task runs, as after `dagrun_timeout` or if
-the setup task was killed, this listener ends the jobs and leases sooner than the janitor would. The listener only
-writes to the store of the DAG's team: the drivers of the jobs read there that they have to end, and the reconcilers
-read that leases have expired.
+the setup task was killed, the listener ends the jobs and leases sooner than the janitor would. It only writes to the
+store of the DAG's team: the drivers of the jobs read there that they have to end, and the reconcilers read that leases
+have expired.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Base classes of operators whose arguments are checked while Airflow loads the DAG, and of those whose mapped
-instances Airflow shows with a name, such as that of a model."""
+"""Base classes of operators, and the checks of arguments that are known while Airflow loads the DAG.
+
+Templates and results of other tasks are known only when the task starts, and are checked there.
+"""
 
 from __future__ import annotations
 

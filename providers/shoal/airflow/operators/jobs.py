@@ -1,6 +1,7 @@
-"""Base class of operators that run a job on a pool, and a check that the DAG leases nodes of this pool.
+"""Base class of operators that run a job on a pool, with the links and the lineage of the job.
 
-Also here: the digest of a task as it is written in the DAG file, by which a retry recognises its job.
+Also here: the digest of a task as it is written in the DAG file, by which a retry recognises its job, and a check that
+the DAG leases nodes of the task's pool.
 """
 
 from __future__ import annotations
@@ -406,10 +407,6 @@ class JobOperator(LabelledOperator, WaitingOperator):
 
         :param task_instance: The task instance.
         """
-        # Imported only here, because the module needs the OpenLineage provider, which may not be installed.
-
-        pass
-
         return None if self._done is None else lineage_of(*self._done)
 
     def _set_links(self, handle: JobHandle, result: JobResult) -> None:

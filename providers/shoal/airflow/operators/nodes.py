@@ -1,4 +1,8 @@
-"""Operators that scale pools, lease nodes, and clean up."""
+"""Operators that scale pools, lease nodes, and clean up.
+
+The setup task of a ``with pool_for_run(...)`` block checks the arguments of the block's tasks before it requests nodes.
+It can render those templates that have the same value in all tasks of a DAG run, and read results of earlier tasks.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check DAG files in a new Python process, in which no library is imported yet."""
+"""Check DAG files in a new Python process, and report the problems as text, as JSON, or for GitHub Actions."""
 
 from __future__ import annotations
 
