@@ -1,4 +1,4 @@
-"""This Airflow as shoal knows it: the settings in its section ``[shoal]``, its id, and the names of its runs as holders.
+"""This Airflow as shoal knows it: settings in its section ``[shoal]``, its id, and the names of its runs as holders.
 
 An option of the section sets its environment variable unless the variable is set already. shoal itself, with its
 command line and the processes of pools, reads only the variables and not Airflow's configuration.
