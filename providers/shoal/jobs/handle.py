@@ -14,11 +14,10 @@ from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts, metric_series
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.metrics.series import MetricPoint
-from shoal.jobs.reconcile import ending, look
-from shoal.jobs.reconcile.polling import bounded_pause, pause_after
+from shoal.jobs.reconcile import acts, look
+from shoal.jobs.reconcile.acts import Supplies
+from shoal.jobs.reconcile.look import Target, bounded_pause, pause_after
 from shoal.jobs.reconcile.rounds import Waiter
-from shoal.jobs.reconcile.sending import Supplies
-from shoal.jobs.reconcile.target import Target
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import Place
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
@@ -240,7 +239,7 @@ class JobHandle:
         """
         job = attempts.load(self._store, self._key)
         by_user = teams.require(job, self.target.actor)
-        done = ending.cancel(
+        done = acts.cancel(
             self.target,
             job,
             reason,

@@ -13,8 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError, shown
-from shoal.jobs import ids
-from shoal.jobs.files import code_store
+from shoal.jobs import ids, shipped_code
 from shoal.jobs.scheduling import refuse_too_many_workers, refuse_without_ray
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, kind_of
@@ -63,7 +62,7 @@ def spec_of(
     named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
     spec = _parsed(FunctionJobSpec, {**named, **fields})
     pool_name = spec.run_config.pool_name
-    stored = code_store.store(program.dumps(lambda folder: pool_without_folder(folder, pool_name)))
+    stored = shipped_code.store(program.dumps(lambda folder: pool_without_folder(folder, pool_name)))
     return spec.model_copy(update={"program": stored})
 
 
@@ -93,7 +92,7 @@ def models_spec_of(
     spec = _models_spec(_fields_of_models(fields, function, kwargs))
     saved = SavedModel(partial(function, **kwargs) if kwargs else function)
     program = program_of(saved)
-    return spec.model_copy(update={"program": code_store.store(program.content), "code_digest": program.digest})
+    return spec.model_copy(update={"program": shipped_code.store(program.content), "code_digest": program.digest})
 
 
 def check_models_spec(

@@ -19,13 +19,12 @@ from shoal.data import DataConnector
 from shoal.errors import JobCancelledError, JobFailedError, PoolDownError, PoolNotFoundError, StoreError
 from shoal.jobs import FlowTask, JobHandle, JobSpec, cleanup, credentials, submission
 from shoal.jobs.handle import JobTimeoutError
-from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission, Line
 from shoal.jobs.reconcile import settle
+from shoal.jobs.reconcile.look import HeadBusyError, HeadGoneError, JobClient, Target
 from shoal.jobs.reconcile.rounds import host_round
-from shoal.jobs.reconcile.target import Target
 from shoal.jobs.scheduling import DRIVER_BYTES, Gang
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint

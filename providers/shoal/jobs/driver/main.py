@@ -26,23 +26,19 @@ from typing import Any, NoReturn
 
 from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
-from shoal.jobs import credentials
+from shoal.jobs import credentials, shipped_code
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting, function, partitions, pool_nodes, prediction, tuning
-from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
+from shoal.jobs.driver import boosting, function, nodes, partitions, prediction, tuning
+from shoal.jobs.driver.context import AttemptContext, Stopwatch, before_work, only_printed
 from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
-from shoal.jobs.driver.leaving_nodes import LeavingWatch
-from shoal.jobs.driver.metric_series import MetricSeries
-from shoal.jobs.driver.mlflow_feed import MlflowFeed
-from shoal.jobs.driver.step_times import Stopwatch
-from shoal.jobs.environment import modules
-from shoal.jobs.files import staged_data_claims, staged_queries, working_folder
+from shoal.jobs.driver.metric_series import MetricSeries, MlflowFeed
+from shoal.jobs.driver.nodes import LeavingWatch
+from shoal.jobs.files import staged_rows, storage
 from shoal.jobs.files.logs import log_path, teed
-from shoal.jobs.files.mlflow_database import default_uri
+from shoal.jobs.files.storage import default_uri
 from shoal.jobs.journal import attempts, job_queue, metric_series
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.steps import JobStep, act
-from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.journal.steps import JobStep, act, patiently
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
@@ -165,11 +161,11 @@ class Driver:
         job_run.retry_briefly(self._spec.run_config.env)
         with act(JobStep.TIDY):
             with only_printed("the rows of SQL queries could not be removed"):
-                staged_data_claims.discard(staged_queries.locations(self._spec, self._key).values())
+                staged_rows.discard(staged_rows.locations(self._spec, self._key).values())
             with only_printed("staged data could not be removed"):
-                staged_data_claims.give_up(self._key, self._spec.staged())
+                staged_rows.give_up(self._key, self._spec.staged())
             with only_printed("the working folder could not be removed"):
-                working_folder.discard(self._key.submission_id)
+                storage.discard(self._key.submission_id)
         with only_printed("credentials that were written too late could not be removed"):
             credentials.discard(self._key.submission_id)
         status = _RUN_STATUS[end.state] if stored else "KILLED"
@@ -246,11 +242,11 @@ class Driver:
         """Prepare this process to start workers: through Ray, or as processes that this process starts itself."""
         cluster.limit_nodes_to(patiently(self._store, lambda: job_queue.kept_nodes(self._store, self._job)))
         if gcs != NO_GCS:
-            runtime_env = modules.runtime_env(self._spec.run_config, self._job.pool, gcs)
+            runtime_env = shipped_code.runtime_env(self._spec.run_config, self._job.pool, gcs)
             if package.has_frames(self._spec):
                 runtime_env = package.for_workers(runtime_env, self._key.submission_id)
             if self._starts_workers(gcs):
-                use_nodes(partial(pool_nodes.find, self._store, self._job.pool, gcs))
+                use_nodes(partial(nodes.find, self._store, self._job.pool, gcs))
             else:
                 use_template(None)
             connect(gcs, runtime_env)
@@ -268,7 +264,7 @@ class Driver:
         is_forked = isinstance(trained, TrainRequest | PartitionsJobSpec)
         if not is_forked or needs_ray(self._spec) or not is_on_loopback(gcs):
             return False
-        return bool(pool_nodes.find(self._store, self._job.pool, gcs))
+        return bool(nodes.find(self._store, self._job.pool, gcs))
 
     def _node_seconds(self) -> float | None:
         """Return the node-seconds of the attempt so far: the number of nodes that it uses, multiplied by the
@@ -364,7 +360,7 @@ class Driver:
             self._free_room,
             self._stopwatch,
         )
-        spec = staged_queries.staged(self._spec, self._key, self._secrets)
+        spec = staged_rows.staged(self._spec, self._key, self._secrets)
         if isinstance(spec, FunctionJobSpec):
             return function.work(spec, place)
         if isinstance(spec, PartitionsJobSpec):
@@ -431,7 +427,7 @@ class Driver:
         environment = {**self._secrets.variables(), **self._spec.run_config.env}
         if self._secrets.values:
             environment[SECRETS] = json.dumps(sorted(self._secrets.values))
-        environment["PWD"] = working_folder.of_attempt(self._store, self._job, self._key.submission_id)
+        environment["PWD"] = storage.of_attempt(self._store, self._job, self._key.submission_id)
         if run:
             environment |= {
                 "MLFLOW_TRACKING_URI": run.uri,

@@ -7,12 +7,13 @@ import json
 import warnings
 from collections import Counter
 
+from shoal.jobs import shipped_code
 from shoal.jobs.driver import boosting
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
 from shoal.jobs.driver.trial_runs import TrialRuns
-from shoal.jobs.files import artifacts, code_store, storage
+from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import study_logs
-from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.journal.steps import patiently
 from shoal.jobs.results import JobResult, SearchSummary
 from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.jobs.tuning import code
@@ -136,7 +137,7 @@ def _search(spec: TuneJobSpec, place: AttemptContext, study: int, folder: str) -
     if spec.train is None:
         # All trials would log their parameters to the job's run, and MLflow refuses other values of a parameter.
         env.pop("MLFLOW_RUN_ID", None)
-    user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
+    user_code = UserCode() if spec.user_code is None else shipped_code.load_user_code(spec.user_code)
     try:
         found = run(
             spec,

@@ -11,8 +11,7 @@ from shoal.errors import InvalidArgumentError, RegistryError
 from shoal.jobs import teams
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.locks import HeldLock, store_lock
-from shoal.jobs.journal.steps import JobStep, act
-from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.journal.steps import JobStep, act, patiently
 from shoal.jobs.mlflow.promotion_history import Ledger, is_of, is_recorded, version_of, withdrawn
 from shoal.jobs.mlflow.registry import (
     DECISION_TAG,

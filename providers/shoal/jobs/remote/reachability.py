@@ -8,9 +8,9 @@ from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.jobs.files import storage
-from shoal.jobs.files.mlflow_database import default_uri
-from shoal.jobs.remote import frames
-from shoal.jobs.remote.frames import is_reachable, is_remote, path_here
+from shoal.jobs.files.storage import default_uri
+from shoal.jobs.remote import package
+from shoal.jobs.remote.package import is_reachable, is_remote, path_here
 from shoal.jobs.specs.function import AnyJobSpec
 from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec
@@ -35,7 +35,7 @@ _OBJECT_STORE = "an object store, such as s3://bucket/folder"
 _MLFLOW_SERVER = "set MLFLOW_TRACKING_URI to an MLflow server"
 
 _TOO_LARGE = (
-    f"only data of at most {frames.MAX_FRAME_BYTES // 2**20} MiB are sent with a job, so set "
+    f"only data of at most {package.MAX_FRAME_BYTES // 2**20} MiB are sent with a job, so set "
     f"run_config.artifact_location, or pass staging_location=, with a URI in {_OBJECT_STORE}"
 )
 

@@ -14,7 +14,7 @@ from shoal.training.boosting.request import TrainRequest
 from shoal.training.mlflow.model_uris import is_mlflow
 
 _STORED = re.compile(r".*/_code/[0-9a-f]{64}", re.DOTALL)
-"""Pattern of the paths of the files that `shoal.jobs.files.code_store` writes, also after they were sent to a pool."""
+"""Pattern of the paths of the files that `shoal.jobs.shipped_code` writes, also after they were sent to a pool."""
 
 
 def is_stored(init_model: str) -> bool:
