@@ -37,11 +37,11 @@ from shoal.jobs.files import artifacts
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.kind import parse_spec
 from shoal.jobs.reconcile import acts
 from shoal.jobs.reconcile.acts import Supplies
 from shoal.jobs.reconcile.look import Target
 from shoal.jobs.reconcile.rounds import Waiter
-from shoal.jobs.specs.function import parse_spec
 from shoal.jobs.submission import fingerprint
 from shoal.pool.api import list_pools
 from shoal.pool.backends.local.gpus import ALL
@@ -362,10 +362,10 @@ def ended_with_its_pool(call: SubmittedCall[Any]) -> None:
 )
 def test_only_a_job_that_may_use_gpus_asks_for_them(request_, gpus, monkeypatch):
     monkeypatch.setattr("shoal.distributors.call_pool.may_be_contended", lambda _: True)
-    monkeypatch.setattr("shoal.distributors.call_pool.has_cuda", lambda: True)
-    assert gpus_of(request_) == gpus
-    monkeypatch.setattr("shoal.distributors.call_pool.has_cuda", lambda: False)
-    assert gpus_of(JobSpec(**TRAINING)) == 0
+    monkeypatch.setattr("shoal.training.xgboost.engine.has_cuda", lambda: True)
+    assert gpus_of(request_.demand()) == gpus
+    monkeypatch.setattr("shoal.training.xgboost.engine.has_cuda", lambda: False)
+    assert gpus_of(JobSpec(**TRAINING).demand()) == 0
 
 
 def test_jobs_share_no_embedded_pool_and_a_smaller_one_is_replaced(sent):

@@ -13,6 +13,7 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts, metric_series
 from shoal.jobs.journal.stages import is_waiting
+from shoal.jobs.kind import parse_spec
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.reconcile import acts, look
 from shoal.jobs.reconcile.acts import Supplies
@@ -20,7 +21,7 @@ from shoal.jobs.reconcile.look import Target, bounded_pause, pause_after
 from shoal.jobs.reconcile.rounds import Waiter
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import Place
-from shoal.jobs.specs.function import AnyJobSpec, parse_spec
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.status import JobStatus, progress_of
 from shoal.jobs.timeouts import CLEAN_UP_PATIENCE_S, CLEAN_UP_PERIOD_S, HEAD_CHECK_S, SHORTEST_PAUSE_S
 from shoal.own_pauses import waited_since

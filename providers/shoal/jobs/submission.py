@@ -33,15 +33,15 @@ from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
 from shoal.jobs.journal.tasks import EngineTask, FlowTask, JobTakenError, TaskTry, jobs_of
+from shoal.jobs.kind import parse_spec
 from shoal.jobs.reconcile import acts, rounds
 from shoal.jobs.reconcile.acts import Supplies
 from shoal.jobs.reconcile.decide import End, Silence
 from shoal.jobs.reconcile.look import Target, address, find_head, pool_endpoint
 from shoal.jobs.remote import package, reachability
 from shoal.jobs.results import JobResult
-from shoal.jobs.scheduling import Gang, refuse_without_ray
-from shoal.jobs.specs.base import AnySpec
-from shoal.jobs.specs.function import AnyJobSpec, parse_spec
+from shoal.jobs.scheduling import refuse_without_ray
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.status import JobStatus
 from shoal.pool import teams
 from shoal.pool.backends import versions
@@ -269,7 +269,7 @@ def submit(
         DataError: The data that were staged for the job do not exist any more.
         JobError: The pool's head does not answer, or refused the job.
     """
-    if not isinstance(spec, AnySpec):
+    if not isinstance(spec, AnyJobSpec):
         raise InvalidArgumentError(
             f"a job is submitted by a spec, not by an object of type {type(spec).__name__}: make a spec of a dict with "
             "shoal.jobs.parse_spec"
@@ -360,7 +360,7 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
         address(endpoint),
         call.orphan_after,
         spec.run_config.priority,
-        Gang.of(spec).to_json(),
+        spec.demand().gang.to_json(),
         call.task,
         label=spec.label,
         team=teams.stored(call.team),
@@ -517,7 +517,7 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
     return [JobStatus.of(job, places.get(key), used.get(key)) for job, key in zip(found, keys, strict=True)]
 
 
-def fingerprint(spec: AnySpec) -> str:
+def fingerprint(spec: AnyJobSpec) -> str:
     """Compute the digest of a spec. If a job is submitted again, the equal digest shows that it is the same job.
 
     The digest depends on the content of staged data, but not on their folder. A task that runs again writes its

@@ -52,13 +52,13 @@ from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.mlflow import holdout_evaluation, model_loading
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.scheduling import Gang
 from shoal.jobs.status import JobStatus
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.boosting.progress import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
+from shoal.training.demand import GangClaim
 from shoal.training.progress import MetricSink, OnProgress, Progress
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
@@ -274,7 +274,7 @@ class TestDriver:
 
         def train_while_others_wait(request: TrainRequest, **_: object) -> TrainResult:
             for now, name in enumerate(("next", "later")):
-                order = Order(name, POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, Gang(1, 1).to_json())
+                order = Order(name, POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, GangClaim(1, 1).to_json())
                 attempts.ask(store, order, now)
                 assert job_queue.admit(store, Key(name, 1), now, {}) is Admission.WAITS
             if ends == "badly":
@@ -302,7 +302,7 @@ class TestDriver:
         started_before_the_end: list[str] = []
 
         def fail_while_another_waits(request: TrainRequest, **_: object) -> TrainResult:
-            order = Order("next", POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, Gang(1, 1).to_json())
+            order = Order("next", POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, GangClaim(1, 1).to_json())
             attempts.ask(store, order, 0.0)
             assert job_queue.admit(store, Key("next", 1), 0.0, {}) is Admission.WAITS
             raise TrainingError("on purpose")

@@ -22,7 +22,7 @@ import traceback
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
@@ -39,14 +39,15 @@ from shoal.jobs.files.storage import default_uri
 from shoal.jobs.journal import attempts, job_queue, metric_series
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act, patiently
+from shoal.jobs.kind import parse_spec
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
 from shoal.jobs.reconcile import rounds
 from shoal.jobs.remote import handover, package
 from shoal.jobs.results import JobResult
-from shoal.jobs.scheduling import NodeSize, could_fit, needs_ray
-from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
+from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.specs.function import FunctionJobSpec
 from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
@@ -63,7 +64,7 @@ from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 from shoal.training import cluster
-from shoal.training.boosting.request import TrainRequest
+from shoal.training.demand import NodeSize
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.gang.node_processes import use_nodes
@@ -228,7 +229,7 @@ class Driver:
             # A ShoalError is printed without a traceback, because its message is written for users.
             if not isinstance(error, ShoalError):
                 print(traceback.format_exc(), flush=True)
-            elif isinstance(self._spec, FunctionJobSpec) or isinstance(error, TrainingError):
+            elif self._spec.prints_notes or isinstance(error, TrainingError):
                 # The error's notes contain the traceback of each rank that failed, often in the user's code.
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
             cause = _cause(error)
@@ -260,9 +261,7 @@ class Driver:
     def _starts_workers(self, gcs: str) -> bool:
         """Return whether this process starts the workers of the job itself on a pool with Ray: they need no Ray, and
         all nodes are on this machine."""
-        trained = self._spec.train if isinstance(self._spec, TuneJobSpec) else self._spec
-        is_forked = isinstance(trained, TrainRequest | PartitionsJobSpec)
-        if not is_forked or needs_ray(self._spec) or not is_on_loopback(gcs):
+        if not self._spec.forks_workers or self._spec.demand().needs_ray or not is_on_loopback(gcs):
             return False
         return bool(nodes.find(self._store, self._job.pool, gcs))
 
@@ -297,7 +296,7 @@ class Driver:
         # The nodes of an existing Ray cluster may be larger than the nodes that the pool's spec describes.
         cpus = max([spec.cpus_per_node, *(node.cpus for node in status.active)])
         gpus = max([spec.gpus_per_node, *(node.gpus for node in status.active)])
-        return could_fit(self._spec, NodeSize(cpus, gpus), status.max_nodes)
+        return self._spec.demand().could_fit(NodeSize(cpus, gpus), status.max_nodes)
 
     def _expiry_hint(self, cause: str) -> str:
         """Return a sentence that warns of expired credentials if they may be the cause of an error; otherwise an empty
@@ -369,7 +368,7 @@ class Driver:
             return prediction.work(spec, place), None
         if isinstance(spec, TuneJobSpec):
             return tuning.work(spec, place)
-        return boosting.work(spec, place), None
+        return boosting.work(cast("JobSpec", spec), place), None
 
     def _free_room(self) -> None:
         """End the workers and start the next waiting job, before this driver saves, logs and registers the model."""

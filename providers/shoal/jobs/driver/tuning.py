@@ -21,10 +21,8 @@ from shoal.jobs.tuning.engine import Found, run
 from shoal.jobs.tuning.study_storage import STUDY, StudyJournal, require_optuna, storage_of
 from shoal.jobs.tuning.trials import Ended
 from shoal.training import cluster
-from shoal.training.boosting.engine import library_of
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.scaling import resolve_size
 
 
 def begin(spec: TuneJobSpec) -> None:
@@ -82,10 +80,9 @@ def _check_room(spec: TuneJobSpec, train: TrainRequest) -> None:
     Raises:
         CapacityError: The active nodes are too small.
     """
-    device = library_of(train.framework).device(train)
     with warnings.catch_warnings(action="ignore"):
         nodes = cluster.nodes_to_size(train.scaling_config.num_workers)
-        resolve_size(train.scaling_config, nodes, device=device, clamp=spec.run_config.clamp)
+        train.demand().size(nodes, clamp=spec.run_config.clamp)
 
 
 def _study(spec: TuneJobSpec, place: AttemptContext) -> int:

@@ -12,12 +12,12 @@ from shoal.errors import DataError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import storage
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.specs.base import AnySpec
+from shoal.jobs.specs.base import AnyJobSpec
 
-Spec = TypeVar("Spec", bound=AnySpec)
+Spec = TypeVar("Spec", bound=AnyJobSpec)
 
 
-def locations(spec: AnySpec, key: Key) -> dict[str, str]:
+def locations(spec: AnyJobSpec, key: Key) -> dict[str, str]:
     """Return the directories to which an attempt writes the rows that its SQL queries return.
 
     The directories' names depend only on the spec and the attempt, so that another process can find and remove the

@@ -17,11 +17,11 @@ from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.journal.steps import JobStep, act
+from shoal.jobs.kind import parse_spec
 from shoal.jobs.reconcile import look
 from shoal.jobs.reconcile.decide import End, Silence
 from shoal.jobs.reconcile.look import HeadBusyError, HeadGoneError, JobClient, Target, address, find_head
 from shoal.jobs.remote import package
-from shoal.jobs.specs.function import parse_spec
 from shoal.jobs.timeouts import SHORTEST_PAUSE_S, STOP_PATIENCE_S
 from shoal.pool.endpoint import LIBRARIES, MLFLOW_STORE, NO_GCS, Endpoint, driver_command, is_on_loopback
 from shoal.state.home import is_own_store

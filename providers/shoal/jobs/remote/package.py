@@ -31,7 +31,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.errors import DataError
 from shoal.jobs import ids, shipped_code
 from shoal.jobs.files import storage
-from shoal.jobs.specs.function import AnyJobSpec
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.pool.backends import BACKENDS
 from shoal.pool.spec import PoolSpec
 from shoal.training.locations import local_path
