@@ -21,10 +21,10 @@ from shoal.data import DataConnector
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import JobFailedError
 from shoal.jobs import JobHandle, JobSpec
+from shoal.os_processes import ProcessId
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import Job, Node
 from shoal.training.host.process_title import WORKER
 from tests.support.pool_processes import living, node_processes, node_rows

@@ -18,7 +18,7 @@ import pytest
 
 from shoal import ComputePool
 from shoal.jobs.handle import JobHandle
-from shoal.state.process import ProcessId
+from shoal.os_processes import ProcessId
 from tests.jobs.test_forked_workers import driver_of, forever, pids_of, row_of, rows, training
 from tests.support.pool_processes import living, node_rows, nothing_left
 from tests.support.waiting import wait_until
