@@ -12,7 +12,8 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from shoal.jobs.journal.attempts import Key
-from shoal.state import Store, codec
+from shoal.state import Store
+from shoal.state.databases import dump_json, load_json
 from shoal.state.schema import JobMetrics
 
 
@@ -40,12 +41,12 @@ def encoded(points: Sequence[MetricPoint]) -> str:
         "at": [point.at for point in points],
         "values": {name: [point.values.get(name) for point in points] for name in names},
     }
-    return codec.dumps(columns)
+    return dump_json(columns)
 
 
 def decoded(text: str) -> list[MetricPoint]:
     """Return the points that :func:`encoded` has written."""
-    columns = codec.loads(text)
+    columns = load_json(text)
     values: Mapping[str, Sequence[float | None]] = columns["values"]
     return [
         MetricPoint(step, at, {name: value for name, column in values.items() if (value := column[place]) is not None})
