@@ -240,6 +240,9 @@ def _new_id() -> str:
 
 def _made_by_task() -> str:
     from airflow.sdk import Variable
+    from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import ErrorResponse, GetVariable
 
     from shoal.jobs.journal.locks import store_lock
     from shoal.state import Store
@@ -253,24 +256,13 @@ def _made_by_task() -> str:
     with store_lock(Store(), "the id of an Airflow deployment", _LOCK_S):
         if (found := Variable.get(VARIABLE, default=None)) is not None:
             return str(found)
-        _check_that_variable_is_missing()
+        # `Variable.get` returns the default after any error of the API, and `Variable.set` would then overwrite the id.
+        answer = task_runner.SUPERVISOR_COMMS.send(GetVariable(key=VARIABLE))
+        if not isinstance(answer, ErrorResponse) or answer.error != ErrorType.VARIABLE_NOT_FOUND:
+            raise AirflowRuntimeError(answer if isinstance(answer, ErrorResponse) else ErrorResponse())
         deployment = _new_id()
         Variable.set(VARIABLE, deployment, _DESCRIPTION)
     return deployment
-
-
-def _check_that_variable_is_missing() -> None:
-    """Raise an error if Airflow could not say whether the Variable exists.
-
-    `Variable.get` returns the default after any error of the API, and `Variable.set` would then overwrite the id.
-    """
-    from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
-    from airflow.sdk.execution_time import task_runner
-    from airflow.sdk.execution_time.comms import ErrorResponse, GetVariable
-
-    answer = task_runner.SUPERVISOR_COMMS.send(GetVariable(key=VARIABLE))
-    if not isinstance(answer, ErrorResponse) or answer.error != ErrorType.VARIABLE_NOT_FOUND:
-        raise AirflowRuntimeError(answer if isinstance(answer, ErrorResponse) else ErrorResponse())
 
 
 ENGINE = "airflow"

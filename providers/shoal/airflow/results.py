@@ -71,37 +71,6 @@ def promotion_of(context: Context, model: str, alias: str = CHAMPION) -> dict[st
     return dict(newest.extra)
 
 
-def add_promotion(
-    context: Context, model: str, alias: str, metric: str | None, result: JobResult | PromotionResult
-) -> None:
-    """Add an asset event to a task that has promoted a model. Airflow records the event when the task succeeds.
-
-    :param context: Airflow's context of the task.
-    :param model: Name of the registered model.
-    :param alias: Alias that the promotion has moved.
-    :param metric: Name of the metric that has decided.
-    :param result: Result of the job, or of the promotion.
-    """
-    # Airflow stores the event as JSON, which has no NaN, so `to_dict` converts NaN to text.
-    plain = result.to_dict()
-    decision, champion = plain["decision"] or {}, plain["champion"] or {}
-    context["outlet_events"][PROMOTIONS].add(
-        model_asset(model, alias),
-        extra={
-            "model": model,
-            "alias": alias,
-            "version": result.model_version,
-            "model_uri": f"models:/{model}/{result.model_version}",
-            "metric": metric,
-            "metrics": plain["metrics"],
-            "decision": decision.get("sentence"),
-            "reason": decision.get("reason"),
-            "job_id": result.job_id,
-            "previous_version": champion.get("version"),
-        },
-    )
-
-
 log = logging.getLogger(__name__)
 
 CAUSE = "shoal_cause"
@@ -276,38 +245,42 @@ LINE = "shoal_line"
 as a dict."""
 
 
-def record_success(context: Context, spec: AnyJobSpec, result: JobResult) -> None:
-    """Store a line about a training as an XCom, for notifications. If the model was promoted, also add an asset event.
+def record_success(context: Context, spec: AnyJobSpec | str, result: JobResult | PromotionResult) -> None:
+    """Store a line about a training or a promotion as an XCom, for notifications. If the model was promoted, also add
+    an asset event.
 
-    An error is logged and not raised, because the training has succeeded.
+    An error is logged and not raised, because the training or promotion has succeeded.
 
-    :param context: Airflow's context of the training task.
-    :param spec: Spec of the job.
-    :param result: Result of the job.
+    :param context: Airflow's context of the task.
+    :param spec: Spec of the job, or the name of the model that `PromotionResult` is about.
+    :param result: Result of the job or of the promotion.
     """
     try:
-        if result.promoted and (register := spec.register_as) is not None:
-            add_promotion(context, register.model, register.alias, register.metric, result)
+        about: Any = result if isinstance(spec, str) else spec.register_as
+        if result.promoted and about is not None:
+            model = spec if isinstance(spec, str) else about.model
+            # Airflow stores the event as JSON, which has no NaN, so `to_dict` converts NaN to text.
+            plain = result.to_dict()
+            decision, champion = plain["decision"] or {}, plain["champion"] or {}
+            # Airflow records the event when the task succeeds.
+            context["outlet_events"][PROMOTIONS].add(
+                model_asset(model, about.alias),
+                extra={
+                    "model": model,
+                    "alias": about.alias,
+                    "version": result.model_version,
+                    "model_uri": f"models:/{model}/{result.model_version}",
+                    "metric": about.metric,
+                    "metrics": plain["metrics"],
+                    "decision": decision.get("sentence"),
+                    "reason": decision.get("reason"),
+                    "job_id": result.job_id,
+                    "previous_version": champion.get("version"),
+                },
+            )
     except Exception:
         log.warning("the asset event about the promotion could not be added", exc_info=True)
     _push_line(context, spec, result)
-
-
-def record_promotion(context: Context, result: PromotionResult) -> None:
-    """Store a line about a promotion as an XCom, for notifications. If the version was promoted, also add an asset
-    event.
-
-    An error is logged and not raised, because the promotion is complete.
-
-    :param context: Airflow's context of the task.
-    :param result: Result of the promotion.
-    """
-    try:
-        if result.promoted:
-            add_promotion(context, result.model_name, result.alias, result.metric, result)
-    except Exception:
-        log.warning("the asset event about the promotion could not be added", exc_info=True)
-    _push_line(context, result.model_name, result)
 
 
 def skip_without_training(result: JobResult) -> None:

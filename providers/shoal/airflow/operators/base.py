@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -180,25 +179,18 @@ def check_nodes(
         return
     count = node_count(size, name)
     if pool is not None:
-        _check_limit(count, name, pool, in_task=arguments.in_task)
+        # While Airflow loads the DAG, MAX_NODES in the pool's URI is the limit, because the store is not read then. In
+        # a task, MAX_NODES in the store is the limit if the pool is up, because `shoal pool alter` may have changed it.
+        up = pool_that_is_up(pool.name) if arguments.in_task and count > pool.max_nodes else None
+        if up is None:
+            pool.check_size(count, name)
+        elif count > up.max_nodes:
+            raise InvalidArgumentError(
+                f'{name}={count} is above MAX_NODES={up.max_nodes} of pool "{pool.name}": raise the limit with '
+                f"`shoal pool alter {pool.name} --max-nodes {count}`, or request at most {up.max_nodes}"
+            )
     if is_known(options):
         options_type.for_size(options, count)
-
-
-def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None:
-    """Check that a number of nodes is at most MAX_NODES, the limit of the pool.
-
-    While Airflow loads the DAG, MAX_NODES in the pool's URI is the limit, because the store is not read then. In a
-    task, MAX_NODES in the store is the limit if the pool is up, because `shoal pool alter` may have changed the value.
-    """
-    up = pool_that_is_up(pool.name) if in_task and size > pool.max_nodes else None
-    if up is None:
-        pool.check_size(size, name)
-    elif size > up.max_nodes:
-        raise InvalidArgumentError(
-            f'{name}={size} is above MAX_NODES={up.max_nodes} of pool "{pool.name}": raise the limit with '
-            f"`shoal pool alter {pool.name} --max-nodes {size}`, or request at most {up.max_nodes}"
-        )
 
 
 def pool_that_is_up(name: str) -> PoolSpec | None:
@@ -600,10 +592,6 @@ POLL_INTERVAL_S = 5.0
 """Default of `poll_interval`. The trigger notices the end of a wait after at most `poll_interval` seconds. Airflow then
 needs more than 5 s to start the process in which the deferred task continues."""
 
-_OPERATION_GRACE_S = 60.0
-"""Seconds after the deadline of a request for nodes, after which a deferred task continues even if the request is still
-open. Normally the reconciler on the pool's host ends a request at its deadline."""
-
 
 def is_deferrable(given: bool | None) -> bool:
     """Return an operator's argument `deferrable` or, if it is None, Airflow's setting ``[operators]
@@ -612,16 +600,6 @@ def is_deferrable(given: bool | None) -> bool:
     :param given: The operator's argument `deferrable`.
     """
     return bool(conf.getboolean("operators", "default_deferrable", fallback=False)) if given is None else given
-
-
-def deadline_of_operation(rollback_after_s: float) -> float:
-    """Return the time until which a deferred task waits for a request for nodes: the deadline of the request, plus a
-    grace period.
-
-    :param rollback_after_s: Seconds until the deadline of the request.
-    :returns: Seconds since the epoch.
-    """
-    return time.time() + rollback_after_s + _OPERATION_GRACE_S
 
 
 class WorkerLostError(AirflowException):
