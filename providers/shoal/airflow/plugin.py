@@ -12,7 +12,9 @@ import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import urlsplit
 
+from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
 from shoal.errors import MissingExtraError
@@ -87,13 +89,22 @@ class LazyApp:
                 self._app = self._build()
 
 
+PREFIX = "/shoal"
+"""Path of the page below the base URL of Airflow."""
+
+
+def page_path() -> str:
+    """Return the path of the page, including the path of Airflow's base URL, such as ``/airflow/shoal/``."""
+    return f"{urlsplit(conf.get('api', 'base_url', fallback='') or '').path.rstrip('/')}{PREFIX}/"
+
+
 class ShoalPlugin(AirflowPlugin):
     """Plugin that Airflow finds through the entry point ``airflow.plugins``."""
 
     name = "shoal"
     fastapi_apps: list[Any] = [{"app": LazyApp(), "url_prefix": PREFIX, "name": "shoal"}]  # noqa: RUF012 - as Airflow declares it
-    # One entry of Airflow's menu shows the page in a frame, the other in a browser tab of its own. Airflow's frame allows
-    # no new windows, so links to other services work only in the tab.
+    # One entry of Airflow's menu shows the page in a frame, the other in a browser tab of its own. Airflow's frame
+    # allows no new windows, so links to other services work only in the tab.
     _entry = {"href": page_path(), "destination": "nav", "category": "browse"}  # noqa: RUF012
     external_views: list[Any] = (
         [

@@ -123,7 +123,7 @@ def _missing_lease(task: _Operator, always_up: Collection[str]) -> str | None:
     before = task.get_flat_relatives(upstream=True)
     claims = [one for one in before if is_a(one, LeasePoolOperator, ScaleClusterOperator)]
     arguments = arguments_of(task)
-    spec = arguments.get("spec")
+    spec: Any = arguments.get("spec")
     document = spec.document() if hasattr(spec, "document") else spec
     config = document.get("run_config") if isinstance(document, Mapping) else None
     in_spec = config.get("pool_name") if isinstance(config, Mapping) else None
