@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 def extra_of(connection: Connection, *, example: str) -> Mapping[str, Any]:
     """Return the extra field of an Airflow connection.
 
-    :param connection: The connection.
     :param example: A valid extra field, for the error message.
     :raises InvalidArgumentError: The field is not a JSON object.
     """

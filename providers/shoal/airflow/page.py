@@ -62,11 +62,7 @@ class AirflowAccess:
             may_act = manager.is_authorized_connection(method="PUT", user=user)
             asked = request.path_params.get("team")
             team = asked if asked and asked in _teams_of(manager, user) else None
-            # The token is bound to the user and not to the cookie: auth managers replace the cookie while a page is
-            # open, and with `simple_auth_manager_all_admins` there is no cookie.
-            key = conf.get_mandatory_value("api", "secret_key").encode()
-            token = hmac.new(key, f"shoal csrf {user.get_id()}".encode(), hashlib.sha256).hexdigest()
-            name = user.get_name() or user.get_id()
+            name, token = user.get_name() or user.get_id(), _csrf_token(user.get_id())
         except HTTPException as error:
             if error.status_code == 401:
                 raise HTTPException(401, "log in to Airflow, and open this page again") from None
@@ -141,6 +137,16 @@ async def _user(request: Request) -> BaseUser:
     # revoked tokens. `AuthManagerDep` would fail here, because it reads `app.state`, and a mounted application has a
     # state of its own.
     return await get_user(request, None, await bearer_scheme(request))
+
+
+def _csrf_token(user_id: str) -> str:
+    """Return the user's CSRF token.
+
+    The token is bound to the user and not to the cookie: auth managers replace the cookie while a page is open, and
+    with `simple_auth_manager_all_admins` there is no cookie.
+    """
+    key = conf.get_mandatory_value("api", "secret_key").encode()
+    return hmac.new(key, f"shoal csrf {user_id}".encode(), hashlib.sha256).hexdigest()
 
 
 def train_again(holder: str) -> EngineRequest:

@@ -86,10 +86,7 @@ _MOST_CAUSES = 3
 
 
 def store_cause(cause: str) -> None:
-    """Store why the task fails or is skipped as an XCom, for later tasks and for messages. Outside a task, do nothing.
-
-    :param cause: The reason.
-    """
+    """Store why the task fails or is skipped as an XCom, for later tasks and for messages. Outside a task, do nothing."""
     try:
         ti = get_current_context()["ti"]
     except RuntimeError:
@@ -132,14 +129,7 @@ def training_results(*task_ids: str, mapped: int | None = None) -> list[dict[str
 
 
 def why_no_result(ti: Any, dag: Any, task_id: str, index: int, state: str | None) -> str:
-    """Return why a task instance has no result: the cause that it has stored, else the failures before it.
-
-    :param ti: Any task instance of the run.
-    :param dag: The DAG.
-    :param task_id: Id of the task.
-    :param index: Map index of the instance; -1 if the task is not mapped.
-    :param state: State of the instance.
-    """
+    """Return why a task instance has no result: the cause that it has stored, else the failures before it."""
     cause: str | None = ti.xcom_pull(task_ids=task_id, key=CAUSE, map_indexes=index)
     if cause:
         return cause
@@ -166,10 +156,6 @@ def instances_of(task_id: str, states: Mapping[str, Any], task_ids: Collection[s
 
     Airflow names the instances of a mapped task ``<task id>_<map index>``. A name that is the id of another task of the
     DAG, such as "train_1" beside "train", is not an instance.
-
-    :param task_id: Id of the task.
-    :param states: States of instances by name.
-    :param task_ids: Ids of all tasks to which the states belong.
     """
     names = [name for name in states if name not in task_ids]
     mapped = [name.rpartition("_")[2] for name in names if name.rpartition("_")[0] == task_id]
@@ -178,11 +164,7 @@ def instances_of(task_id: str, states: Mapping[str, Any], task_ids: Collection[s
 
 
 def instance_name(task_id: str, index: int) -> str:
-    """Return a task instance as a text, such as ``train[3]``.
-
-    :param task_id: Id of the task.
-    :param index: Map index; -1 if the task is not mapped.
-    """
+    """Return a task instance as a text, such as ``train[3]``."""
     return task_id if index < 0 else f"{task_id}[{index}]"
 
 
@@ -226,13 +208,7 @@ class FailOnPermanentErrors(RetryPolicy):
     def evaluate(
         self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
     ) -> RetryDecision:
-        """Decide whether the task is retried.
-
-        :param exception: The error of the task.
-        :param try_number: Number of the try, from 1.
-        :param max_tries: Largest number of tries.
-        :param context: Airflow's context of the task.
-        """
+        """Decide whether the task is retried."""
         from airflow.sdk import RetryDecision
 
         if isinstance(exception, ShoalError) and exception.permanent:
@@ -251,9 +227,7 @@ def record_success(context: Context, spec: AnyJobSpec | str, result: JobResult |
 
     An error is logged and not raised, because the training or promotion has succeeded.
 
-    :param context: Airflow's context of the task.
     :param spec: Spec of the job, or the name of the model that `PromotionResult` is about.
-    :param result: Result of the job or of the promotion.
     """
     try:
         about: Any = result if isinstance(spec, str) else spec.register_as
@@ -288,7 +262,6 @@ def skip_without_training(result: JobResult) -> None:
 
     The cause is stored as an XCom, so that a later task can report the cause (see `training_results`).
 
-    :param result: Result of the job.
     :raises AirflowSkipException: The job has skipped its training.
     """
     if result.skipped:
@@ -301,9 +274,7 @@ def record_failure(context: Context, spec: AnyJobSpec | Mapping[str, Any] | str 
 
     If an XCom cannot be stored, the error is only logged, so that the task still fails with the original error.
 
-    :param context: Airflow's context of the task.
     :param spec: Spec of the job, its fields if they could not be parsed, or the name of the model.
-    :param error: The cause of the failure.
     """
     _push_line(context, spec or {}, error)
 

@@ -65,11 +65,7 @@ class WaitTrigger(BaseTrigger):
         """Cancel the job or the request for nodes that the task waits for, because a user has ended the task."""
 
     def event(self, wait: Any, *, timed_out: bool) -> dict[str, Any]:
-        """Return the payload of the event that the trigger fires.
-
-        :param wait: The wait, as `new_wait` has returned it.
-        :param timed_out: Whether the deadline has passed.
-        """
+        """Return the payload of the event that the trigger fires."""
         return {"timed_out": timed_out}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

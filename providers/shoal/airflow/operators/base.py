@@ -300,7 +300,6 @@ class CheckedOperator(BaseOperator):
     def check_arguments(cls, arguments: Arguments) -> None:
         """Check the operator's arguments, except those whose values are known only at runtime.
 
-        :param arguments: Arguments of the constructor.
         :raises InvalidArgumentError: An argument is wrong.
         """
 
@@ -308,7 +307,6 @@ class CheckedOperator(BaseOperator):
     def check(cls, task_id: str, arguments: Mapping[str, Any]) -> None:
         """Check the arguments of a task, except those that are not known yet.
 
-        :param task_id: Id of the task, for the message.
         :param arguments: Arguments of the constructor. Missing arguments are not known yet.
         :raises InvalidArgumentError: An argument is wrong.
         :raises AirflowFailException: An argument is wrong, and this code runs in a task, where Airflow creates the
@@ -335,11 +333,6 @@ class CheckedOperator(BaseOperator):
         There, Airflow evaluates each text as Python code, also texts without templates: ``"12e45678"`` becomes inf, and
         ``"2013_01"`` becomes 201301. Here, a template of one expression gives the value of the expression in its own
         type, and everything else is a text. The types of a spec's fields decide which texts are numbers.
-
-        :param content: Text, or a collection with texts.
-        :param context: Airflow's context of the task.
-        :param jinja_env: Environment that renders.
-        :param seen_oids: Ids of the collections that were rendered.
         """
         environment = jinja_env or self.get_template_env()
         if not isinstance(content, str) or not isinstance(environment, NativeEnvironment):
@@ -352,11 +345,7 @@ class CheckedOperator(BaseOperator):
     @classmethod
     def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
         """Check the arguments that all instances of a mapped task have in common, and return Airflow's object for such
-        arguments. The methods `expand` and `expand_kwargs` of this object check the arguments of each instance.
-
-        :param task_id: Id of the task.
-        :param kwargs: Arguments that the instances have in common.
-        """
+        arguments. The methods `expand` and `expand_kwargs` of this object check the arguments of each instance."""
         cls.check(task_id, kwargs)
         plain = super().partial(task_id=task_id, **kwargs)
         # Airflow warns about an object whose `expand` is never called. The user calls `expand` of the returned object,
@@ -411,7 +400,6 @@ def _check_instances(task: MappedOperator, instances: Iterator[tuple[str, Mappin
     """Check the instances of a mapped task by creating each instance in the same way as Airflow does when the instance
     runs.
 
-    :param task: The mapped task.
     :param instances: A pair for each instance: a text that names its mapped values for the error message, and its
         arguments.
     :raises InvalidArgumentError: An argument of an instance is wrong.
@@ -439,11 +427,7 @@ class LabelledOperator(CheckedOperator):
     @classmethod
     def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
         """Check the arguments that all instances of a mapped task have in common, as in `CheckedOperator.partial`. By
-        default, Airflow shows each instance with what it is about (see `instance_label`).
-
-        :param task_id: Id of the task.
-        :param kwargs: Arguments that the instances have in common.
-        """
+        default, Airflow shows each instance with what it is about (see `instance_label`)."""
         return super().partial(task_id=task_id, **{"map_index_template": "{{ task.instance_label }}", **kwargs})
 
     @property
@@ -509,16 +493,12 @@ class PoolOperator(CheckedOperator):
         return ComputePoolHook(self.compute_pool_conn_id, self.pool_name)
 
     def holder_in(self, context: Context) -> str:
-        """Return the name of the holder to which this task's lease and jobs belong (see `holder_of`).
-
-        :param context: Airflow's context of the task.
-        """
+        """Return the name of the holder to which this task's lease and jobs belong (see `holder_of`)."""
         return holder_of(context, self.lease)
 
     def pool_in(self, context: Context, hook: ComputePoolHook | None = None) -> ComputePool:
         """Return a client of the pool, for the holder and the team of this task.
 
-        :param context: Airflow's context of the task.
         :param hook: Hook of the pool. By default, a new one, which reads the connection from Airflow.
         """
         hook = hook or self.hook
@@ -526,10 +506,7 @@ class PoolOperator(CheckedOperator):
 
     def setup_advice(self, context: Context) -> str:
         """Return advice for an error about a pool on which the DAG run has no nodes any more: which task leases them.
-        If only this task is cleared, that task does not run again.
-
-        :param context: Airflow's context of the task.
-        """
+        If only this task is cleared, that task does not run again."""
         run = context["dag_run"]
         if is_single_task_test(context):
             return (
@@ -543,10 +520,7 @@ class PoolOperator(CheckedOperator):
 
     def pre_execute(self, context: Context) -> None:
         """Record the web address of this Airflow in shoal's store, and warn if another Airflow has the same id. Airflow
-        calls this method before `execute`.
-
-        :param context: Airflow's context of the task.
-        """
+        calls this method before `execute`."""
         from shoal.airflow.deployment import warn_of_copies
 
         # `execute` needs the store and the id, too, and raises the error.
@@ -577,7 +551,6 @@ class PoolOperator(CheckedOperator):
 
         Operators pass this method as `on_progress` to the pool's methods that wait for nodes.
 
-        :param status: Current status of the pool.
         :param holder: Name of the holder whose lease the task waits for. If this lease is in the queue, the lease's
             place is logged, too.
         """
@@ -595,10 +568,7 @@ needs more than 5 s to start the process in which the deferred task continues.""
 
 def is_deferrable(given: bool | None) -> bool:
     """Return an operator's argument `deferrable` or, if it is None, Airflow's setting ``[operators]
-    default_deferrable``.
-
-    :param given: The operator's argument `deferrable`.
-    """
+    default_deferrable``."""
     return bool(conf.getboolean("operators", "default_deferrable", fallback=False)) if given is None else given
 
 

@@ -99,8 +99,6 @@ def page_links(job_id: str) -> dict[str, str]:
 
     The address begins with ``$SHOAL_UI_URL`` if this variable is set, and otherwise leads to the page in Airflow, in an
     Airflow with several teams to that of the team. Call this function only in a task.
-
-    :param job_id: Id of the job.
     """
     from shoal.airflow.plugin import has_extra, page_path
 
@@ -112,11 +110,7 @@ def page_links(job_id: str) -> dict[str, str]:
 
 
 def show_links(links: Mapping[str, str], ti: Any) -> None:
-    """Show links of a task while the task runs. Airflow itself stores the links only when the task has ended.
-
-    :param links: Addresses of the links by name.
-    :param ti: The task instance.
-    """
+    """Show links of a task while the task runs. Airflow itself stores the links only when the task has ended."""
     # Airflow's UI reads the links from the database, past an XCom backend that the user has configured.
     with suppress(Exception):  # the links appear when the task has ended
         from airflow.sdk.bases.xcom import BaseXCom
@@ -128,12 +122,7 @@ def show_links(links: Mapping[str, str], ti: Any) -> None:
 
 
 def links_of(spec: AnyJobSpec, result: JobResult, pool: PoolSpec) -> dict[str, str]:
-    """Return the addresses of a job's links by name.
-
-    :param spec: Spec of the job, as it was submitted.
-    :param result: Result of the job.
-    :param pool: Definition of the pool on which the job ran.
-    """
+    """Return the addresses of a job's links by name."""
     uri = spec.tracking.uri if spec.tracking else None
     register, version = spec.register_as, result.model_version
     found = {
@@ -190,16 +179,10 @@ class JobOperator(LabelledOperator, WaitingOperator):
 
     @abstractmethod
     def job_spec(self, context: Context) -> AnyJobSpec:
-        """Build the job's spec from the operator's arguments.
-
-        :param context: Airflow's context of the task.
-        """
+        """Build the job's spec from the operator's arguments."""
 
     def value_of(self, result: JobResult) -> Any:
-        """Convert the result of a job to the value that the task returns.
-
-        :param result: Result of the job.
-        """
+        """Convert the result of a job to the value that the task returns."""
         return result.to_dict()
 
     def reported_spec(self) -> AnyJobSpec | Mapping[str, Any] | None:
@@ -239,7 +222,6 @@ class JobOperator(LabelledOperator, WaitingOperator):
         and SQLite gives the id of the deleted trigger to the next one. So if the job of this try goes on, the task is
         deferred again.
 
-        :param event: Event of the trigger.
         :param job: The job, as `_defer_to` has described it.
         :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. The task's job is cancelled.
         """
@@ -283,11 +265,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
         return self.value_of(result)
 
     def submit_job(self, spec: AnyJobSpec, context: Context) -> JobHandle:
-        """Submit the job, or attach to the job of an earlier try of this task.
-
-        :param spec: Spec of the job.
-        :param context: Airflow's context of the task.
-        """
+        """Submit the job, or attach to the job of an earlier try of this task."""
         from shoal.jobs import TaskTry, submit
 
         # A spec that names a pool has precedence over Airflow's default connection.
@@ -393,10 +371,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage | None:
         """Return the data and models that the job has read and written; None if the task has not waited for a job.
-        Airflow's OpenLineage provider calls this method when the task has ended.
-
-        :param task_instance: The task instance.
-        """
+        Airflow's OpenLineage provider calls this method when the task has ended."""
         return None if self._done is None else lineage_of(*self._done)
 
     def _cancel(self, handle: JobHandle, reason: str) -> None:
@@ -525,11 +500,7 @@ def of_path(path: str) -> Named:
 
 def read_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
     """Yield the OpenLineage names of the files that a job has read and, for a prediction job, of the model. Rows of a
-    database and staged copies of rows are left out, because they have no OpenLineage name.
-
-    :param spec: Spec of the job, as it was submitted.
-    :param result: Result of the job.
-    """
+    database and staged copies of rows are left out, because they have no OpenLineage name."""
     for dataset in spec.datasets():
         if dataset.staging is None:
             yield from map(of_path, dataset.paths)
@@ -539,11 +510,7 @@ def read_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
 
 def written_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
     """Yield the OpenLineage names of a job's outputs: for a prediction job the predictions, otherwise the registered
-    model version and the model's file.
-
-    :param spec: Spec of the job, as it was submitted.
-    :param result: Result of the job.
-    """
+    model version and the model's file."""
     if result.output_path is not None:
         yield of_path(result.output_path)
         return
@@ -554,11 +521,7 @@ def written_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
 
 
 def lineage_of(spec: AnyJobSpec, result: JobResult) -> OperatorLineage:
-    """Return a job's inputs and outputs as an object of Airflow's OpenLineage provider, which has to be installed.
-
-    :param spec: Spec of the job, as it was submitted.
-    :param result: Result of the job.
-    """
+    """Return a job's inputs and outputs as an object of Airflow's OpenLineage provider, which has to be installed."""
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.event_v2 import Dataset
     from openlineage.client.facet_v2 import dataset_version_dataset, sql_job

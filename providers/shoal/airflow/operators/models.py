@@ -147,10 +147,7 @@ class PromoteModelOperator(LabelledOperator):
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check at parse time that the arguments name one version.
-
-        :param arguments: Arguments of the constructor.
-        """
+        """Check at parse time that the arguments name one version."""
         training, model, version = (arguments[name] for name in ("training", "model", "version"))
         if training is None and None in (model, version):
             raise InvalidArgumentError(

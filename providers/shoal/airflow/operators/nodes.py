@@ -82,7 +82,6 @@ def check_block(setup: BaseOperator, context: Context) -> None:
     wrong instance of a mapped task does not stop the other instances.
 
     :param setup: The setup task. The tasks of its block have the setup's task id as their argument `lease`.
-    :param context: Airflow's context of the setup task.
     :raises InvalidArgumentError: An argument of a task is wrong.
     :raises AirflowFailException: The same in an Airflow task, or a connection in a spec does not exist.
     """
@@ -114,13 +113,7 @@ def _will_run(task: BaseOperator, setup: BaseOperator) -> bool:
 
 def _rendered(value: Any, task: BaseOperator, setup: BaseOperator, context: Context) -> Any:
     """Render the value of a template field in the same way as Airflow does later, when the task runs. Parts that are
-    not known yet stay unrendered.
-
-    :param value: The value.
-    :param task: Task of the value.
-    :param setup: The setup task, which runs now.
-    :param context: Airflow's context of the setup task.
-    """
+    not known yet stay unrendered."""
     if isinstance(value, Mapping):
         return {name: _rendered(item, task, setup, context) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -188,7 +181,6 @@ class _NodesOperator(WaitingOperator):
     def _defer_to_nodes(self, pool: ComputePool) -> None:
         """Defer the task until enough of the requested nodes are ready, or until the request has ended.
 
-        :param pool: Client of the pool, with which the task has requested the nodes.
         :raises TaskKilledError: Airflow has ended the task. The request is rolled back.
         """
         from shoal.airflow.triggers import PoolTrigger
@@ -223,11 +215,8 @@ class _NodesOperator(WaitingOperator):
     ) -> None:
         """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request.
 
-        :param pool: The pool.
-        :param event: Event of the trigger.
         :param request: Arguments of `ComputePool.wait_for_operation` for the request, which `_defer_to_nodes` has
             stored.
-        :param on_progress: Called with the pool's status while the task waits.
         :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. The request is rolled back.
         """
         limit = self.execution_timeout

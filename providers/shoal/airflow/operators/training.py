@@ -169,7 +169,6 @@ def _spec_in_file(task: BaseOperator, path: str) -> dict[str, Any]:
     """Read the fields of a spec from a file.
 
     :param task: Task whose DAG determines the folders in which a relative path is looked up.
-    :param path: Path of the file.
     """
     from jinja2 import TemplateNotFound
 
