@@ -86,7 +86,7 @@ _MOST_CAUSES = 3
 
 
 def store_cause(cause: str) -> None:
-    """Store why the task fails or is skipped as an XCom, for later tasks and for messages. Outside a task, do nothing."""
+    """Store why the task fails or is skipped as an XCom, for later tasks and messages. Outside a task, do nothing."""
     try:
         ti = get_current_context()["ti"]
     except RuntimeError:
