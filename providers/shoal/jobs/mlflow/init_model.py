@@ -15,8 +15,8 @@ from shoal.redaction import redact_value
 from shoal.training.mlflow.model_uris import VERSION, is_mlflow
 
 if TYPE_CHECKING:
+    from shoal.boosting_libraries import Framework
     from shoal.jobs.mlflow.job_run import Run
-    from shoal.training.boosting.request import Framework
 
 
 def load(model: str, framework: Framework) -> bytes:
