@@ -86,7 +86,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def in_worker(program: bytes, work: Path) -> None:
     with chdir(work):  # back at the end
-        change_directory.enter(str(work), "gang")
+        change_directory.enter_folder(str(work), "gang")
         pickle.loads(program)()
 
 

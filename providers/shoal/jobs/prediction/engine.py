@@ -23,7 +23,7 @@ from shoal.training.artifact_folders import Claim
 from shoal.training.context import say
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import shared_gang
-from shoal.training.mlflow.model_uris import VERSION
+from shoal.training.mlflow.model_uris import MODEL_VERSION
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
 from shoal.training.scaling import resolve_size
@@ -141,7 +141,7 @@ def identity(uri: str) -> str:
     """
     import mlflow
 
-    if (named := VERSION.fullmatch(uri)) is not None:
+    if (named := MODEL_VERSION.fullmatch(uri)) is not None:
         return f"{uri} {VersionId.read(mlflow.MlflowClient(), named['name'], named['version'])!r}"
     if uri.startswith(("models:/", "runs:/")):
         return uri

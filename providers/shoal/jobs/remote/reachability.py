@@ -23,7 +23,7 @@ from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.schema import Pool
 from shoal.training.locations import SQLITE
-from shoal.training.mlflow.model_uris import is_path
+from shoal.training.mlflow.model_uris import is_model_path
 
 _SHARED = (
     "if all hosts mount it at the same path, name its folder in the option shared_folders of the pool (several folders "
@@ -138,6 +138,6 @@ def _needed(spec: AnyJobSpec) -> Iterator[tuple[str | None, str, str]]:
         # A file that an estimator has stored is sent with the job.
         yield spec.init_model, "init_model", "name a registered model (models:/NAME@ALIAS) or a URI"
     if isinstance(spec, PredictJobSpec):
-        if is_path(spec.model):
+        if is_model_path(spec.model):
             yield spec.model, "the model", "name a registered model (models:/NAME@ALIAS) or a URI"
         yield spec.output_path, "output_path", f"set it to a URI in {_OBJECT_STORE}"

@@ -17,7 +17,7 @@ from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.messages import History
 from shoal.training.boosting.params import json_params
 from shoal.training.boosting.rows import Columns
-from shoal.training.mlflow.model_uris import absolute, check_version
+from shoal.training.mlflow.model_uris import absolute_model, check_model_version
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
 
@@ -214,8 +214,8 @@ class TrainRequest(Settings):
     def _named_model(cls, model: str | None) -> str | None:
         if model is None:
             return None
-        check_version(model)
-        return absolute(model)
+        check_model_version(model)
+        return absolute_model(model)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

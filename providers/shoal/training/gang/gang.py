@@ -277,7 +277,7 @@ class Gang:
         limit = WORKER_FINISH_S if timeout is None else min(timeout, WORKER_FINISH_S)
         try:
             if self.sound:
-                self._run(interpreter_end.end, [()] * self.shape.num_workers, time.monotonic() + limit, None)
+                self._run(interpreter_end.end_user_code, [()] * self.shape.num_workers, time.monotonic() + limit, None)
         except _TimeLimitError:
             say(
                 f"a worker was killed, because its threads and exit handlers did not end within {limit:g} s after the "
@@ -296,7 +296,7 @@ class Gang:
         if self.ended:
             return
         self.ended = True
-        nodes_in_use.record(self, ())
+        nodes_in_use.record_nodes(self, ())
         with contextlib.suppress(Exception):
             # Killing actors fails if Ray is already shut down. The error is ignored, because the actors have then
             # ended, too.
@@ -327,7 +327,7 @@ class Gang:
     def _spawn(self, workers: Workers, env: dict[str, str]) -> None:
         seats = workers.seats
         size = len(seats)
-        nodes_in_use.record(self, (seat.node_id for seat in seats))
+        nodes_in_use.record_nodes(self, (seat.node_id for seat in seats))
         connections = WorkerConnections(workers.listen_host, size, self._on_event)
         self._connections = connections
         self._env = env

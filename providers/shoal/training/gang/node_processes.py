@@ -15,7 +15,7 @@ from shoal.training.gang import placement
 from shoal.training.gang.child_processes import ChildProcesses, has_template
 from shoal.training.gang.local_node import LocalNode, NodeWithoutRay
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.register_placement import reserve
+from shoal.training.gang.register_placement import reserve_in_register
 
 FindNodes = Callable[[], Mapping[str, LocalNode]]
 """Type of a function that finds the running nodes of the pool, by name."""
@@ -82,7 +82,7 @@ class ProcessesWithoutRay(ChildProcesses):
     """
 
     def __init__(self, shape: GangShape, deadline: float, register: NodeRegister) -> None:
-        self._reservation = reserve(shape, register, deadline)
+        self._reservation = reserve_in_register(shape, register, deadline)
         nodes = {node.name: NodeWithoutRay(register.folder, node) for node in self._reservation.nodes}
         super().__init__(shape, self._reservation.seats, nodes)
 

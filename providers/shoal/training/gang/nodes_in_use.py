@@ -11,7 +11,7 @@ _nodes_of_gangs: dict[object, frozenset[str]] = {}
 _changed_at = time.monotonic()
 
 
-def record(gang: object, nodes: Iterable[str]) -> None:
+def record_nodes(gang: object, nodes: Iterable[str]) -> None:
     """Record the nodes on which a gang has workers. `nodes` is empty if the gang has ended."""
     global _changed_at
     with _lock:

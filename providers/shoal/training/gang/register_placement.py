@@ -33,7 +33,7 @@ class Reservation:
             os.close(self._descriptors.pop())
 
 
-def reserve(shape: GangShape, register: NodeRegister, deadline: float) -> Reservation:
+def reserve_in_register(shape: GangShape, register: NodeRegister, deadline: float) -> Reservation:
     """Reserve the CPUs of all workers together; if one worker does not fit, reserve none.
 
     Raises:
@@ -45,7 +45,7 @@ def reserve(shape: GangShape, register: NodeRegister, deadline: float) -> Reserv
 
     def reserved(seconds: float) -> bool:
         until = time.monotonic() + seconds
-        while (reservation := _try(shape, register)) is None:
+        while (reservation := _try_to_reserve(shape, register)) is None:
             left = until - time.monotonic()
             if left <= 0:
                 return False
@@ -82,7 +82,7 @@ def choose(shape: GangShape, free: Sequence[int]) -> list[int] | None:
     return [node for node, number in enumerate(on_node) for _ in range(number)]
 
 
-def _try(shape: GangShape, register: NodeRegister) -> Reservation | None:
+def _try_to_reserve(shape: GangShape, register: NodeRegister) -> Reservation | None:
     with register.reserving() as mine:
         if not mine:
             return None

@@ -168,7 +168,7 @@ class Worker:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         interpreter_end.forget_exit_handlers()
         os.environ.update({name: value for name, value in env.items() if name != SECRETS})
-        own_folder = change_directory.enter(env["PWD"], place.token) if "PWD" in env else None
+        own_folder = change_directory.enter_folder(env["PWD"], place.token) if "PWD" in env else None
         self._driver = driver = DriverConnection(
             place.host, place.port, place.token, place.rank, KnownSecrets(_secrets(env)).hide, node
         )

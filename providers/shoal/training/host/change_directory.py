@@ -21,12 +21,12 @@ _PREFIX = "shoal-work-"
 _entered: str | None = None
 
 
-def entered() -> str | None:
-    """Return the folder that this process has entered with :func:`enter`; None if it has entered none."""
+def entered_folder() -> str | None:
+    """Return the folder that this process has entered with :func:`enter_folder`; None if it has entered none."""
     return _entered
 
 
-def enter(folder: str, gang: str) -> str | None:
+def enter_folder(folder: str, gang: str) -> str | None:
     """Change the working directory of this process to the job's folder.
 
     The folder may be missing on another host. On such a host, all workers of the gang (group of workers) use one
@@ -48,7 +48,7 @@ def enter(folder: str, gang: str) -> str | None:
         return str(own)
 
 
-def written(known: Mapping[str, int | None]) -> dict[str, int]:
+def written_files(known: Mapping[str, int | None]) -> dict[str, int]:
     """Return the sizes of the files in the entered folder, by their relative paths.
 
     Args:

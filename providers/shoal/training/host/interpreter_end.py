@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 
 
 def forget_exit_handlers() -> None:
-    """Remove the exit handlers of this process, so that :func:`end` calls only handlers that are registered later.
+    """Remove the exit handlers of this process, so that :func:`end_user_code` calls only later ones.
 
     A forked process inherits the handlers of its parent, which, for example, remove the parent's temporary folders. A
     Ray worker has a handler that disconnects from Ray.
@@ -42,7 +42,7 @@ def forget_exit_handlers() -> None:
 
 
 def end_within(limit_s: float, code: int) -> None:
-    """Call :func:`end` in this process, and end the process with an exit code if the call takes longer than a limit."""
+    """Call :func:`end_user_code`, and end this process with an exit code if the call takes longer than a limit."""
 
     def give_up() -> None:
         print(f"the threads and exit handlers of the driver did not end within {limit_s:g} s", flush=True)
@@ -51,11 +51,11 @@ def end_within(limit_s: float, code: int) -> None:
     timer = threading.Timer(limit_s, give_up)
     timer.daemon = True
     timer.start()
-    end()
+    end_user_code()
     timer.cancel()
 
 
-def end() -> None:
+def end_user_code() -> None:
     """Wait for the threads that are no daemons, call the exit handlers, and write the buffers of all open files."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -370,7 +370,7 @@ class Script:
     def _lay_out_for_relative_paths(self, beside: ScriptFolder) -> None:
         """Put the files where relative paths lead to them from the job's working folder, as from that of the caller.
         The workers of a host share the job's folder."""
-        work = change_directory.entered()
+        work = change_directory.entered_folder()
         if work is None or work == self.caller:  # not a folder of the job
             return
         target = Path(work, self.place)

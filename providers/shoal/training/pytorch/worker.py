@@ -222,7 +222,7 @@ def keep_written() -> tuple[dict[str, str], dict[str, int]]:
     assert _folder is not None
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return model_dir.digests(_folder), {}
-    written = change_directory.written(_placed or {})
+    written = change_directory.written_files(_placed or {})
     if _placed is None or sum(written.values()) > KEEP_BYTES:
         return model_dir.digests(_folder), written
     lost = {}
@@ -233,7 +233,7 @@ def keep_written() -> tuple[dict[str, str], dict[str, int]]:
             if target.exists():  # the script has saved another file with this name there
                 lost[name] = size
             else:
-                shutil.copy2(Path(change_directory.entered() or "", name), target)
+                shutil.copy2(Path(change_directory.entered_folder() or "", name), target)
         except OSError:
             lost[name] = size
     return model_dir.digests(_folder), lost
