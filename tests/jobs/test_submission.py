@@ -51,7 +51,7 @@ from shoal.state import Store, engines
 from shoal.state.home import subfolder
 from shoal.state.process import ProcessId, host_id
 from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
-from shoal.training.progress import Progress
+from shoal.training.reporting import Progress
 from shoal.training.run_config import RunConfig
 from tests.support.fake_ray_head import FakeHead
 from tests.support.job_results import result_of

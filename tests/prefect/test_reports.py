@@ -14,7 +14,7 @@ from shoal.prefect import _progress, abatch_predict, adistributed_train, batch_p
 from shoal.prefect._names import prediction_name, training_name
 from shoal.prefect._progress import LINES_PER_MINUTE, RunLog, TrainingProgress
 from shoal.prefect._training import report, report_key, sparkline
-from shoal.training.progress import Progress
+from shoal.training.reporting import Progress
 from tests.support.job_results import result_of
 
 FIELDS = {"dataset": {"paths": ["x.parquet"]}, "input_cols": ["x"], "label_col": "y"}

@@ -18,7 +18,7 @@ from shoal.state import Store, home
 from shoal.state.process import ProcessId
 from shoal.state.schema import Node
 from shoal.state.temp_folder import node_folders, node_ids
-from shoal.training.host.process_title import WORKER
+from shoal.training.host.own_process import WORKER
 from tests.support.waiting import wait_until
 
 

@@ -16,7 +16,7 @@ import typer
 from shoal.cli.ending import on_interrupt
 from shoal.cli.output import Json, duration, fields, print_json, require_pool_if, say, show, show_list, table, when
 from shoal.errors import InvalidArgumentError, NoPoolError
-from shoal.training.progress import ProgressDisplay
+from shoal.training.reporting import ProgressDisplay
 
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult

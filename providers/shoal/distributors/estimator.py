@@ -19,9 +19,9 @@ from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
 from shoal.training.boosting.user_code import Metric, Objective, UserCode
-from shoal.training.mlflow.model_uris import absolute_model, check_model_version
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig, gpu_wish
+from shoal.training.tracking import absolute_model, check_model_version
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,7 @@ from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import Place
 from shoal.state.schema import Job
-from shoal.training.progress import Progress
+from shoal.training.reporting import Progress
 
 
 @dataclass(frozen=True, kw_only=True)

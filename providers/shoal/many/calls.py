@@ -21,10 +21,10 @@ from shoal.jobs.partitions.predictions import NO_MODEL, PartitionPrediction, rep
 from shoal.jobs.partitions.program import PartitionProgram, program_of
 from shoal.jobs.partitions.results import PartitionResults, load_partitions
 from shoal.jobs.specs.partitions import PartitionEstimator, PartitionsJobSpec, PartitionsRegister
-from shoal.training.mlflow.model_uris import check_model_version, is_mlflow_uri
 from shoal.training.pytorch.program import check_runnable, name_of
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
+from shoal.training.tracking import check_model_version, is_mlflow_uri
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector

@@ -17,7 +17,7 @@ from shoal.prefect._run_holder import on_interrupt
 
 if TYPE_CHECKING:
     from shoal.pool.status import PoolStatus
-    from shoal.training.progress import Progress
+    from shoal.training.reporting import Progress
 
 PAGE_KEY = "shoal-job"
 

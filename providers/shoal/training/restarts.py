@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shoal.errors import CapacityError, WorkerLostError
-from shoal.training.context import say
+from shoal.training.reporting import say
 from shoal.training.run_config import RunConfig
 from shoal.training.timeouts import REPLACE_NODE_S, RESOURCES_WAIT_S, RESTART_PERIOD_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-from shoal.training.progress import Progress
+from shoal.training.reporting import Progress
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 

@@ -22,7 +22,7 @@ from shoal.training.boosting.engine import train
 from shoal.training.boosting.messages import Segment, Task
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.rows import Columns, Part
-from shoal.training.context import gang_context
+from shoal.training.reporting import gang_context
 from shoal.training.xgboost import worker
 from shoal.training.xgboost.model import note
 from tests.support.predictions import predict_booster

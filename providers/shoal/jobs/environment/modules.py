@@ -24,8 +24,8 @@ from shoal.errors import JobError
 from shoal.jobs import ids
 from shoal.jobs.environment import code
 from shoal.state.home import file_lock, lock_file, subfolder
-from shoal.training.context import say
 from shoal.training.host import imports
+from shoal.training.reporting import say
 from shoal.training.run_config import RunConfig
 
 

@@ -17,9 +17,9 @@ from shoal.redaction import redact_value
 from shoal.training.boosting.model_format import why_unreadable
 from shoal.training.boosting.prediction import class_probabilities
 from shoal.training.boosting.request import Framework
-from shoal.training.host.forks import ending_forks
 from shoal.training.host.imports import add_estimators
-from shoal.training.mlflow.model_uris import MODEL_VERSION
+from shoal.training.host.own_process import ending_forks
+from shoal.training.tracking import MODEL_VERSION
 
 if TYPE_CHECKING:
     import numpy as np

@@ -23,7 +23,7 @@ from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.schema import Pool
 from shoal.training.locations import SQLITE
-from shoal.training.mlflow.model_uris import is_model_path
+from shoal.training.tracking import is_model_path
 
 _SHARED = (
     "if all hosts mount it at the same path, name its folder in the option shared_folders of the pool (several folders "

@@ -14,8 +14,8 @@ from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.text import check_json
 from shoal.option_validation import Settings
 from shoal.redaction import redact
-from shoal.training.mlflow.options import Caller, Tracking
 from shoal.training.run_config import RunConfig
+from shoal.training.tracking import Caller, Tracking
 
 _LONGEST_LABEL = 300
 

@@ -11,8 +11,8 @@ from pydantic import Field, field_validator, model_validator
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnySpec
+from shoal.training import tracking
 from shoal.training.locations import resolved
-from shoal.training.mlflow import model_uris
 from shoal.training.scaling import ScalingConfig
 
 PREDICT: Final = "predict"
@@ -77,7 +77,7 @@ class PredictJobSpec(AnySpec):
     @field_validator("model")
     @classmethod
     def _absolute_folder(cls, model: str) -> str:
-        return model_uris.absolute_model(model)
+        return tracking.absolute_model(model)
 
     @field_validator("output_path")
     @classmethod
@@ -86,7 +86,7 @@ class PredictJobSpec(AnySpec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        model_uris.check_model_version(self.model)
+        tracking.check_model_version(self.model)
         if self.keep_cols is not None and self.prediction_col in self.keep_cols:
             raise InvalidArgumentError(
                 f'prediction_col "{self.prediction_col}" is also in keep_cols: choose another name for the predictions'
@@ -95,7 +95,7 @@ class PredictJobSpec(AnySpec):
             raise ValueError(
                 "register is only for jobs that train a model, but a prediction trains no model: remove register"
             )
-        if self.tracking is None and model_uris.is_mlflow_uri(self.model):
+        if self.tracking is None and tracking.is_mlflow_uri(self.model):
             raise ValueError(
                 f'"tracking" is null, but the model {self.model} is loaded from MLflow: leave the option "tracking" out'
             )

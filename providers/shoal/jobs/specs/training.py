@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from shoal.data.spec import DatasetSpec
 from shoal.jobs.specs.base import AnySpec
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.mlflow.model_uris import is_mlflow_uri
+from shoal.training.tracking import is_mlflow_uri
 
 _STORED = re.compile(r".*/_code/[0-9a-f]{64}", re.DOTALL)
 """Pattern of the paths of the files that `shoal.jobs.files.code_store` writes, also after they were sent to a pool."""

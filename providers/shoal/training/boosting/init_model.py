@@ -11,7 +11,7 @@ from shoal.data.categories import Categories, as_categories
 from shoal.data.checks import check_categories
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.messages import Checkpoint
-from shoal.training.context import say
+from shoal.training.reporting import say
 
 if TYPE_CHECKING:
     import pyarrow as pa

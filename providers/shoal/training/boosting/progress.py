@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from shoal.training.boosting.messages import History, part_of
-from shoal.training.context import GangContext
+from shoal.training.reporting import GangContext
 from shoal.training.timeouts import PROGRESS_REPORT_PERIOD_S
 
 _ROUNDS_A_NOTE = 500

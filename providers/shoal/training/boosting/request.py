@@ -17,9 +17,9 @@ from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.messages import History
 from shoal.training.boosting.params import json_params
 from shoal.training.boosting.rows import Columns
-from shoal.training.mlflow.model_uris import absolute_model, check_model_version
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
+from shoal.training.tracking import absolute_model, check_model_version
 
 Framework = Literal["xgboost", "lightgbm"]
 """Name of the boosting library that trains the model."""

@@ -18,8 +18,8 @@ from shoal.training.boosting.engine import Library, Training, library_of
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, segment_length
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import GangContext
 from shoal.training.pickling import pickled
+from shoal.training.reporting import GangContext
 from shoal.training.scaling import GangSize
 
 HOLDOUT = "holdout"

@@ -14,12 +14,12 @@ from shoal.training import cluster
 from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.messages import Boosted, History, Segment, Task
 from shoal.training.boosting.trials import OnRound
-from shoal.training.context import GangContext
 from shoal.training.host import memory
 from shoal.training.lightgbm import shared_sample
 from shoal.training.lightgbm.messages import shares
 from shoal.training.lightgbm.segments import Trainer
 from shoal.training.lightgbm.worker import Session, own_errors
+from shoal.training.reporting import GangContext
 
 _OF_TRAININGS = frozenset(
     {

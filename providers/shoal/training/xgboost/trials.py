@@ -13,7 +13,7 @@ import xgboost
 
 from shoal.training.boosting.messages import Boosted, Segment, Task
 from shoal.training.boosting.trials import OnRound
-from shoal.training.context import GangContext
+from shoal.training.reporting import GangContext
 from shoal.training.xgboost.worker import Session, own_errors
 
 _MOST_SESSIONS = 2

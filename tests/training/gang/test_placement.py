@@ -16,8 +16,7 @@ from shoal.errors import CapacityError, CapacityTimeoutError
 from shoal.node_register import NodeRegister, Registration
 from shoal.training import cluster
 from shoal.training.gang.gang import Gang
-from shoal.training.gang.placement import GangShape
-from shoal.training.gang.register_placement import choose, reserve_in_register
+from shoal.training.gang.placement import GangShape, choose, reserve_in_register
 from tests.support.without_ray import nodes_without_ray, registered
 
 
@@ -85,7 +84,7 @@ def test_the_kernel_frees_what_a_killed_driver_or_supervisor_had(
         from shoal.node_register import NodeRegister
         from shoal.training import cluster
         from shoal.training.gang.placement import GangShape
-        from shoal.training.gang.register_placement import reserve_in_register
+        from shoal.training.gang.placement import reserve_in_register
         from tests.support.without_ray import registered
         register = NodeRegister(Path(sys.argv[1]))
         cluster.use_register(register)
