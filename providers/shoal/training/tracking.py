@@ -1,6 +1,6 @@
 """Define the options for a job's MLflow run, and fill in unset options from the caller's MLflow settings.
 
-The functions for models tell apart the texts that name one: the URI of an MLflow model, or the path of a file or folder.
+The functions for models tell apart the texts that name them: MLflow URIs, and paths of files or folders.
 """
 
 from __future__ import annotations
