@@ -589,7 +589,7 @@ def test_deleted_jobs_go_away(store):
 
 
 def test_the_mark_of_the_store_is_the_same_on_both_databases(either_store):
-    from shoal.jobs.journal.listing import job_lines, store_mark
+    from shoal.jobs.status import job_lines, store_mark
 
     store = Store()
     before = store_mark(store)

@@ -12,11 +12,10 @@ from shoal.errors import ShoalError
 from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
-from shoal.jobs.journal.listing import JobLine
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.results import JobResult
-from shoal.jobs.status import JobStatus
+from shoal.jobs.status import JobLine, JobStatus
 from shoal.links import Link, mlflow_run_link, model_link
 from shoal.redaction import redact
 from shoal.state import Store

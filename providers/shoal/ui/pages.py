@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from shoal.errors import JobNotFoundError, PoolNotFoundError
 from shoal.history import Entry, read
-from shoal.jobs.journal.listing import JobLine
 from shoal.jobs.journal.stages import is_waiting
+from shoal.jobs.status import JobLine
 from shoal.links import dashboard_link
 from shoal.pool.status import PoolReport
 from shoal.redaction import redact

@@ -27,7 +27,7 @@ from shoal.training.pickling import pickled
 from shoal.training.pytorch.program import imported
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
-from shoal.training.scaling import GangSize, resolve_size
+from shoal.training.scaling import GangSize
 from shoal.training.timeouts import RESOURCES_WAIT_S
 from shoal.training.trials import worker
 from shoal.training.trials.worker import BoostingWork, FunctionWork, Reports, Work
@@ -288,8 +288,7 @@ def _work(
     """Return what the workers do, their number and size, and the modules they need."""
     if plan is None:
         nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
-        device = "cpu" if not spec.scaling_config.use_gpu else None
-        size = resolve_size(spec.scaling_config, nodes, device=device, clamp=spec.run_config.clamp)
+        size = spec.demand().size(nodes, clamp=spec.run_config.clamp)
         function = code.function
         if function is None:
             assert spec.train_func is not None
@@ -309,7 +308,7 @@ def _boosting_plan(spec: TuneJobSpec, code: SearchCode, user_code: UserCode, kee
         request.model_copy(update={"scaling_config": spec.scaling_config}), library, keep_gpu_choice
     )
     nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
-    size = resolve_size(scaled.scaling_config, nodes, device=library.device(request), clamp=spec.run_config.clamp)
+    size = scaled.demand().size(nodes, clamp=spec.run_config.clamp)
     return TrialPlan(request, size, user_code, spec.metric, spec.direction, _samples(spec, code))
 
 

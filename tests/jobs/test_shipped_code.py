@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
-from shoal.jobs.files import code_store
+from shoal.jobs import shipped_code
 from shoal.training.boosting.user_code import UserCode
 
 
@@ -32,8 +32,8 @@ def scaled(factor: float, predictions: float, labels: float) -> float:
 @pytest.mark.processes
 def test_it_needs_nothing_of_the_sender_where_it_is_read(fresh_home: Path) -> None:
     along = UserCode(callbacks=(Mine(21), sorted), objective=partial(scaled, 2.0), metrics=(scaled,))
-    path = code_store.store_user_code(along)
-    read = f"from shoal.jobs.files import code_store\nalong = code_store.load_user_code({path!r})"
+    path = shipped_code.store_user_code(along)
+    read = f"from shoal.jobs import shipped_code\nalong = shipped_code.load_user_code({path!r})"
     read += "\nmine, other = along.callbacks"
     read += "\nprint(mine.double(), other([2, 1]), along.objective(3, 1), along.metrics[0](1, 3, 1), along.names())"
     said = subprocess.run([sys.executable, "-c", read], cwd="/", capture_output=True, text=True, check=True)
@@ -42,14 +42,14 @@ def test_it_needs_nothing_of_the_sender_where_it_is_read(fresh_home: Path) -> No
 
 def test_what_cannot_be_pickled() -> None:
     with pytest.raises(InvalidArgumentError, match=r"callbacks, objective or metrics cannot be sent .*lock"):
-        code_store.store_user_code(UserCode(callbacks=(threading.Lock(),)))
+        shipped_code.store_user_code(UserCode(callbacks=(threading.Lock(),)))
 
 
 def test_what_is_gone_or_was_changed(fresh_home: Path) -> None:
-    path = Path(code_store.store_user_code(UserCode(callbacks=(1,))))
+    path = Path(shipped_code.store_user_code(UserCode(callbacks=(1,))))
     path.write_bytes(path.read_bytes() + b"x")
     with pytest.raises(JobError, match=r"was changed after it was stored"):
-        code_store.load_user_code(str(path))
+        shipped_code.load_user_code(str(path))
     path.unlink()
     with pytest.raises(JobError, match=r"cannot be read: .*No such file"):
-        code_store.load_user_code(str(path))
+        shipped_code.load_user_code(str(path))

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
-from shoal.jobs import JobSpec, credentials, submission
-from shoal.jobs.environment import code, modules
-from shoal.jobs.files import working_folder
+from shoal.jobs import JobSpec, credentials, shipped_code, submission
+from shoal.jobs.files import storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.submission import fingerprint
@@ -133,20 +132,20 @@ def test_settings_of_databricks_travel_but_not_those_of_its_machines():
 
 class TestCode:
     def test_an_archive_is_named_by_the_content_alone(self, fresh_home, package, tmp_path):
-        (found,) = code.stored([str(package)])
+        (found,) = shipped_code.stored([str(package)])
         (package / ".git" / "config").write_text("changed")
-        assert code.stored([str(package)]) == (found,) == code.stored([found])
+        assert shipped_code.stored([str(package)]) == (found,) == shipped_code.stored([found])
 
-        code.unpack([found], tmp_path / "there")
+        shipped_code.unpack([found], tmp_path / "there")
 
         files = {
             str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*") if path.is_file()
         }
         assert files == {"mypkg/__init__.py", "mypkg/deep/model.py", "mypkg/data.txt"}
-        code.unpack(code.stored([str(package / "data.txt")]), tmp_path / "data")
+        shipped_code.unpack(shipped_code.stored([str(package / "data.txt")]), tmp_path / "data")
         assert (tmp_path / "data" / "data.txt").read_text() == (package / "data.txt").read_text()
         (package / "data.txt").write_text("changed")
-        assert code.stored([str(package)]) != (found,)
+        assert shipped_code.stored([str(package)]) != (found,)
 
     def test_code_that_cannot_be_imported_is_refused(self, fresh_home, package, tmp_path):
         (tmp_path / "my-file.py").touch()
@@ -159,7 +158,7 @@ class TestCode:
             ([package, tmp_path / "mypkg.py"], 'two modules called "mypkg"'),
         ):
             with pytest.raises(InvalidArgumentError, match=says):
-                code.stored([str(path) for path in paths])
+                shipped_code.stored([str(path) for path in paths])
 
 
 @needs_uv
@@ -176,21 +175,21 @@ class TestPackages:
         monkeypatch.setenv("UV_CONFIG_FILE", str(settings))
 
     def test_only_what_this_python_lacks_is_installed(self, tmp_path):
-        assert modules.install(["tidbit"], tmp_path / "there", {}) == ("tidbit==1.0",)
+        assert shipped_code.install(["tidbit"], tmp_path / "there", {}) == ("tidbit==1.0",)
         assert (tmp_path / "there" / "tidbit" / "__init__.py").exists()
         assert not (tmp_path / "there" / "psutil").exists()
-        assert modules.install(["psutil"], tmp_path / "nothing", {}) == ()
+        assert shipped_code.install(["psutil"], tmp_path / "nothing", {}) == ()
 
     def test_what_cannot_be_installed_is_said(self, tmp_path):
         with pytest.raises(JobError, match=r"run_config.packages \(nonesuch\) cannot be installed: .*nonesuch was not"):
-            modules.install(["nonesuch"], tmp_path / "there", {})
+            shipped_code.install(["nonesuch"], tmp_path / "there", {})
         with pytest.raises(JobError, match=r"would install ray==1\.0 for the workers"):
-            modules.install(["greedy"], tmp_path / "there", {})
+            shipped_code.install(["greedy"], tmp_path / "there", {})
 
     def test_a_pool_installs_them_once_until_it_gets_another_head(self, fresh_home, capsys, monkeypatch):
         monkeypatch.setattr(sys, "path", [*sys.path])
         config = RunConfig(packages=["tidbit"])
-        first, again, new = (modules.runtime_env(config, "p", gcs)["py_modules"] for gcs in ("a:1", "a:1", "b:2"))
+        first, again, new = (shipped_code.runtime_env(config, "p", gcs)["py_modules"] for gcs in ("a:1", "a:1", "b:2"))
         assert first == again != new
         assert capsys.readouterr().out.count("installed tidbit==1.0") == 2
         assert [Path(folder).exists() for folder in (*first, *new)] == [False, True]
@@ -198,8 +197,8 @@ class TestPackages:
     def test_the_driver_can_import_them_too_but_prefers_those_of_the_node(self, fresh_home, package, monkeypatch):
         before = [*sys.path]
         monkeypatch.setattr(sys, "path", [*before])
-        config = RunConfig(packages=["tidbit"], code=code.stored([str(package)]))
-        installed, own = modules.runtime_env(config, "p", "a:1")["py_modules"]
+        config = RunConfig(packages=["tidbit"], code=shipped_code.stored([str(package)]))
+        installed, own = shipped_code.runtime_env(config, "p", "a:1")["py_modules"]
         assert sys.path == [*before, own, installed]
 
 
@@ -272,11 +271,11 @@ def test_workers_run_in_the_callers_folder_on_an_embedded_pool_only(store, head,
     handle = submission.submit(spec, endpoint_of=lambda _: head.endpoint)
     row = attempts.load(store, Key(handle.job_id, handle.attempt))
 
-    assert working_folder.of_attempt(store, row, "job-1") == str(home() / "work" / "job-1")
+    assert storage.of_attempt(store, row, "job-1") == str(home() / "work" / "job-1")
     with store.transaction() as session:
         session.get_one(Pool, row.pool).owner = ProcessId.mine().to_json()
-    assert working_folder.of_attempt(store, row, "job-1") == str(tmp_path)
-    working_folder.discard("job-1")
+    assert storage.of_attempt(store, row, "job-1") == str(tmp_path)
+    storage.discard("job-1")
     assert not (home() / "work" / "job-1").exists() and tmp_path.exists()
 
 

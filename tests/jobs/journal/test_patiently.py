@@ -4,14 +4,14 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from shoal.errors import StoreError, StoreUnreachableError
-from shoal.jobs.journal import store_outages
-from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.journal import steps
+from shoal.jobs.journal.steps import patiently
 from shoal.state import Store
 from shoal.state.schema import Lock
 
 
 def test_a_store_that_is_away_is_asked_again(fresh_home, monkeypatch):
-    monkeypatch.setattr(store_outages, "STORE_PERIOD", 0.0)
+    monkeypatch.setattr(steps, "STORE_PERIOD", 0.0)
     answers = iter([StoreUnreachableError("away"), "there"])
 
     def act() -> str:

@@ -1,21 +1,23 @@
-"""Run the SQL queries of a job's datasets in the driver, and write the resulting rows to files for the workers."""
+"""Record which jobs use staged data, and write the rows of a job's SQL queries to files for its workers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TypeVar
 
 from shoal.data.spec import DatasetSpec
+from shoal.data.staging import staged_data
 from shoal.data.syntax import connection_variable
 from shoal.errors import DataError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import storage
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.specs.base import AnySpec
+from shoal.jobs.specs.base import AnyJobSpec
 
-Spec = TypeVar("Spec", bound=AnySpec)
+Spec = TypeVar("Spec", bound=AnyJobSpec)
 
 
-def locations(spec: AnySpec, key: Key) -> dict[str, str]:
+def locations(spec: AnyJobSpec, key: Key) -> dict[str, str]:
     """Return the directories to which an attempt writes the rows that its SQL queries return.
 
     The directories' names depend only on the spec and the attempt, so that another process can find and remove the
@@ -65,3 +67,27 @@ def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
         return dataset.model_copy(update={"paths": (where[query],), "staging": where[query]})
 
     return spec.with_datasets(replaced)
+
+
+def claim(key: Key, locations: Iterable[str]) -> None:
+    """Record in directories of staged data that an attempt uses the data, so that they are kept until the attempt
+    ends."""
+    for location in locations:
+        staged_data.claim(location, key.submission_id)
+
+
+def give_up(key: Key, locations: Iterable[str]) -> None:
+    """Record in directories of staged data that an attempt has ended, and remove the directories that have no other
+    user.
+
+    Directories that no longer exist are ignored.
+    """
+    for location in locations:
+        staged_data.unclaim(location, key.submission_id)
+        staged_data.discard_unused(location)
+
+
+def discard(locations: Iterable[str]) -> None:
+    """Remove the directories of staged data to which an ended attempt has written the rows of its SQL queries."""
+    for location in locations:
+        staged_data.discard(location)

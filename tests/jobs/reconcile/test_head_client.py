@@ -5,7 +5,7 @@ import shlex
 import pytest
 
 from shoal.errors import JobError
-from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
+from shoal.jobs.reconcile.look import HeadBusyError, HeadGoneError, JobClient
 from shoal.pool.backends.ray_http import RayJob
 from tests.support.fake_ray_head import TOKEN, FakeHead
 
