@@ -37,7 +37,7 @@ from shoal.training.boosting.trials import TrialParams
 from shoal.training.gang.gang import Reply
 from shoal.training.host.own_process import ending_forks
 from shoal.training.reporting import say
-from shoal.training.trials.worker import Trial
+from shoal.training.trial_worker import Trial
 
 if TYPE_CHECKING:
     import optuna
