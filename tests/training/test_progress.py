@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from shoal.data.gang_position import GangPosition
-from shoal.training import progress
+from shoal.training import reporting
 from shoal.training.boosting import messages as boosting
 from shoal.training.boosting.messages import RoundReporter, by_round
 from shoal.training.reporting import GangContext, Progress, ProgressDisplay
@@ -60,7 +60,7 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monk
     display.show(AT_2)
     display.show(AT_2)
     assert capsys.readouterr().out == f"{AT_2}\n"
-    monkeypatch.setattr(progress, "PROGRESS_LINE_PERIOD_S", 0.0)
+    monkeypatch.setattr(reporting, "PROGRESS_LINE_PERIOD_S", 0.0)
     display = ProgressDisplay(first_line_s=0.0)
     display.show(AT_2)
     display.show(AT_2)
