@@ -26,9 +26,8 @@ from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import locations
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import say
-from shoal.training.progress import ProgressDisplay
 from shoal.training.pytorch.request import FunctionRequest
+from shoal.training.reporting import ProgressDisplay, say
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:

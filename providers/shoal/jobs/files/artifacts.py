@@ -20,8 +20,8 @@ from shoal.jobs.journal.steps import JobStep, act
 from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.training import locations
-from shoal.training.artifact_folders import Claim
 from shoal.training.boosting.library import library_of
+from shoal.training.locations import Claim
 
 if TYPE_CHECKING:
     from shoal.boosting_libraries import Framework

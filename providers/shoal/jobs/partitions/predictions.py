@@ -13,8 +13,8 @@ from shoal.jobs.partitions.messages import ModelBytes, PartitionFunction
 from shoal.jobs.partitions.models import rows_bytes
 from shoal.jobs.partitions.results import PartitionResults
 from shoal.training.boosting.library import owner_of
-from shoal.training.context import say
 from shoal.training.host.imports import import_lean
+from shoal.training.reporting import say
 
 if TYPE_CHECKING:
     import numpy as np

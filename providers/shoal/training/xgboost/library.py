@@ -18,7 +18,7 @@ from shoal.training.boosting.library import Library
 from shoal.training.boosting.model import BoosterPredictor, InitModel, Output, Predict, class_probabilities
 from shoal.training.boosting.params import Directions, seed_in
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import say
+from shoal.training.reporting import say
 from shoal.training.timeouts import COLLECTIVE_S
 from shoal.training.xgboost.params import (
     NAMES,
