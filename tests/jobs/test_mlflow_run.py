@@ -27,7 +27,7 @@ from shoal.models.holdout import Holdout, check_holdout, evaluate
 from shoal.models.ledger import Ledger
 from shoal.state import Store
 from shoal.state.schema import JobState
-from shoal.training.mlflow.options import folder_of
+from shoal.training.tracking import folder_of
 from tests.support.job_store import POOL
 
 NAN = float("nan")

@@ -20,7 +20,7 @@ from shoal.models.contest import Outcome
 from shoal.models.holdout import check_holdout
 from shoal.models.training_rows import TrainingRows
 from shoal.training.host.usage import USAGE_NOTE
-from shoal.training.mlflow.user_calls import MOVED_NOTE
+from shoal.training.mlflow_calls import MOVED_NOTE
 from shoal.training.pytorch.program import Program, call_imported, imported
 
 if TYPE_CHECKING:
