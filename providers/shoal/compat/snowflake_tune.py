@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shoal.data import DataConnector
-    from shoal.distributors.search_result import SearchResult
+    from shoal.kinds.search.call import SearchResult
 
 _MODES = {"min": "minimize", "max": "maximize"}
 

@@ -1,20 +1,27 @@
-"""The kinds of jobs by the name that their specs have in the field `framework`, and how specs of any kind are parsed.
+"""The kinds of jobs by the name that their specs have in the field `framework`, and what each kind does.
 
-A further kind is a folder with its spec, and a line in `_KINDS`.
+A further kind is a folder with its spec, its `KindDriver` and its `KindCall`, and a line in `_KINDS`.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import unknown_value
 from shoal.redaction import redact
 
 if TYPE_CHECKING:
+    from shoal.jobs.results import JobResult
     from shoal.jobs.specs.base import AnyJobSpec
+    from shoal.training.artifact_folders import Claim
+
+SpecT = TypeVar("SpecT")
+CodeT = TypeVar("CodeT")
+AnswerT = TypeVar("AnswerT")
 
 _KINDS = {
     "xgboost": "shoal.jobs.specs.training:JobSpec",
@@ -52,3 +59,51 @@ def spec_class(fields: Mapping[str, Any]) -> type[AnyJobSpec]:
     module, _, name = _KINDS[framework if isinstance(framework, str) else "xgboost"].partition(":")
     found: type[AnyJobSpec] = getattr(import_module(module), name)
     return found
+
+
+class KindCall(ABC, Generic[SpecT, CodeT, AnswerT]):
+    """What a call of a kind does in the process of its caller.
+
+    Args:
+        spec: Spec of the job; the paths of its code are placeholders.
+        code: Code of the user, which is stored when the job is submitted.
+    """
+
+    returns_model: ClassVar[bool] = False
+    """Whether the answer is a model. To load the model, the caller needs the job's version of the model's library."""
+
+    tracks_like_caller: bool = False
+    """Whether the job records an MLflow run only if the caller uses MLflow, or the spec says so."""
+
+    may_call_ray: bool | None = None
+    """Whether the user's function may call Ray; None: as the spec says."""
+
+    def __init__(self, spec: SpecT, code: CodeT) -> None:
+        self.spec = spec
+        self.code = code
+
+    @abstractmethod
+    def check(self) -> None:
+        """Find errors in the arguments before a pool is started. The job repeats the checks."""
+
+    def stored(self) -> dict[str, Any]:
+        """Store the code, and return the fields of the spec that name its files."""
+        return {}
+
+    @abstractmethod
+    def read(self, result: JobResult, location: str | None) -> AnswerT:
+        """Read what the engine has returned from the result of the job, whose `artifact_location` may have
+        credentials."""
+
+    def value(self, answer: AnswerT) -> Any:
+        """Return the value of the call from what the engine has returned."""
+        return answer
+
+    @abstractmethod
+    def run_here(self, env: Mapping[str, str], claim: Claim) -> AnswerT:
+        """Run the engine in the Ray cluster to which this process is connected.
+
+        Args:
+            env: Environment variables of the workers.
+            claim: Mark of the folders of the run.
+        """

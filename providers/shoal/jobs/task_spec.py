@@ -16,14 +16,12 @@ from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs import ids, shipped_code
 from shoal.jobs.kind import spec_class
 from shoal.jobs.scheduling import refuse_too_many_workers, refuse_without_ray
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.specs.base import NOT_STORED, AnyJobSpec
 from shoal.jobs.specs.function import FunctionJobSpec
 from shoal.jobs.specs.partitions import PARTITIONS, PartitionsJobSpec
 from shoal.pool.selection import pool_without_folder
 from shoal.pool.spec import PoolSpec
 from shoal.training.pytorch.program import FRAMEWORK, TrainFunc, check_train_func, is_name
-
-_NOT_STORED = "not stored yet"
 
 
 def spec_of(
@@ -120,7 +118,7 @@ def _fields_of_models(
     if isinstance(function, str):
         return {**found, "function": function, "kwargs": dict(kwargs or {})}
     check_runnable(function, "function")
-    return {"name": name_of(function), **found, "program": _NOT_STORED}
+    return {"name": name_of(function), **found, "program": NOT_STORED}
 
 
 def _models_spec(fields: dict[str, Any]) -> PartitionsJobSpec:
@@ -294,7 +292,7 @@ def _fields(
         return fields
     fields["framework"] = FRAMEWORK
     if not is_name(train_func):
-        return {**fields, "program": _NOT_STORED}
+        return {**fields, "program": NOT_STORED}
     return {**fields, "train_func": train_func, "args": tuple(args), "kwargs": kwargs or {}}
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shoal.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from shoal.distributors.submitted_call import SubmittedCall as SubmittedCall
+    from shoal.distributors.call import SubmittedCall as SubmittedCall
     from shoal.jobs.partitions.context import PartitionContext as PartitionContext
     from shoal.jobs.partitions.context import get_context as get_context
     from shoal.jobs.partitions.results import PartitionFailedError as PartitionFailedError

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.data.connector import DataConnector
 from shoal.data.predicted_rows import kept_columns
-from shoal.distributors import dispatch
-from shoal.distributors.dispatch import Call
+from shoal.distributors.call import Call, check_submit, submitted
 from shoal.distributors.estimator import BoostingEstimator
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import DataError, InvalidArgumentError
@@ -20,6 +19,7 @@ from shoal.jobs.partitions.models import SavedModel
 from shoal.jobs.partitions.predictions import NO_MODEL, PartitionPrediction, report_unknown
 from shoal.jobs.partitions.program import PartitionProgram, program_of
 from shoal.jobs.partitions.results import PartitionResults, load_partitions
+from shoal.jobs.specs.base import NOT_STORED
 from shoal.jobs.specs.partitions import PartitionEstimator, PartitionsJobSpec, PartitionsRegister
 from shoal.training.mlflow.model_uris import check_version, is_mlflow
 from shoal.training.pytorch.program import check_runnable, name_of
@@ -28,7 +28,7 @@ from shoal.training.scaling import ScalingConfig
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
-    from shoal.distributors.submitted_call import SubmittedCall
+    from shoal.distributors.call import SubmittedCall
     from shoal.jobs.partitions.results import PartitionResults
 
 Dataset = Any
@@ -101,7 +101,7 @@ def submit_run(**arguments: Any) -> SubmittedCall[PartitionResults]:
             not run as jobs.
         DataError: The dataset cannot be used.
     """
-    return dispatch.submitted(partial(_call, **arguments))
+    return submitted(partial(_call, **arguments))
 
 
 def _call(
@@ -121,9 +121,9 @@ def call_of(
     given = {name: value for name, value in fields.items() if value is not None}
     config = given.pop("run_config", RunConfig())
     if program is not None:
-        given |= {"program": "not stored yet", "code_digest": program.digest}
+        given |= {"program": NOT_STORED, "code_digest": program.digest}
     spec = PartitionsJobSpec.parse({"dataset": connected(data, staged), "run_config": config, **given})
-    return dispatch.partitions(spec, program)
+    return Call(spec.call(program))
 
 
 def connected(data: Dataset, staged: ExitStack) -> DataConnector:
@@ -220,7 +220,7 @@ def submit_train(**arguments: Any) -> SubmittedCall[PartitionResults]:
             not run as jobs.
         DataError: The dataset cannot be used.
     """
-    return dispatch.submitted(partial(_train_call, **arguments))
+    return submitted(partial(_train_call, **arguments))
 
 
 def _train_call(
@@ -238,7 +238,7 @@ def _train_call(
     **options: Any,
 ) -> Call[PartitionResults]:
     if register is not None:
-        dispatch.check_submit()
+        check_submit()
         options["register"] = register
     roles = {"input_cols": input_cols, "label_col": label_col, "weight_col": weight_col}
     if not isinstance(fn_or_estimator, BoostingEstimator):

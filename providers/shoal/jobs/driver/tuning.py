@@ -58,7 +58,7 @@ def work(spec: TuneJobSpec, place: AttemptContext) -> tuple[JobResult, str | Non
     print(f"study of attempt {study}" if study != place.key.attempt else "a new study begins", flush=True)
     _log_search(spec, place)
     found = _search(spec, place, study, folder)
-    summary = _summary(found, study)
+    summary = found.summary(study)
     print(f"best of {len(found.ended)} trials: {summary.best_value:g} with {summary.best_params}", flush=True)
     if spec.train is None:
         return _of_function(spec, place, found, summary, folder)
@@ -154,20 +154,6 @@ def _search(spec: TuneJobSpec, place: AttemptContext, study: int, folder: str) -
                 runs.close()
     place.stopwatch.searched(found.seconds)
     return found
-
-
-def _summary(found: Found, study: int) -> SearchSummary:
-    best = found.best
-    assert best.value is not None
-    return SearchSummary(
-        best_params=best.params,
-        best_value=best.value,
-        best_trial=best.number,
-        metric=found.metric,
-        direction=found.direction,
-        trials=dict(Counter(each.state for each in found.ended)),
-        study=study,
-    )
 
 
 def _of_function(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
@@ -20,6 +20,9 @@ from shoal.training.boosting.request import TrainRequest
 from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.pytorch.program import is_name
 from shoal.training.scaling import GangSize, ScalingConfig, resolve_size
+
+if TYPE_CHECKING:
+    from shoal.kinds.search.call import SearchCall
 
 TUNE: Final = "tune"
 """Value of the field `framework` that marks the spec of a search."""
@@ -333,6 +336,12 @@ class TuneJobSpec(AnyJobSpec):
         weights = (1 - self.holdout_fraction, self.holdout_fraction)
         split = SplitSpec(weights=weights, index=index, seed=self.seed)
         return dataset.model_copy(update={"splits": (*dataset.splits, split)}).holding(dataset.staged_copy)
+
+    def call(self, code: Any = None) -> SearchCall:
+        """Return what a call of this kind does in the process of its caller."""
+        from shoal.kinds.search.call import SearchCall
+
+        return SearchCall(self, code)
 
     def _subject(self) -> str:
         """Return what is searched."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, WorkerLostError
+from shoal.jobs.results import SearchSummary
 from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.jobs.tuning.code import SearchCode
 from shoal.jobs.tuning.samplers import grid, pruner_named, sampler_named
@@ -65,6 +67,24 @@ class Found:
     num_workers: int
     restarts: int
     seconds: float
+
+    def summary(self, study: int) -> SearchSummary:
+        """Return the best trial and the numbers of trials, for the result of the job.
+
+        Args:
+            study: Number of the attempt that has begun the study.
+        """
+        best = self.best
+        assert best.value is not None
+        return SearchSummary(
+            best_params=best.params,
+            best_value=best.value,
+            best_trial=best.number,
+            metric=self.metric,
+            direction=self.direction,
+            trials=dict(Counter(each.state for each in self.ended)),
+            study=study,
+        )
 
 
 def run(

@@ -20,7 +20,8 @@ import pytest
 
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
-from shoal.distributors import as_job, distributed
+from shoal.distributors import call, distributed
+from shoal.distributors.call import Call
 from shoal.distributors.call_pool import _forget_parents_pools, embedded_pool, least_gpus_of, pool_for_job
 from shoal.distributors.pytorch import Response, get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
@@ -32,8 +33,8 @@ from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.process import ProcessId
-from shoal.training.boosting.request import TrainRequest
-from shoal.training.pytorch.request import FunctionRequest, SpreadScalingConfig
+from shoal.training.boosting.user_code import UserCode
+from shoal.training.pytorch.request import SpreadScalingConfig
 from tests.support.pool_processes import node_rows, nothing_left
 from tests.support.waiting import wait_until
 
@@ -46,13 +47,13 @@ def frame():
 
 
 def test_what_footers_show_is_refused_before_a_pool_starts(outside, fresh_home, frame, monkeypatch):
-    monkeypatch.setattr(as_job, "pool_for_job", lambda *_, **__: pytest.fail("a pool was asked for"))
+    monkeypatch.setattr(call, "pool_for_job", lambda *_, **__: pytest.fail("a pool was asked for"))
     with pytest.raises(DataError, match='no column "aa"'):
         XGBEstimator().fit(frame, ["aa", "b"], "y")
 
 
 def test_a_callback_that_cannot_travel_is_refused_before_a_job_is_made(outside, fresh_home, frame, monkeypatch):
-    monkeypatch.setattr(as_job, "pool_for_job", lambda *_, **__: nullcontext("nowhere"))
+    monkeypatch.setattr(call, "pool_for_job", lambda *_, **__: nullcontext("nowhere"))
     with pytest.raises(
         InvalidArgumentError, match=r"callbacks, objective or metrics cannot be sent to the pool: .*lock"
     ):
@@ -142,13 +143,13 @@ def test_an_objective_and_a_metric_travel_with_the_job(outside, pool, frame):
     ],
     ids=["by default", "where MLflow is used", "turned off", "turned on"],
 )
-def test_which_jobs_record_a_run(monkeypatch, variables, run_config, function, fit):
+def test_which_jobs_record_a_run(fresh_home, monkeypatch, variables, run_config, function, fit):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delitem(sys.modules, "mlflow", raising=False)
     rows = {"dataset": {"paths": ["/data"]}, "input_cols": ("a",), "label_col": "y", "run_config": run_config}
-    called = FunctionJobSpec(**as_job._on_pool(FunctionRequest(run_config=run_config), "p"), train_func="a:b")
-    fitted = JobSpec(**as_job._on_pool(TrainRequest(**rows), "p"))
+    called = Call(FunctionJobSpec(run_config=run_config, program="x").call(b"x"))._spec("p")
+    fitted = Call(JobSpec(**rows).call(UserCode()))._spec("p")
 
     assert (called.tracking is not None, fitted.tracking is not None) == (function, fit)
     assert called.run_config.pool_name == fitted.run_config.pool_name == "p"
@@ -160,7 +161,7 @@ def test_the_library_of_the_model_is_imported_while_the_pool_starts_and_an_inter
     monkeypatch, tmp_path
 ):
     events, imported = [], threading.Event()
-    (tmp_path / "a_library.py").write_text("from tests.distributors import test_as_job as t; t.imported()")
+    (tmp_path / "a_library.py").write_text("from tests.distributors import test_call as t; t.imported()")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(globals(), "imported", imported.set)
     handle = SimpleNamespace(wait=lambda *_: events.append("wait"), cancel=events.append)
@@ -171,16 +172,21 @@ def test_the_library_of_the_model_is_imported_while_the_pool_starts_and_an_inter
         assert imported.wait(timeout=60)
         yield "p"
 
-    call = as_job.JobCall(RunConfig(), "a_library", str, str, pool, returns_model=True)
-    call.run()
+    monkeypatch.setattr(call, "is_connected", lambda: False)
+    parts = SimpleNamespace(
+        spec=SimpleNamespace(framework="a_library"), returns_model=True, check=lambda: None, read=str, value=str
+    )
+    training = Call(parts, pool=pool)
+    monkeypatch.setattr(Call, "_spec", lambda *_: None)
+    training.run()
     assert events == ["submit", "wait"]
 
     def interrupted(**_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(as_job, "ProgressDisplay", interrupted)
+    monkeypatch.setattr(call, "ProgressDisplay", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        call.run()
+        training.run()
     assert events[2:] == ["submit", "the process that waited for the job was interrupted"]
 
 
@@ -195,7 +201,7 @@ def calls(outside, monkeypatch):
 
     monkeypatch.setattr("shoal.jobs.submit", note)
     answer = Response(SimpleNamespace(results=("done",)))
-    monkeypatch.setattr("shoal.distributors.submitted_call.function_value", lambda *_, **__: answer)
+    monkeypatch.setattr("shoal.kinds.function.call.FunctionCall.read", lambda *_: answer.result)
     return seen
 
 
@@ -228,10 +234,10 @@ def test_a_pool_that_is_named_by_its_uri_is_created_for_a_call(calls, tiny, monk
     assert ComputePool("new").describe().state == "down"
 
     size = SpreadScalingConfig(num_workers=5)
-    with pool_for_job(FunctionRequest(scaling_config=size, run_config=config)) as name:
+    with pool_for_job(FunctionJobSpec(program="x", scaling_config=size, run_config=config)) as name:
         assert (name, len(ComputePool(name).describe().active)) == ("new", 3)
     monkeypatch.setenv("SHOAL_POOL", "local://other?max_nodes=1")
-    with pool_for_job(FunctionRequest()) as name, pool_for_job(FunctionRequest()) as again:
+    with pool_for_job(FunctionJobSpec(program="x")) as name, pool_for_job(FunctionJobSpec(program="x")) as again:
         assert name == again == "other" and ComputePool("other").describe().state == "up"
     assert [ComputePool(name).describe().state for name in ("new", "other")] == ["down", "down"]
 
