@@ -174,7 +174,11 @@ def test_the_library_of_the_model_is_imported_while_the_pool_starts_and_an_inter
 
     monkeypatch.setattr(call, "is_connected", lambda: False)
     parts = SimpleNamespace(
-        spec=SimpleNamespace(framework="a_library"), returns_model=True, check=lambda: None, read=str, value=str
+        spec=SimpleNamespace(framework="a_library", run_config=RunConfig()),
+        returns_model=True,
+        check=lambda: None,
+        read=lambda *_: "",
+        value=str,
     )
     training = Call(parts, pool=pool)
     monkeypatch.setattr(Call, "_spec", lambda *_: None)

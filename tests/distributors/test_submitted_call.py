@@ -66,7 +66,7 @@ ANSWER = FunctionResult(("first", "second"), {"loss": 0.5}, "/model", 2, 0, 1.0,
 @pytest.fixture
 def on_pool(outside: None, store: Store, head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """The config of calls on a pool whose head is a small HTTP server: their jobs are sent, and no driver starts."""
-    for module in ("submission", "reconcile.target"):
+    for module in ("submission", "reconcile.look"):
         monkeypatch.setattr(f"shoal.jobs.{module}.pool_endpoint", lambda pool, store: head.endpoint)
     monkeypatch.setattr("shoal.jobs.reconcile.look.SHORTEST_PAUSE_S", 0.01)
     add_node(store, cpus=4)
