@@ -16,7 +16,7 @@ import pytest
 from shoal.data.gang_position import GangPosition
 from shoal.jobs import Tracking
 from shoal.jobs.mlflow.job_run import Run, artifacts_of
-from shoal.jobs.specs.function import FunctionJobSpec
+from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.training.context import GangContext
 from shoal.training.mlflow import user_calls
 from shoal.training.mlflow.user_calls import after_import

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.data.spec import DatasetSpec
-from shoal.jobs.specs.training import JobSpec
+from shoal.kinds.training.spec import JobSpec
 from shoal.pool import recorded
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store

@@ -17,7 +17,7 @@ from shoal.distributors.pytorch import PyTorchDistributor
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import Tracking
 from shoal.jobs.files import storage
-from shoal.jobs.specs.prediction import PredictJobSpec
+from shoal.kinds.prediction.spec import PredictJobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.training import locations
 

@@ -25,7 +25,7 @@ from shoal.training.run_config import RunConfig
 if TYPE_CHECKING:
     from shoal.distributors import SubmittedCall
     from shoal.distributors.decorators import LaunchedFunction
-    from shoal.jobs.partitions.results import PartitionResult, PartitionResults
+    from shoal.kinds.partitions.results import PartitionResult, PartitionResults
 
 
 class RunStatus(StrEnum):
@@ -183,7 +183,7 @@ class DPFRun:
             InvalidArgumentError: The stage has no such run, or its job was removed.
         """
         from shoal.distributors import attach
-        from shoal.jobs.partitions.results import PartitionResults
+        from shoal.kinds.partitions.results import PartitionResults
 
         folder = f"{stage_root(stage_name)}/{run_id}"
         work: RunWork

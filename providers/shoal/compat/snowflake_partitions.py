@@ -314,6 +314,6 @@ def _files(source: str, pattern: str) -> list[str]:
 
 
 def _remove(folder: str) -> None:
-    from shoal.jobs.partitions.work_folder import remove_tree
+    from shoal.kinds.partitions.work_folder import remove_tree
 
     remove_tree(folder)

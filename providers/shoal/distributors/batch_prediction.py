@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.connector import DataConnector
 from shoal.distributors.call import Call
 from shoal.distributors.same_arguments import same_arguments
-from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
+from shoal.kinds.prediction.spec import PredictJobSpec, PredictResult
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
 

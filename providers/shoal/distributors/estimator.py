@@ -17,7 +17,7 @@ from shoal.distributors.call import Call, submitted
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.specs.base import NOT_STORED
-from shoal.jobs.specs.training import JobSpec
+from shoal.kinds.training.spec import JobSpec
 from shoal.training.boosting.direction import Direction
 from shoal.training.boosting.request import Framework, TrainResult
 from shoal.training.boosting.user_code import Metric, Objective, UserCode

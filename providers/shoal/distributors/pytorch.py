@@ -11,9 +11,9 @@ from shoal.distributors.call import Call, packed
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import NOT_STORED
-from shoal.jobs.specs.function import FunctionJobSpec
 from shoal.kinds.function.call import Response as Response
 from shoal.kinds.function.call import value_of
+from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.training.locations import resolved
 from shoal.training.pytorch.context import Context as Context
 from shoal.training.pytorch.context import get_context as get_context

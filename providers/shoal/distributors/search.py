@@ -12,11 +12,11 @@ from shoal.distributors.call import Call, submitted
 from shoal.distributors.estimator import BoostingEstimator, connector_of
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.jobs.register import Register
 from shoal.jobs.specs.base import NOT_STORED
-from shoal.jobs.specs.register import Register
-from shoal.jobs.specs.tuning import TuneJobSpec
-from shoal.jobs.tuning.code import SearchCode
 from shoal.kinds.search.call import SearchCall, SearchResult
+from shoal.kinds.search.code import SearchCode
+from shoal.kinds.search.spec import TuneJobSpec
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.code_digest import code_digest
 from shoal.training.pickling import pickled

@@ -9,7 +9,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.examples.flights_data import FEATURES, LABEL, month_files
 
 if TYPE_CHECKING:
-    from shoal.jobs.specs.training import JobSpec
+    from shoal.kinds.training.spec import JobSpec
 
 MODEL = "flight-delays"
 POOL = "local://flights?max_nodes=4&libraries=xgboost,mlflow"
@@ -24,7 +24,7 @@ def retraining_spec(month: int, *, n_estimators: int = 100) -> JobSpec:
     """
     check_month(month)
     from shoal.data import DataConnector
-    from shoal.jobs.specs.training import JobSpec
+    from shoal.kinds.training.spec import JobSpec
 
     return JobSpec.parse(
         {

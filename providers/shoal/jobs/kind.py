@@ -15,6 +15,7 @@ from shoal.option_validation import unknown_value
 from shoal.redaction import redact
 
 if TYPE_CHECKING:
+    from shoal.jobs.driver.context import AttemptContext
     from shoal.jobs.results import JobResult
     from shoal.jobs.specs.base import AnyJobSpec
     from shoal.training.artifact_folders import Claim
@@ -24,12 +25,12 @@ CodeT = TypeVar("CodeT")
 AnswerT = TypeVar("AnswerT")
 
 _KINDS = {
-    "xgboost": "shoal.jobs.specs.training:JobSpec",
-    "lightgbm": "shoal.jobs.specs.training:JobSpec",
-    "pytorch": "shoal.jobs.specs.function:FunctionJobSpec",
-    "predict": "shoal.jobs.specs.prediction:PredictJobSpec",
-    "partitions": "shoal.jobs.specs.partitions:PartitionsJobSpec",
-    "tune": "shoal.jobs.specs.tuning:TuneJobSpec",
+    "xgboost": "shoal.kinds.training.spec:JobSpec",
+    "lightgbm": "shoal.kinds.training.spec:JobSpec",
+    "pytorch": "shoal.kinds.function.spec:FunctionJobSpec",
+    "predict": "shoal.kinds.prediction.spec:PredictJobSpec",
+    "partitions": "shoal.kinds.partitions.spec:PartitionsJobSpec",
+    "tune": "shoal.kinds.search.spec:TuneJobSpec",
 }
 """The class of a kind's specs. Its module is imported when the first such spec is parsed."""
 
@@ -59,6 +60,32 @@ def spec_class(fields: Mapping[str, Any]) -> type[AnyJobSpec]:
     module, _, name = _KINDS[framework if isinstance(framework, str) else "xgboost"].partition(":")
     found: type[AnyJobSpec] = getattr(import_module(module), name)
     return found
+
+
+class KindDriver(ABC, Generic[SpecT]):
+    """What a kind does in the driver of an attempt."""
+
+    def __init__(self, spec: SpecT) -> None:
+        self.spec = spec
+
+    def begin(self) -> None:
+        """Prepare the imports of this process and of the workers, while the MLflow run begins."""
+        from shoal.training.host.imports import complete_libraries
+
+        # This process may have imported XGBoost or LightGBM without scikit-learn. The job's model or function may need
+        # the complete library.
+        complete_libraries()
+
+    @abstractmethod
+    def work(self, place: AttemptContext) -> tuple[JobResult, str | None]:
+        """Do the work of the job, from its checks to the registration of a model.
+
+        Returns:
+            The job's result, and the digest of a file with results that are unpickled; None if there is none.
+
+        Raises:
+            ShoalError: The job failed; the message states the cause.
+        """
 
 
 class KindCall(ABC, Generic[SpecT, CodeT, AnswerT]):

@@ -21,7 +21,7 @@ from shoal.errors import ModelNotFoundError
 from shoal.jobs.mlflow.models import VersionStatus, version_status
 from shoal.jobs.mlflow.promotion_history import confirmed_promotions
 from shoal.jobs.mlflow.registry import ALIAS_TAG, JOB_TAG, is_ours
-from shoal.jobs.specs.register import DEFAULT_ALIAS
+from shoal.jobs.register import DEFAULT_ALIAS
 from shoal.links import Link, model_link, web_address
 from shoal.redaction import redact
 from shoal.state import Store

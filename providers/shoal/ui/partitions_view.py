@@ -9,9 +9,9 @@ from functools import lru_cache
 
 from shoal.errors import ShoalError
 from shoal.jobs import PartitionResults, load_partitions, partitions_so_far
-from shoal.jobs.partitions.keys import shown_key
 from shoal.jobs.results import JobResult
-from shoal.jobs.specs.partitions import PARTITIONS
+from shoal.kinds.partitions.keys import shown_key
+from shoal.kinds.partitions.spec import PARTITIONS
 from shoal.state.schema import Job
 
 _MOST_LINES = 50

@@ -14,10 +14,10 @@ from shoal.errors import ShoalError
 from shoal.jobs.journal import study_logs
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.results import JobResult
-from shoal.jobs.specs.tuning import TUNE
-from shoal.jobs.tuning import trials
-from shoal.jobs.tuning.study_storage import copy_of
-from shoal.jobs.tuning.trials import Ended
+from shoal.kinds.search import trials
+from shoal.kinds.search.spec import TUNE
+from shoal.kinds.search.study_storage import copy_of
+from shoal.kinds.search.trials import Ended
 from shoal.state import Store
 from shoal.state.schema import Job
 from shoal.ui.formats import finite

@@ -39,7 +39,7 @@ from shoal.errors import (
 )
 from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training, promote_model
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting, heartbeats
+from shoal.jobs.driver import heartbeats
 from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, staged_rows, storage
@@ -54,6 +54,7 @@ from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.status import JobStatus
 from shoal.jobs.timeouts import MLFLOW_RETRIES
+from shoal.kinds.training import driver as training
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.boosting.progress import by_round
@@ -727,14 +728,14 @@ class TestResultComesFirst:
     def test_an_mlflow_run_that_cannot_be_finished(self, store, spec, monkeypatch):
         import mlflow
 
-        work = boosting.work
+        work = training.train_and_publish
 
         def then_deleted(spec: JobSpec, place: AttemptContext) -> JobResult:
             result = work(spec, place)
             mlflow.MlflowClient(spec.tracking.uri).delete_run(result.mlflow_run_id)
             return result
 
-        monkeypatch.setattr(boosting, "work", then_deleted)
+        monkeypatch.setattr(training, "train_and_publish", then_deleted)
 
         code, job = drive(store, spec)
 

@@ -28,7 +28,6 @@ from shoal.jobs import (
     withdraw_promotion,
 )
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting
 from shoal.jobs.driver.context import AttemptContext, Stopwatch
 from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.files import staged_rows
@@ -38,6 +37,7 @@ from shoal.jobs.mlflow import contest, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.skip_if_unchanged import Fingerprints
 from shoal.jobs.submission import fingerprint
+from shoal.kinds.training import driver
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.run_config import RunConfig
@@ -89,7 +89,7 @@ class Nights:
         state, result = JobState.FAILED, None
         try:
             assert isinstance(spec, JobSpec)
-            result = boosting.work(staged_rows.staged(spec, key, self.secrets), place)
+            result = driver.train_and_publish(staged_rows.staged(spec, key, self.secrets), place)
             state = JobState.SUCCEEDED
         finally:
             plain = result and result.model_dump(mode="json")

@@ -25,7 +25,7 @@ from shoal.jobs.mlflow.promotion_history import Ledger, is_of, predecessor
 from shoal.jobs.mlflow.registry import Registry as Access
 from shoal.jobs.mlflow.registry import VersionId
 from shoal.jobs.mlflow.withdrawal import Withdrawal
-from shoal.jobs.prediction import engine
+from shoal.kinds.prediction import engine
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 from tests.support.job_results import result_of

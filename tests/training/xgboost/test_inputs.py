@@ -18,7 +18,7 @@ from shoal.data.checks import check_bounds
 from shoal.data.planning import RowRange
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.jobs.mlflow.model_loading import predictor_of
-from shoal.jobs.specs.training import JobSpec
+from shoal.kinds.training.spec import JobSpec
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode

@@ -20,8 +20,8 @@ from shoal.jobs.mlflow.promotion_decision import (
     figure,
     worse_slices,
 )
+from shoal.jobs.register import Register
 from shoal.jobs.results import DecisionResult
-from shoal.jobs.specs.register import Register
 from shoal.state.schema import Promotion
 
 FOLDER = "shoal"

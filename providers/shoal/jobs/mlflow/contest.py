@@ -29,8 +29,8 @@ from shoal.jobs.mlflow.promotion_decision import (
 )
 from shoal.jobs.mlflow.promotion_history import Ledger, is_of
 from shoal.jobs.mlflow.registry import VersionId, aliases_of
+from shoal.jobs.register import Register
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
-from shoal.jobs.specs.register import Register
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
 from shoal.state.schema import Promotion, PromotionState
 

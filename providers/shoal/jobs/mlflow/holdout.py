@@ -14,7 +14,7 @@ from shoal.jobs.metrics.evaluation import BaselineKind, best_constant, constant,
 from shoal.jobs.mlflow import training_rows
 from shoal.jobs.mlflow.promotion_decision import Baseline
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
-from shoal.jobs.specs.register import Register
+from shoal.jobs.register import Register
 
 if TYPE_CHECKING:
     import numpy as np

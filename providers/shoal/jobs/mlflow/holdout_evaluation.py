@@ -16,7 +16,7 @@ from shoal.jobs.mlflow.holdout import Holdout, check_columns
 from shoal.jobs.mlflow.model_loading import Predictor
 from shoal.jobs.mlflow.promotion_decision import CommonKeys, Evaluation, Predictions, Slice, UnseenRows
 from shoal.jobs.mlflow.training_rows import Overlap
-from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
+from shoal.kinds.partitions.pyfunc_loader import PartitionedModel
 
 if TYPE_CHECKING:
     import numpy as np

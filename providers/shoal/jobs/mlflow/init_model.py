@@ -10,7 +10,7 @@ from shoal.jobs import shipped_code
 from shoal.jobs.files import storage
 from shoal.jobs.mlflow import model_loading, training_rows
 from shoal.jobs.mlflow.training_rows import TrainingRows
-from shoal.jobs.specs.training import is_stored
+from shoal.kinds.training.spec import is_stored
 from shoal.redaction import redact_value
 from shoal.training.mlflow.model_uris import VERSION, is_mlflow
 

@@ -35,8 +35,8 @@ from shoal.jobs.mlflow.registry import (
     is_ours,
 )
 from shoal.jobs.mlflow.waiting_version import WaitingVersion
+from shoal.jobs.register import DEFAULT_ALIAS, Register
 from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, PromotionResult, Reason
-from shoal.jobs.specs.register import DEFAULT_ALIAS, Register
 from shoal.pool.holder import python_holder
 from shoal.redaction import HIDDEN
 from shoal.state import Store

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
 from shoal.jobs.mlflow.job_run import MARK
 from shoal.jobs.mlflow.registry import is_ours, is_unreachable
-from shoal.jobs.partitions import pyfunc_loader
-from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
+from shoal.kinds.partitions import pyfunc_loader
+from shoal.kinds.partitions.pyfunc_loader import PartitionedModel
 from shoal.redaction import redact_value
 from shoal.training.boosting.model_format import why_unreadable
 from shoal.training.boosting.prediction import class_probabilities

@@ -25,8 +25,8 @@ from shoal.jobs.mlflow.registry import (
     digest_tag,
     holdout_metrics,
 )
+from shoal.jobs.register import DEFAULT_ALIAS
 from shoal.jobs.results import DATA_TAGS, PROMOTING, WAITING
-from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.state import Store
 from shoal.state.schema import Promotion
 

@@ -13,12 +13,12 @@ from shoal.errors import DataError
 from shoal.jobs.files import storage
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import MARK
-from shoal.jobs.partitions import pyfunc_loader
-from shoal.jobs.partitions.keys import key_text, keys_in, type_of_columns
-from shoal.jobs.partitions.messages import ModelBytes, Outcome
-from shoal.jobs.partitions.pyfunc_loader import OPTIONS, PartitionedModel
-from shoal.jobs.partitions.result_files import MANIFEST, ResultWriter, complete_files, manifest_of
-from shoal.jobs.partitions.results import PartitionResults
+from shoal.kinds.partitions import pyfunc_loader
+from shoal.kinds.partitions.keys import key_text, keys_in, type_of_columns
+from shoal.kinds.partitions.messages import ModelBytes, Outcome
+from shoal.kinds.partitions.pyfunc_loader import OPTIONS, PartitionedModel
+from shoal.kinds.partitions.result_files import MANIFEST, ResultWriter, complete_files, manifest_of
+from shoal.kinds.partitions.results import PartitionResults
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -39,8 +39,8 @@ from shoal.jobs.mlflow.registry import (
 )
 from shoal.jobs.mlflow.training_rows import Overlap, TrainingRows
 from shoal.jobs.mlflow.waiting_version import WaitingVersion
+from shoal.jobs.register import Register
 from shoal.jobs.results import RecentVersion
-from shoal.jobs.specs.register import Register
 from shoal.state import Store
 from shoal.training.boosting.prediction import Output
 

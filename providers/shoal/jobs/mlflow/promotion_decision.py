@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from shoal.jobs.metrics.evaluation import Mode
-from shoal.jobs.partitions.keys import some_keys
+from shoal.jobs.register import Register
 from shoal.jobs.results import WAITING, DecisionResult, Reason
-from shoal.jobs.specs.register import Register
+from shoal.kinds.partitions.keys import some_keys
 
 if TYPE_CHECKING:
     import numpy as np

@@ -26,7 +26,7 @@ from shoal import history
 from shoal.jobs.journal.locks import HeldLock
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.mlflow.registry import VersionId
-from shoal.jobs.specs.register import Register
+from shoal.jobs.register import Register
 from shoal.pool.holder import job_holder
 from shoal.redaction import redact_value
 from shoal.state import Store

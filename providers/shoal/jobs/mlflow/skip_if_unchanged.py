@@ -23,9 +23,9 @@ from shoal.jobs.mlflow.registry import (
     digest_tag,
     newest_versions,
 )
+from shoal.jobs.register import Register
 from shoal.jobs.results import DATA_TAGS, PROMOTING
-from shoal.jobs.specs.register import Register
-from shoal.jobs.specs.training import JobSpec
+from shoal.kinds.training.spec import JobSpec
 from shoal.state import Store
 from shoal.state.schema import JobState
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import REASON_TAG, is_unreachable
+from shoal.jobs.register import Register
 from shoal.jobs.results import WAITING
-from shoal.jobs.specs.register import Register
 from shoal.redaction import redact_all
 
 if TYPE_CHECKING:

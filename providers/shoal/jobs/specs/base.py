@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from shoal.data.spec import DatasetSpec
 from shoal.jobs import ids
-from shoal.jobs.specs.register import Register
-from shoal.jobs.specs.text import check_json
+from shoal.jobs.register import Register
+from shoal.jobs.spec_text import check_json
 from shoal.option_validation import Settings
 from shoal.redaction import redact
 from shoal.training.demand import GangDemand
@@ -19,7 +19,7 @@ from shoal.training.mlflow.options import Caller, Tracking
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from shoal.jobs.kind import KindCall
+    from shoal.jobs.kind import KindCall, KindDriver
 
 NOT_STORED = "not stored yet"
 """Path in a spec of code that is stored when the job is submitted."""
@@ -104,6 +104,10 @@ class AnyJobSpec(Settings, ABC):
     @abstractmethod
     def demand(self) -> GangDemand[Any]:
         """Return what the job needs of its pool's nodes."""
+
+    @abstractmethod
+    def driver(self) -> KindDriver[Any]:
+        """Return what the driver of an attempt does for a job of this kind."""
 
     @abstractmethod
     def call(self, code: Any = None) -> KindCall[Any, Any, Any]:

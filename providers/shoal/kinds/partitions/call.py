@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from shoal.jobs import shipped_code
 from shoal.jobs.files import storage
 from shoal.jobs.kind import KindCall
-from shoal.jobs.specs.partitions import PartitionsJobSpec
+from shoal.kinds.partitions.spec import PartitionsJobSpec
 from shoal.training import locations
 
 if TYPE_CHECKING:
-    from shoal.jobs.partitions.results import PartitionResults
     from shoal.jobs.results import JobResult
+    from shoal.kinds.partitions.results import PartitionResults
     from shoal.training.artifact_folders import Claim
 
 
@@ -57,9 +57,9 @@ class PartitionsCall(KindCall[PartitionsJobSpec, Any, "PartitionResults"]):
         """Process the partitions in the connected Ray cluster."""
         from shoal.jobs.files import artifacts
         from shoal.jobs.journal.attempts import Key
-        from shoal.jobs.partitions.engine import run
-        from shoal.jobs.partitions.program import program_of_spec
-        from shoal.jobs.partitions.results import PartitionResults
+        from shoal.kinds.partitions.engine import run
+        from shoal.kinds.partitions.program import program_of_spec
+        from shoal.kinds.partitions.results import PartitionResults
 
         location = self.spec.run_config.artifact_location
         folder = artifacts.folder(Key(claim.job_id, claim.attempt), location)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from shoal.jobs.kind import KindCall
-from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
+from shoal.kinds.prediction.spec import PredictJobSpec, PredictResult
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
@@ -39,6 +39,6 @@ class PredictionCall(KindCall[PredictJobSpec, None, PredictResult]):
         """Predict in the connected Ray cluster."""
         import mlflow
 
-        from shoal.jobs.prediction.engine import run
+        from shoal.kinds.prediction.engine import run
 
         return run(self.spec, claim=claim, env={**env, "MLFLOW_TRACKING_URI": mlflow.get_tracking_uri()})

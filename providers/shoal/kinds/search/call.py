@@ -14,8 +14,8 @@ from shoal.jobs import shipped_code
 from shoal.jobs.files import storage
 from shoal.jobs.kind import KindCall
 from shoal.jobs.results import JobResult, SearchSummary
-from shoal.jobs.specs.tuning import TuneJobSpec
-from shoal.jobs.tuning.code import SearchCode
+from shoal.kinds.search.code import SearchCode
+from shoal.kinds.search.spec import TuneJobSpec
 from shoal.training import locations
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import say
@@ -80,7 +80,7 @@ class SearchResult:
         """One row per trial: number, state, value, ``config/NAME`` per parameter, metrics, seconds and error."""
         import pandas as pd
 
-        from shoal.jobs.tuning.trials import ended_in
+        from shoal.kinds.search.trials import ended_in
 
         rows = [
             {
@@ -145,7 +145,7 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
 
         def load_study() -> optuna.Study:
             from shoal.jobs.journal.attempts import Key
-            from shoal.jobs.tuning.study_storage import copy_of
+            from shoal.kinds.search.study_storage import copy_of
             from shoal.state import Store
 
             return copy_of(Store(), Key(result.job_id, result.attempt), summary.study)
@@ -157,8 +157,8 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
         import cloudpickle
         import optuna
 
-        from shoal.jobs.tuning.engine import run
-        from shoal.jobs.tuning.study_storage import STUDY
+        from shoal.kinds.search.engine import run
+        from shoal.kinds.search.study_storage import STUDY
         from shoal.training.boosting.engine import train
         from shoal.training.gang.reused_workers import end_gangs
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.jobs import shipped_code
 from shoal.jobs.files import storage
 from shoal.jobs.kind import KindCall
-from shoal.jobs.specs.training import JobSpec
+from shoal.kinds.training.spec import JobSpec
 from shoal.training import locations
 from shoal.training.boosting.user_code import UserCode
 
