@@ -28,6 +28,7 @@ from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityTimeoutError, DataError, InvalidArgumentError, JobFailedError
 from shoal.jobs import FunctionJobSpec, JobSpec, list_jobs
 from shoal.jobs.files.storage import default_uri
+from shoal.jobs.kind import call_of
 from shoal.pool.api import list_pools
 from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
@@ -148,8 +149,8 @@ def test_which_jobs_record_a_run(fresh_home, monkeypatch, variables, run_config,
         monkeypatch.setenv(name, value)
     monkeypatch.delitem(sys.modules, "mlflow", raising=False)
     rows = {"dataset": {"paths": ["/data"]}, "input_cols": ("a",), "label_col": "y", "run_config": run_config}
-    called = Call(FunctionJobSpec(run_config=run_config, program="x").call(b"x"))._spec("p")
-    fitted = Call(JobSpec(**rows).call(UserCode()))._spec("p")
+    called = Call(call_of(FunctionJobSpec(run_config=run_config, program="x"), b"x"))._spec("p")
+    fitted = Call(call_of(JobSpec(**rows), UserCode()))._spec("p")
 
     assert (called.tracking is not None, fitted.tracking is not None) == (function, fit)
     assert called.run_config.pool_name == fitted.run_config.pool_name == "p"

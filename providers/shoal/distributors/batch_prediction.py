@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.connector import DataConnector
 from shoal.distributors.call import Call
 from shoal.distributors.same_arguments import same_arguments
+from shoal.jobs.kind import call_of
 from shoal.kinds.prediction.spec import PredictJobSpec, PredictResult
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
@@ -91,4 +92,4 @@ def submit_predict(**arguments: Any) -> SubmittedCall[PredictResult]:
 
 def _call(output_path: str | os.PathLike[str], **others: Any) -> Call[PredictResult]:
     given = {name: value for name, value in others.items() if value is not None}
-    return Call(PredictJobSpec(output_path=os.fspath(output_path), **given).call())
+    return Call(call_of(PredictJobSpec(output_path=os.fspath(output_path), **given)))

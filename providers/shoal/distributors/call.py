@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from shoal.distributors.call_pool import pool_for_job
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.kind import KindCall
+from shoal.jobs.kind import KindCall, call_of
 from shoal.known_secrets import KnownSecrets
 from shoal.redaction import hiding, redact_value
 from shoal.training.artifact_folders import Claim
@@ -326,7 +326,7 @@ def attach(job_id: str, *, artifact_location: str | None = None) -> SubmittedCal
     job = jobs.attach(job_id)
     spec = jobs.parse_spec(attempts.load(Store(), Key(job.job_id, job.attempt)).spec)
     location = _location(spec.run_config.artifact_location, job.job_id, artifact_location)
-    parts = spec.call()
+    parts = call_of(spec)
 
     def read(result: JobResult) -> Any:
         try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 from shoal.distributors.call import Call, packed
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError
+from shoal.jobs.kind import call_of
 from shoal.jobs.specs.base import NOT_STORED
 from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.training.cluster import Node
@@ -80,7 +81,7 @@ class Site:
             returns=returns,
         )
         content = packed(program, self.run_config) if self.remote else program.dumps()
-        return Call(spec.call(content), pool=self._pool)
+        return Call(call_of(spec, content), pool=self._pool)
 
     def _pool(self, job_id: str | None) -> AbstractContextManager[str]:
         """Return a context manager that yields the name of a pool with as many nodes as the call needs.

@@ -16,9 +16,10 @@ from shoal.data.connector import DataConnector
 from shoal.distributors.call import Call, submitted
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.jobs.kind import call_of
 from shoal.jobs.specs.base import NOT_STORED
 from shoal.kinds.training.spec import JobSpec
-from shoal.training.boosting.direction import Direction
+from shoal.training.boosting.params import Direction
 from shoal.training.boosting.request import Framework, TrainResult
 from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.mlflow.model_uris import absolute, check_version
@@ -258,7 +259,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
             user_code=NOT_STORED if self.user_code else None,
             **options,
         )
-        return Call(spec.call(self.user_code), partial(self._trained, spec.input_cols, spec.margin_cols))
+        return Call(call_of(spec, self.user_code), partial(self._trained, spec.input_cols, spec.margin_cols))
 
     def _stored(self, init_model: InitialModel, xgb_model: InitialModel) -> str | None:
         """Load the model from which the training continues, store it as a file, and return the file's path."""

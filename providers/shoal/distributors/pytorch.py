@@ -10,6 +10,7 @@ from shoal.data.connector import DataConnector
 from shoal.distributors.call import Call, packed
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError
+from shoal.jobs.kind import call_of
 from shoal.jobs.specs.base import NOT_STORED
 from shoal.kinds.function.call import Response as Response
 from shoal.kinds.function.call import value_of
@@ -148,7 +149,7 @@ class PyTorchDistributor:
             ),
             program=NOT_STORED,
         )
-        return Call(spec.call(packed(program, self.run_config)))
+        return Call(call_of(spec, packed(program, self.run_config)))
 
 
 class TorchDistributor:
@@ -257,7 +258,7 @@ class TorchDistributor:
             program=NOT_STORED,
             returns=returns,
         )
-        return Call(spec.call(packed(program, config)))
+        return Call(call_of(spec, packed(program, config)))
 
     def _scaling(self) -> AnyScaling:
         gpus = self.gpus_per_process if self.use_gpu else 0

@@ -203,7 +203,7 @@ def _prepared(
         run_config=run_config or RunConfig(),
         scaling_config=ScalingConfig(num_workers=parallel, num_cpu_per_worker=cpus_per_trial, use_gpu=use_gpu),
     )
-    return spec.call((code, user_code))
+    return SearchCall(spec, (code, user_code))
 
 
 def _training(estimator: BoostingEstimator[Any, Any]) -> dict[str, Any]:

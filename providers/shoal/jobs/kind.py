@@ -8,14 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import unknown_value
 from shoal.redaction import redact
 
 if TYPE_CHECKING:
-    from shoal.jobs.driver.context import AttemptContext
     from shoal.jobs.results import JobResult
     from shoal.jobs.specs.base import AnyJobSpec
     from shoal.training.artifact_folders import Claim
@@ -23,16 +22,28 @@ if TYPE_CHECKING:
 SpecT = TypeVar("SpecT")
 CodeT = TypeVar("CodeT")
 AnswerT = TypeVar("AnswerT")
+PlaceT = TypeVar("PlaceT")
 
+
+class _Kind(NamedTuple):
+    """A kind: its folder, and the names of its classes in the modules `spec`, `driver` and `call` of this folder."""
+
+    folder: str
+    spec: str
+    driver: str
+    call: str
+
+
+_TRAINING = _Kind("shoal.kinds.training", "JobSpec", "TrainingDriver", "TrainingCall")
 _KINDS = {
-    "xgboost": "shoal.kinds.training.spec:JobSpec",
-    "lightgbm": "shoal.kinds.training.spec:JobSpec",
-    "pytorch": "shoal.kinds.function.spec:FunctionJobSpec",
-    "predict": "shoal.kinds.prediction.spec:PredictJobSpec",
-    "partitions": "shoal.kinds.partitions.spec:PartitionsJobSpec",
-    "tune": "shoal.kinds.search.spec:TuneJobSpec",
+    "xgboost": _TRAINING,
+    "lightgbm": _TRAINING,
+    "pytorch": _Kind("shoal.kinds.function", "FunctionJobSpec", "FunctionDriver", "FunctionCall"),
+    "predict": _Kind("shoal.kinds.prediction", "PredictJobSpec", "PredictionDriver", "PredictionCall"),
+    "partitions": _Kind("shoal.kinds.partitions", "PartitionsJobSpec", "PartitionsDriver", "PartitionsCall"),
+    "tune": _Kind("shoal.kinds.search", "TuneJobSpec", "SearchDriver", "SearchCall"),
 }
-"""The class of a kind's specs. Its module is imported when the first such spec is parsed."""
+"""The kinds. A module of a kind is imported when it is needed for the first time."""
 
 
 def parse_spec(fields: Mapping[str, Any]) -> AnyJobSpec:
@@ -57,12 +68,28 @@ def spec_class(fields: Mapping[str, Any]) -> type[AnyJobSpec]:
         *most, last = (f"'{name}'" for name in _KINDS)
         raise InvalidArgumentError(unknown_value("framework", redact(framework), f"{', '.join(most)} or {last}"))
     # If the framework is not a text, the spec of a training raises the error when it parses the fields.
-    module, _, name = _KINDS[framework if isinstance(framework, str) else "xgboost"].partition(":")
-    found: type[AnyJobSpec] = getattr(import_module(module), name)
+    found: type[AnyJobSpec] = _class(framework if isinstance(framework, str) else "xgboost", "spec")
     return found
 
 
-class KindDriver(ABC, Generic[SpecT]):
+def driver_of(spec: AnyJobSpec) -> KindDriver[Any, Any]:
+    """Return what the kind of a job does in the driver of an attempt."""
+    found: KindDriver[Any, Any] = _class(spec.framework, "driver")(spec)
+    return found
+
+
+def call_of(spec: AnyJobSpec, code: Any = None) -> KindCall[Any, Any, Any]:
+    """Return what the kind of a job does in the process of its caller, who has the code that the spec does not have."""
+    found: KindCall[Any, Any, Any] = _class(spec.framework, "call")(spec, code)
+    return found
+
+
+def _class(framework: str, part: str) -> Any:
+    kind = _KINDS[framework]
+    return getattr(import_module(f"{kind.folder}.{part}"), getattr(kind, part))
+
+
+class KindDriver(ABC, Generic[SpecT, PlaceT]):
     """What a kind does in the driver of an attempt."""
 
     def __init__(self, spec: SpecT) -> None:
@@ -77,7 +104,7 @@ class KindDriver(ABC, Generic[SpecT]):
         complete_libraries()
 
     @abstractmethod
-    def work(self, place: AttemptContext) -> tuple[JobResult, str | None]:
+    def work(self, place: PlaceT) -> tuple[JobResult, str | None]:
         """Do the work of the job, from its checks to the registration of a model.
 
         Returns:

@@ -14,6 +14,7 @@ from shoal.distributors.call import Call, check_submit, submitted
 from shoal.distributors.estimator import BoostingEstimator
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.jobs.kind import call_of
 from shoal.jobs.specs.base import NOT_STORED
 from shoal.kinds.partitions.keys import check_same_kinds, key_type, shown_key
 from shoal.kinds.partitions.models import SavedModel
@@ -110,10 +111,10 @@ def _call(
     check_runnable(fn, "fn")
     if isinstance(fn, str) or not callable(fn):
         raise InvalidArgumentError(f"fn must be a function, not {fn!r}: a spec of a job can name a function")
-    return call_of(staged, partial(fn, **kwargs) if kwargs else fn, data, by=by, name=name_of(fn), **options)
+    return prepared(staged, partial(fn, **kwargs) if kwargs else fn, data, by=by, name=name_of(fn), **options)
 
 
-def call_of(
+def prepared(
     staged: ExitStack, function: Callable[..., Any] | PartitionProgram | None, data: Dataset, **fields: Any
 ) -> Call[PartitionResults]:
     """Return the `Call` object of a function, of a pickled one, or of the estimator among the fields of the spec."""
@@ -123,7 +124,7 @@ def call_of(
     if program is not None:
         given |= {"program": NOT_STORED, "code_digest": program.digest}
     spec = PartitionsJobSpec.parse({"dataset": connected(data, staged), "run_config": config, **given})
-    return Call(spec.call(program))
+    return Call(call_of(spec, program))
 
 
 def connected(data: Dataset, staged: ExitStack) -> DataConnector:
@@ -249,7 +250,7 @@ def _train_call(
             )
         name = name_of(fn_or_estimator)
         function = SavedModel(partial(fn_or_estimator, **kwargs) if kwargs else fn_or_estimator)
-        return call_of(staged, function, data, by=by, name=name, columns=columns, run_config=run_config, **options)
+        return prepared(staged, function, data, by=by, name=name, columns=columns, run_config=run_config, **options)
     if kwargs or columns is not None:
         raise InvalidArgumentError("kwargs and columns can be given only with a function: remove them")
     estimator, config = fn_or_estimator, run_config or fn_or_estimator.run_config
@@ -262,7 +263,7 @@ def _train_call(
         }
     )
     if not estimator.user_code:
-        return call_of(staged, None, data, by=by, estimator=described, run_config=config, **options)
+        return prepared(staged, None, data, by=by, estimator=described, run_config=config, **options)
     if estimator.user_code.metrics:
         raise InvalidArgumentError(
             "custom_metric has no effect without an eval_set, which a partition has not: remove it"
@@ -275,7 +276,7 @@ def _train_call(
     program = estimator_program(request, max(1, threads), estimator.user_code)
     used = described.columns
     name = f"{described.framework} with functions"
-    return call_of(staged, program, connector, by=by, name=name, columns=used, run_config=config, **options)
+    return prepared(staged, program, connector, by=by, name=name, columns=used, run_config=config, **options)
 
 
 def predict(
@@ -344,7 +345,7 @@ def predict(
     with ExitStack() as staged:
         connector = connected(data, staged)
         _check(found, connector, (by,) if isinstance(by, str) else tuple(by), keep_cols, prediction_col)
-        call = call_of(
+        call = prepared(
             staged, function, connector, by=by, name="predict", scaling_config=scaling_config, run_config=run_config
         )
         results = call.run()

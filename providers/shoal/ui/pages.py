@@ -23,10 +23,10 @@ from shoal.state.home import is_own_store
 from shoal.state.schema import JobState, NodeState
 from shoal.ui import formats
 from shoal.ui.access import Viewer
+from shoal.ui.formats import RunLinks
 from shoal.ui.job_view import job_view
 from shoal.ui.live import Overview, StoreReader
 from shoal.ui.models import Models
-from shoal.ui.run_links import RunLinks
 
 PAGE_SIZE = 50
 """Number of jobs that one page of the list of jobs shows."""

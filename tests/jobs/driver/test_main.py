@@ -57,7 +57,7 @@ from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.kinds.training import driver as training
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
-from shoal.training.boosting.progress import by_round
+from shoal.training.boosting.messages import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.demand import GangClaim
 from shoal.training.progress import MetricSink, OnProgress, Progress

@@ -39,7 +39,7 @@ from shoal.jobs.files.storage import default_uri
 from shoal.jobs.journal import attempts, job_queue, metric_series
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act, patiently
-from shoal.jobs.kind import parse_spec
+from shoal.jobs.kind import driver_of, parse_spec
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
@@ -200,7 +200,7 @@ class Driver:
         try:
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._connect(self._job.endpoint["gcs"])
-            self._spec.driver().begin()
+            driver_of(self._spec).begin()
             self._begin_run()
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
@@ -344,7 +344,7 @@ class Driver:
             self._stopwatch,
         )
         spec = staged_rows.staged(self._spec, self._key, self._secrets)
-        return spec.driver().work(place)
+        return driver_of(spec).work(place)
 
     def _free_room(self) -> None:
         """End the workers and start the next waiting job, before this driver saves, logs and registers the model."""

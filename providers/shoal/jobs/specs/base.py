@@ -18,9 +18,6 @@ from shoal.training.demand import GangDemand
 from shoal.training.mlflow.options import Caller, Tracking
 from shoal.training.run_config import RunConfig
 
-if TYPE_CHECKING:
-    from shoal.jobs.kind import KindCall, KindDriver
-
 NOT_STORED = "not stored yet"
 """Path in a spec of code that is stored when the job is submitted."""
 
@@ -104,18 +101,6 @@ class AnyJobSpec(Settings, ABC):
     @abstractmethod
     def demand(self) -> GangDemand[Any]:
         """Return what the job needs of its pool's nodes."""
-
-    @abstractmethod
-    def driver(self) -> KindDriver[Any]:
-        """Return what the driver of an attempt does for a job of this kind."""
-
-    @abstractmethod
-    def call(self, code: Any = None) -> KindCall[Any, Any, Any]:
-        """Return what a call of this kind does in the process of its caller.
-
-        Args:
-            code: Code of the user, if the call has some.
-        """
 
     def locations(self) -> Iterator[tuple[str, str, str]]:
         """Yield the files and folders that the pool's nodes have to reach besides those of all jobs; each with a

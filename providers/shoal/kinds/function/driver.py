@@ -70,7 +70,7 @@ def _metrics(front: str, values: dict[str, float], step: int) -> list[tuple[str,
     return [(front + name, value, step, time.time()) for name, value in values.items()]
 
 
-class FunctionDriver(KindDriver[FunctionJobSpec]):
+class FunctionDriver(KindDriver[FunctionJobSpec, AttemptContext]):
     """A training function: calls it on all ranks."""
 
     def begin(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -15,10 +15,6 @@ from shoal.jobs.specs.base import AnyJobSpec
 from shoal.training.demand import GangDemand
 from shoal.training.pytorch.program import is_name
 from shoal.training.pytorch.request import FunctionRequest, Layout
-
-if TYPE_CHECKING:
-    from shoal.kinds.function.call import FunctionCall
-    from shoal.kinds.function.driver import FunctionDriver
 
 
 class FunctionRegister(Register):
@@ -116,18 +112,6 @@ class FunctionJobSpec(FunctionRequest, AnyJobSpec):
                 "contains the arguments already: leave args and kwargs out"
             )
         return self
-
-    def driver(self) -> FunctionDriver:
-        """Return what the driver of an attempt does."""
-        from shoal.kinds.function.driver import FunctionDriver
-
-        return FunctionDriver(self)
-
-    def call(self, code: Any = None) -> FunctionCall:
-        """Return what a call of this kind does in the process of its caller."""
-        from shoal.kinds.function.call import FunctionCall
-
-        return FunctionCall(self, code)
 
     def _subject(self) -> str:
         """Return the name of the function or script."""

@@ -36,7 +36,7 @@ class PartitionsCall(KindCall[PartitionsJobSpec, Any, "PartitionResults"]):
             DataError: The footers of the Parquet files show that the estimator cannot use the data.
             InvalidArgumentError: The folder for the results cannot be written.
         """
-        from shoal.training.boosting.inputs import checked_data
+        from shoal.training.boosting.rows import checked_data
 
         spec = self.spec
         locations.try_out(storage.root(spec.run_config.artifact_location))

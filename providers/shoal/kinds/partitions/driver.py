@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from shoal.kinds.partitions.engine import Answer
 
 
-class PartitionsDriver(KindDriver[PartitionsJobSpec]):
+class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
     """A function for each partition: processes all partitions, and registers their models."""
 
     def begin(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
@@ -18,10 +18,6 @@ from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.pytorch.program import is_name
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import GangSize, ScalingConfig, resolve_size
-
-if TYPE_CHECKING:
-    from shoal.kinds.partitions.call import PartitionsCall
-    from shoal.kinds.partitions.driver import PartitionsDriver
 
 PARTITIONS: Final = "partitions"
 """Value of the field `framework` that marks the spec of a job that calls a function for each partition."""
@@ -227,18 +223,6 @@ class PartitionsJobSpec(AnyJobSpec):
     def function_name(self) -> str:
         """Return the name of the function, for messages."""
         return self.function or (self.estimator.framework if self.estimator else self.name)
-
-    def driver(self) -> PartitionsDriver:
-        """Return what the driver of an attempt does."""
-        from shoal.kinds.partitions.driver import PartitionsDriver
-
-        return PartitionsDriver(self)
-
-    def call(self, code: Any = None) -> PartitionsCall:
-        """Return what a call of this kind does in the process of its caller."""
-        from shoal.kinds.partitions.call import PartitionsCall
-
-        return PartitionsCall(self, code)
 
     def _subject(self) -> str:
         """Return the function and the columns of the keys."""

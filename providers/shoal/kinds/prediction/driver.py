@@ -10,7 +10,7 @@ from shoal.jobs.results import JobResult
 from shoal.kinds.prediction.spec import PredictJobSpec
 
 
-class PredictionDriver(KindDriver[PredictJobSpec]):
+class PredictionDriver(KindDriver[PredictJobSpec, AttemptContext]):
     """A batch prediction."""
 
     def work(self, place: AttemptContext) -> tuple[JobResult, None]:

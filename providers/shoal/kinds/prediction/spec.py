@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,10 +16,6 @@ from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.locations import resolved
 from shoal.training.mlflow import model_uris
 from shoal.training.scaling import GangSize, ScalingConfig, resolve_size
-
-if TYPE_CHECKING:
-    from shoal.kinds.prediction.call import PredictionCall
-    from shoal.kinds.prediction.driver import PredictionDriver
 
 PREDICT: Final = "predict"
 """Value of the field `framework` that marks the spec of a batch prediction."""
@@ -110,18 +106,6 @@ class PredictJobSpec(AnyJobSpec):
                 f'"tracking" is null, but the model {self.model} is loaded from MLflow: leave the option "tracking" out'
             )
         return self
-
-    def driver(self) -> PredictionDriver:
-        """Return what the driver of an attempt does."""
-        from shoal.kinds.prediction.driver import PredictionDriver
-
-        return PredictionDriver(self)
-
-    def call(self, code: Any = None) -> PredictionCall:
-        """Return what a call of this kind does in the process of its caller."""
-        from shoal.kinds.prediction.call import PredictionCall
-
-        return PredictionCall(self, code)
 
     def _subject(self) -> str:
         """Return the model that predicts."""

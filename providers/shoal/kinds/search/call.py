@@ -114,7 +114,7 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
             InvalidArgumentError: The folder for the model cannot be written, or the search needs `direction`.
         """
         from shoal.training.boosting.engine import interface_of
-        from shoal.training.boosting.inputs import checked_data
+        from shoal.training.boosting.rows import checked_data
 
         spec = self.spec
         if spec.train is not None:

@@ -26,7 +26,7 @@ from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
 
 
-class SearchDriver(KindDriver[TuneJobSpec]):
+class SearchDriver(KindDriver[TuneJobSpec, AttemptContext]):
     """A search: its trials, and the training of the winner on all rows."""
 
     def begin(self) -> None:

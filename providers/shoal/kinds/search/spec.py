@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
@@ -15,15 +15,11 @@ from shoal.jobs.register import Register
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.kinds.training.spec import JobSpec
 from shoal.option_validation import Settings
-from shoal.training.boosting.direction import Direction, agreed
+from shoal.training.boosting.params import Direction, agreed
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.pytorch.program import is_name
 from shoal.training.scaling import GangSize, ScalingConfig, resolve_size
-
-if TYPE_CHECKING:
-    from shoal.kinds.search.call import SearchCall
-    from shoal.kinds.search.driver import SearchDriver
 
 TUNE: Final = "tune"
 """Value of the field `framework` that marks the spec of a search."""
@@ -337,18 +333,6 @@ class TuneJobSpec(AnyJobSpec):
         weights = (1 - self.holdout_fraction, self.holdout_fraction)
         split = SplitSpec(weights=weights, index=index, seed=self.seed)
         return dataset.model_copy(update={"splits": (*dataset.splits, split)}).holding(dataset.staged_copy)
-
-    def driver(self) -> SearchDriver:
-        """Return what the driver of an attempt does."""
-        from shoal.kinds.search.driver import SearchDriver
-
-        return SearchDriver(self)
-
-    def call(self, code: Any = None) -> SearchCall:
-        """Return what a call of this kind does in the process of its caller."""
-        from shoal.kinds.search.call import SearchCall
-
-        return SearchCall(self, code)
 
     def _subject(self) -> str:
         """Return what is searched."""

@@ -33,8 +33,8 @@ class TrainingCall(KindCall[JobSpec, UserCode, "TrainResult"]):
             InvalidArgumentError: The folder for the model cannot be written, or early stopping needs `direction`.
         """
         from shoal.training.boosting.engine import interface_of
-        from shoal.training.boosting.init_model import InitModel
-        from shoal.training.boosting.inputs import checked_data
+        from shoal.training.boosting.model import InitModel
+        from shoal.training.boosting.rows import checked_data
 
         spec = self.spec
         train, _ = checked_data(spec)

@@ -28,9 +28,9 @@ from shoal.jobs.results import DataResult, JobResult
 from shoal.kinds.prediction.engine import pinned
 from shoal.kinds.training import saved_training
 from shoal.kinds.training.spec import JobSpec
-from shoal.training.boosting.inputs import check_features
-from shoal.training.boosting.prediction import Output
-from shoal.training.boosting.progress import by_round
+from shoal.training.boosting.messages import by_round
+from shoal.training.boosting.model import Output
+from shoal.training.boosting.rows import check_features
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import import_lean
 from shoal.training.progress import Progress, bounded
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from shoal.training.boosting.request import TrainResult
 
 
-class TrainingDriver(KindDriver[JobSpec]):
+class TrainingDriver(KindDriver[JobSpec, AttemptContext]):
     """A boosting training: trains a model, saves it, logs it to MLflow, and registers it there."""
 
     def begin(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -12,10 +12,6 @@ from shoal.data.spec import DatasetSpec
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.mlflow.model_uris import is_mlflow
-
-if TYPE_CHECKING:
-    from shoal.kinds.training.call import TrainingCall
-    from shoal.kinds.training.driver import TrainingDriver
 
 _STORED = re.compile(r".*/_code/[0-9a-f]{64}", re.DOTALL)
 """Pattern of the paths of the files that `shoal.jobs.shipped_code` writes, also after they were sent to a pool."""
@@ -53,18 +49,6 @@ class JobSpec(TrainRequest, AnyJobSpec):
         """Yield the model to continue from. A file that an estimator has stored is sent with the job."""
         if self.init_model is not None and not is_stored(self.init_model):
             yield self.init_model, "init_model", "name a registered model (models:/NAME@ALIAS) or a URI"
-
-    def driver(self) -> TrainingDriver:
-        """Return what the driver of an attempt does."""
-        from shoal.kinds.training.driver import TrainingDriver
-
-        return TrainingDriver(self)
-
-    def call(self, code: Any = None) -> TrainingCall:
-        """Return what a call of this kind does in the process of its caller."""
-        from shoal.kinds.training.call import TrainingCall
-
-        return TrainingCall(self, code)
 
     def _subject(self) -> str:
         """Return the library and the column that the model predicts."""

@@ -1,32 +1,35 @@
-"""Run a job from a Prefect task: submit the job, copy the job's log to the run's log, cancel the job if the run is
-cancelled, tie its promotion to the transaction around the task, and report on the trained model."""
+"""Make the Prefect tasks that run jobs (their name, retries and async version), and run the job of a task: submit it,
+copy its log, cancel it with the run, and tie its promotion to the transaction around the task."""
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import math
-import re
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from uuid import UUID
+from weakref import WeakKeyDictionary
 
-from prefect import State, Task
-from prefect.artifacts import create_markdown_artifact
+from prefect import State, Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import TaskRun
+from prefect.context import TaskRunContext
 from prefect.logging import get_run_logger
-from prefect.states import Completed
+from prefect.states import Completed, Failed
 from prefect.transactions import BaseTransaction, get_transaction
+from prefect.utilities.asyncutils import run_coro_as_sync
 
-from shoal.jobs import AnyJobSpec, JobHandle, JobResult, submit, withdraw_promotion
-from shoal.links import Link, job_page, mlflow_run_link, model_link
-from shoal.prefect._names import training_name
-from shoal.prefect._progress import RunLog, TrainingProgress, show_page
-from shoal.prefect._run_holder import (
+from shoal.errors import JobCancelledError, ShoalError
+from shoal.jobs import AnyJobSpec, JobHandle, JobResult, ModelLine, NoResult, submit, withdraw_promotion
+from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
+from shoal.prefect.current_run import (
     Interrupt,
     ancestors,
+    current_flow_task,
     current_holder,
     in_thread,
     interrupt_of_task,
@@ -34,142 +37,118 @@ from shoal.prefect._run_holder import (
     time_limits,
     why_ended,
 )
-from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
-from shoal.prefect.retries import job_task
-from shoal.prefect.scope import current_flow_task
+from shoal.prefect.reports import RunLog, TrainingProgress, emit_outcome, show_page, store_report
+from shoal.redaction import redact
 
 if TYPE_CHECKING:
     from shoal.jobs.metrics.series import MetricPoint
 
-KEY = "shoal-training"
-"""Key of the reports on models without a name in MLflow's registry."""
 
-_MOST_CURVES = 12
-"""Number of metrics whose curves a report shows. A training function may log hundreds."""
-
-_WIDTH = 32
-_BARS = "▁▂▃▄▅▆▇█"
-
-# Without `_sync`, an async task would get a coroutine: see `_create` in `_progress`.
-_markdown: Any = create_markdown_artifact
+_LONGEST = 200
 
 
-def store_report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], tracking_uri: str | None) -> None:
-    """Store the report on a training as an artifact of the task run, with the key of its model.
+def training_name(parameters: dict[str, Any]) -> str:
+    """Return the name of a training's task run from the task's arguments, such as ``train delays-UA``."""
+    return _name(lambda: f"train {_trained(**parameters)}", "distributed_train")
+
+
+def prediction_name(parameters: dict[str, Any]) -> str:
+    """Return the name of a prediction's task run, such as ``predict models:/delays@champion``."""
+    return _name(lambda: f"predict {parameters['model']}", "batch_predict")
+
+
+def many_models_name(parameters: dict[str, Any]) -> str:
+    """Return the name of the task run of a training per partition, such as ``models by store``."""
+
+    def name() -> str:
+        by = parameters["by"]
+        return f"models by {by if isinstance(by, str) else ', '.join(by)}"
+
+    return _name(name, "many_models")
+
+
+def search_name(parameters: dict[str, Any]) -> str:
+    """Return the name of a search's task run, such as ``tune arr_delay``."""
+    return _name(lambda: f"tune {parameters['train']['label_col']}", "tune")
+
+
+def _name(name: Callable[[], str], default: str) -> str:
+    try:
+        return " ".join(redact(name()).split())[:_LONGEST]
+    except Exception:
+        return default
+
+
+def _trained(*, spec: Any = None, train_func: Any = None, **_: Any) -> str:
+    if train_func is None:
+        return ModelLine.of(spec or {}, NoResult("")).model
+    # With a function, `spec` is a dict of the other fields, which alone is no legal spec.
+    fields: Mapping[str, Any] = spec or {}
+    register = fields.get("register")
+    model = register.get("model") if isinstance(register, Mapping) else getattr(register, "model", None)
+    function = getattr(train_func, "__name__", None) or Path(train_func).name
+    return str(model or fields.get("name") or function)
+
+
+_logged: WeakKeyDictionary[ShoalError, UUID] = WeakKeyDictionary()
+"""The task runs in whose log an error's refused retry is. Without it the reason would appear twice there, because
+besides Prefect, `is_retried` calls the condition."""
+
+
+# This must be a plain function: Prefect 3.7 and 3.8 never retry a task whose condition is another callable object.
+def retry_unless_permanent(task: Task[..., Any], task_run: TaskRun, state: State[Any]) -> bool:
+    """Decide whether Prefect retries a task run, and log the reason if not: a permanent error is not retried.
+
+    Permanent errors are a wrong argument, wrong data, a request for more than the pool has, and a job that a user has
+    cancelled. All other errors are retried, such as a lost worker, or a pool that is down. Each task of `shoal.prefect`
+    has this function as its ``retry_condition_fn``. Use it for your own tasks that call shoal, too, and call it in a
+    condition of your own.
 
     Args:
-        spec: Spec of the job.
-        result: Result of the job.
-        points: Metrics of the training by step.
-        tracking_uri: URI of the MLflow server or database.
+        task: The task.
+        task_run: Run of the task.
+        state: Failed state of the run. Its data is the error.
+
+    Returns:
+        Whether the task run is retried.
+
+    Example:
+        >>> @task(retries=2, retry_condition_fn=retry_unless_permanent)
+        ... def train():
+        ...     return estimator.fit(dataset)
     """
-    description = f"{_outcome(result)}: job {result.job_id}"
+    error = state.data
+    if not isinstance(error, ShoalError) or not error.permanent:
+        return True
+    if _logged.get(error) != task_run.id:
+        _logged[error] = task_run.id
+        cancelled = isinstance(error, JobCancelledError)
+        why = "a user has cancelled the job" if cancelled else "a retry would fail in the same way"
+        get_run_logger().warning("the task is not retried, because %s: %s", why, error)
+    return False
+
+
+def job_task(function: Callable[P, T], *, run_name: str | Callable[..., str] | None = None) -> Task[P, T]:
+    """Create a Prefect task whose results are not cached, and that is not retried after a permanent error.
+
+    Args:
+        function: The task's function.
+        run_name: Function that returns the name of a task run from its arguments. None: Prefect makes the names.
+    """
+    return task(cache_policy=NO_CACHE, retry_condition_fn=retry_unless_permanent, task_run_name=run_name)(function)
+
+
+def is_retried(error: Exception) -> bool:
+    """Return whether Prefect will retry the current task run after an error; False outside of a task."""
+    run = TaskRunContext.get()
+    if run is None or run.task_run.run_count > run.task.retries:
+        return False
+    condition: Any = run.task.retry_condition_fn
     try:
-        _markdown(report(spec, result, points, tracking_uri), report_key(spec), description, _sync=True)
-    except Exception as error:  # The training has ended. A missing report in the UI must not make the task fail.
-        get_run_logger().warning("the report on the training could not be stored as an artifact: %s", error)
-
-
-def report_key(spec: AnyJobSpec) -> str:
-    """Return the key of the report on a registered model. Other names than those that are legal keys get a digest, so
-    that the reports on the models "UA 1" and "ua-1" have different keys."""
-    if spec.register_as is None:
-        return KEY
-    name = spec.register_as.model
-    legal = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    digest = "" if legal == name else f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return f"shoal-model-{legal}{digest}"
-
-
-def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], tracking_uri: str | None) -> str:
-    """Return the report on a training as markdown."""
-    register, version = spec.register_as, result.model_version
-    name = f"{register.model} version {version}" if register and version else spec.label
-    page = job_page(result.job_id)
-    links = [
-        mlflow_run_link(tracking_uri, result.mlflow_run_id),
-        model_link(tracking_uri, register.model, version) if register and version else None,
-        Link("Job in shoal", page) if page else None,
-    ]
-    parts = [
-        f"# {_text(name)}: {_outcome(result)}",
-        _text(result.skipped or (result.decision.sentence if result.decision else "")),
-        _table(("metric", "value"), {name: f"{value:.6g}" for name, value in sorted(result.metrics.items())}),
-        _curves(points, first=1 if spec.framework in ("xgboost", "lightgbm") else 0),
-        _table(("training", ""), _facts(result)),
-        " · ".join(f"[{link.label}](<{link.address}>)" for link in links if link is not None),
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _outcome(result: JobResult) -> str:
-    if result.skipped:
-        return "skipped"
-    undecided = "waits for a decision" if result.decision else "trained"
-    return {True: "promoted", False: "not promoted", None: undecided}[result.promoted]
-
-
-def _facts(result: JobResult) -> dict[str, str]:
-    """Return what a report says about the job."""
-    seconds = f"{result.seconds:.1f}"
-    facts = {
-        "model": result.model_uri,
-        "rows": None if result.rows is None else f"{result.rows:,}",
-        "workers": str(result.num_workers),
-        "seconds": seconds if result.times is None else f"{seconds} ({result.times})",
-        "job": f"{result.job_id}, attempt {result.attempt}",
-        "MLflow run": result.mlflow_run_id,
-    }
-    return {name: fact for name, fact in facts.items() if fact is not None}
-
-
-def _table(head: tuple[str, str], rows: Mapping[str, str]) -> str:
-    if not rows:
-        return ""
-    lines = [f"| {head[0]} | {head[1]} |", "| --- | --- |"]
-    return "\n".join([*lines, *(f"| {_text(name)} | {_text(value)} |" for name, value in rows.items())])
-
-
-def _curves(points: Sequence[MetricPoint], first: int) -> str:
-    """Return the curves of all metrics as text, because Prefect's pages show no plots in markdown."""
-    found = {}
-    for name in dict.fromkeys(name for point in points for name in point.values):
-        curve = [(point.step + first, point.values[name]) for point in points if name in point.values]
-        if len(curve) > 1 and any(math.isfinite(value) for _, value in curve):
-            found[name] = curve
-    if not found:
-        return ""
-    shown = dict(list(found.items())[:_MOST_CURVES])
-    rows = [
-        (name, f"{curve[0][1]:.4g}", sparkline([value for _, value in curve]), f"{curve[-1][1]:.4g}", _steps(curve))
-        for name, curve in shown.items()
-    ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    more = [f"and {len(found) - len(shown)} more metrics"] if len(found) > len(shown) else []
-    return "\n".join(["```", *(line.replace("```", "'''") for line in [*lines, *more]), "```"])
-
-
-def _steps(curve: Sequence[tuple[int, float]]) -> str:
-    return f"steps {curve[0][0]} to {curve[-1][0]}"
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """Draw values as a line of bars, at most 32 characters wide; a space stands for NaN and infinity."""
-    step = max(1.0, (len(values) - 1) / (_WIDTH - 1))
-    chosen = [values[round(place * step)] for place in range(min(len(values), _WIDTH))]
-    finite = [value for value in chosen if math.isfinite(value)]
-    low = min(finite, default=0.0)
-    height = max(finite, default=0.0) - low
-    if not height or not math.isfinite(height):
-        return "".join(_BARS[3] if math.isfinite(value) else " " for value in chosen)
-    top = len(_BARS) - 1
-    return "".join(_BARS[round((value - low) / height * top)] if math.isfinite(value) else " " for value in chosen)
-
-
-def _text(text: str) -> str:
-    """Return a text in one line, in which markdown finds no markup."""
-    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", " ".join(text.split()))
+        answer = condition(run.task, run.task_run, Failed(data=error)) if condition else True
+        return bool(run_coro_as_sync(answer) if inspect.iscoroutine(answer) else answer)
+    except Exception:  # Prefect logs the error of a condition, and does not retry the task.
+        return False
 
 
 class Enclosing:
@@ -438,3 +417,20 @@ def task_value(result: JobResult) -> dict[str, Any]:
     state: Any = Completed(name="Skipped", message=result.skipped, data=plain)
     # The type is cast to a dict, because callers of the task get the dict in `data` instead of the state.
     return cast(dict[str, Any], state)
+
+
+@contextmanager
+def failure_event(spec: AnyJobSpec | Mapping[str, Any] | str | None) -> Iterator[None]:
+    """Send the event ``shoal.model.failed`` if the ``with`` block raises an exception and Prefect does not retry the
+    task.
+
+    A run that is cancelled sends no event, because its end is not a failure of the training.
+    """
+    try:
+        yield
+    except Exception as error:
+        interrupt = interrupt_of_task.get()
+        is_cancelled = interrupt is not None and interrupt.is_requested
+        if not is_cancelled and not is_retried(error):
+            emit_outcome(spec, error)
+        raise
