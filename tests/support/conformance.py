@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest, TrainResult
-from shoal.training.gang.reused_workers import end_gangs
+from shoal.training.gang.gang import end_gangs
 from tests.support.without_ray import nodes_without_ray
 
 ROWS, EVAL_ROWS, ROUNDS = 3_000, 800, 25

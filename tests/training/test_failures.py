@@ -212,7 +212,7 @@ engine.train(TrainRequest(dataset={"paths": (rows,)}, input_cols=tuple(columns),
 
 @pytest.mark.parametrize("stage", [pytest.param("import", marks=SOAK), pytest.param("matrix", marks=SOAK), "round"])
 def test_driver_killed(two_nodes: TwoNodes, rows: Path, tmp_path: Path, stage: str) -> None:
-    from shoal.training.gang.reused_workers import end_gangs
+    from shoal.training.gang.gang import end_gangs
 
     end_gangs()
     reached = tmp_path / "reached"

@@ -24,18 +24,16 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs.kind import KindCall, call_of
 from shoal.known_secrets import KnownSecrets
 from shoal.redaction import hiding, redact_value
-from shoal.training.artifact_folders import Claim
 from shoal.training.cluster import is_connected
-from shoal.training.context import say
 from shoal.training.host.hidden_output import SECRETS
-from shoal.training.locations import resolved
-from shoal.training.progress import ProgressDisplay
+from shoal.training.locations import Claim, resolved
 from shoal.training.pytorch.program import Program
+from shoal.training.reporting import ProgressDisplay, say
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobHandle, JobResult, JobStatus
-    from shoal.training.progress import OnProgress
+    from shoal.training.reporting import OnProgress
 
 T = TypeVar("T")
 

@@ -22,9 +22,9 @@ from shoal.kinds.training.spec import JobSpec
 from shoal.training.boosting.params import Direction
 from shoal.training.boosting.request import Framework, TrainResult
 from shoal.training.boosting.user_code import Metric, Objective, UserCode
-from shoal.training.mlflow.model_uris import absolute, check_version
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig, gpu_wish
+from shoal.training.tracking import absolute_model, check_model_version
 
 if TYPE_CHECKING:
     import numpy as np
@@ -279,8 +279,8 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         from shoal.jobs.mlflow import init_model as loading
 
         named = os.fspath(model)
-        check_version(named)
-        return shipped_code.store(loading.load(absolute(named), self._framework))
+        check_model_version(named)
+        return shipped_code.store(loading.load(absolute_model(named), self._framework))
 
     def _trained(self, input_cols: tuple[str, ...], base_margin_cols: tuple[str, ...], result: TrainResult) -> BoosterT:
         """Store a trained model in this estimator, and return the model."""

@@ -18,8 +18,7 @@ from shoal.kinds.search.call import SearchCall, SearchResult
 from shoal.kinds.search.code import SearchCode
 from shoal.kinds.search.spec import TuneJobSpec
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.code_digest import code_digest
-from shoal.training.pickling import pickled
+from shoal.training.pickling import code_digest, pickled
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
 

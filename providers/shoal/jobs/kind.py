@@ -17,7 +17,7 @@ from shoal.redaction import redact
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
     from shoal.jobs.specs.base import AnyJobSpec
-    from shoal.training.artifact_folders import Claim
+    from shoal.training.locations import Claim
 
 SpecT = TypeVar("SpecT")
 CodeT = TypeVar("CodeT")

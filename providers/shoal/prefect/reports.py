@@ -39,7 +39,7 @@ from shoal.prefect.current_run import on_interrupt
 if TYPE_CHECKING:
     from shoal.jobs.metrics.series import MetricPoint
     from shoal.pool.status import PoolStatus
-    from shoal.training.progress import Progress
+    from shoal.training.reporting import Progress
 
 
 _EVENT = "shoal.model."

@@ -26,7 +26,7 @@ from shoal.kinds.partitions.results import PartitionFailedError, PartitionResult
 from shoal.kinds.partitions.spec import PartitionsJobSpec
 from shoal.kinds.partitions.work_folder import WorkFolder, remove_tree
 from shoal.pool.spec import PoolSpec
-from shoal.training.artifact_folders import Claim
+from shoal.training.locations import Claim
 
 
 @pytest.fixture(params=["local", "uri"])

@@ -18,7 +18,7 @@ from shoal.kinds.prediction import output_files, worker
 from shoal.kinds.prediction.output_files import MARKER, Output
 from shoal.kinds.prediction.spec import PredictJobSpec
 from shoal.kinds.prediction.worker import plan_files
-from shoal.training.artifact_folders import Claim
+from shoal.training.locations import Claim
 
 DATASET = {"paths": ["/data/today"]}
 PART = "part-000000000000-2.parquet"

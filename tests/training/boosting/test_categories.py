@@ -20,7 +20,7 @@ from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.messages import Columns, Part, Segment, Task
 from shoal.training.boosting.request import TrainRequest, TrainResult
-from shoal.training.context import gang_context
+from shoal.training.reporting import gang_context
 from shoal.training.xgboost import worker
 from shoal.training.xgboost.model import note
 from tests.support.predictions import predict_booster

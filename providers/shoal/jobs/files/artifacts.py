@@ -20,8 +20,8 @@ from shoal.jobs.journal.steps import JobStep, act
 from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.training import locations
-from shoal.training.artifact_folders import Claim
 from shoal.training.lightgbm import model as lightgbm_model
+from shoal.training.locations import Claim
 from shoal.training.xgboost import model as xgboost_model
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from shoal.redaction import redact_all, redact_value
 from shoal.state.home import file_lock, subfolder
 from shoal.training.boosting.request import Framework
 from shoal.training.locations import SQLITE, absolute_database
-from shoal.training.mlflow.options import Caller, Tracking, checked_id, experiment_id
-from shoal.training.mlflow.user_calls import FIRST_RUN_TAG, JOB_RUN_TAG
+from shoal.training.mlflow_calls import FIRST_RUN_TAG, JOB_RUN_TAG
+from shoal.training.tracking import Caller, Tracking, checked_id, experiment_id
 
 if TYPE_CHECKING:
     import pandas as pd

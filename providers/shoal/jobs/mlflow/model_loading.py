@@ -17,9 +17,9 @@ from shoal.redaction import redact_value
 from shoal.training.boosting.model import class_probabilities
 from shoal.training.boosting.model_format import why_unreadable
 from shoal.training.boosting.request import Framework
-from shoal.training.host.forks import ending_forks
 from shoal.training.host.imports import add_estimators
-from shoal.training.mlflow.model_uris import VERSION
+from shoal.training.host.own_process import ending_forks
+from shoal.training.tracking import MODEL_VERSION
 
 if TYPE_CHECKING:
     import numpy as np
@@ -280,7 +280,7 @@ def _registered_by_shoal(model_uri: str) -> bool:
     `MARK`."""
     import mlflow
 
-    named = VERSION.fullmatch(model_uri)
+    named = MODEL_VERSION.fullmatch(model_uri)
     if named is None:
         return False
     with _asking_mlflow(model_uri):

@@ -15,8 +15,8 @@ from shoal.jobs.spec_text import check_json
 from shoal.option_validation import Settings
 from shoal.redaction import redact
 from shoal.training.demand import GangDemand
-from shoal.training.mlflow.options import Caller, Tracking
 from shoal.training.run_config import RunConfig
+from shoal.training.tracking import Caller, Tracking
 
 NOT_STORED = "not stored yet"
 """Path in a spec of code that is stored when the job is submitted."""

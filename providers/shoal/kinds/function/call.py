@@ -17,7 +17,7 @@ from shoal.training.pytorch.request import FunctionResult, MissingValue
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
-    from shoal.training.artifact_folders import Claim
+    from shoal.training.locations import Claim
 
 Returns = Literal["ranks", "rank-0"] | None
 """Value that the call of a function returns: ``ranks`` for the return values of all ranks, ``rank-0`` for the return

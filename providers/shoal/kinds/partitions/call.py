@@ -14,7 +14,7 @@ from shoal.training import locations
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
     from shoal.kinds.partitions.results import PartitionResults
-    from shoal.training.artifact_folders import Claim
+    from shoal.training.locations import Claim
 
 
 class PartitionsCall(KindCall[PartitionsJobSpec, Any, "PartitionResults"]):

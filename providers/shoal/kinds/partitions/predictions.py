@@ -11,8 +11,8 @@ from shoal.kinds.partitions.keys import Key, check_not_rounded, check_same_kinds
 from shoal.kinds.partitions.messages import ModelBytes, PartitionFunction
 from shoal.kinds.partitions.models import rows_bytes
 from shoal.kinds.partitions.results import PartitionResults
-from shoal.training.context import say
 from shoal.training.host.imports import import_lean
+from shoal.training.reporting import say
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,8 +17,7 @@ from shoal.training.boosting.engine import interface_of
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.rows import checked_data
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.code_digest import code_digest
-from shoal.training.pickling import pickled
+from shoal.training.pickling import code_digest, pickled
 from shoal.training.pytorch.program import MAX_BYTES, call_imported, check_runnable, imported, name_of
 from shoal.training.scaling import GangSize
 

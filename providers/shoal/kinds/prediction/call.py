@@ -10,7 +10,7 @@ from shoal.kinds.prediction.spec import PredictJobSpec, PredictResult
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
-    from shoal.training.artifact_folders import Claim
+    from shoal.training.locations import Claim
 
 
 class PredictionCall(KindCall[PredictJobSpec, None, PredictResult]):

@@ -18,8 +18,8 @@ from shoal.jobs.mlflow.model_loading import Predictor
 from shoal.kinds.partitions.pyfunc_loader import PartitionedModel
 from shoal.kinds.prediction import output_files
 from shoal.kinds.prediction.output_files import is_complete
-from shoal.training.context import gang_context
 from shoal.training.host import memory
+from shoal.training.reporting import gang_context
 
 if TYPE_CHECKING:
     import pyarrow as pa

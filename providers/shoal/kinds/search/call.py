@@ -18,13 +18,13 @@ from shoal.kinds.search.code import SearchCode
 from shoal.kinds.search.spec import TuneJobSpec
 from shoal.training import locations
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import say
+from shoal.training.reporting import say
 
 if TYPE_CHECKING:
     import optuna
     import pandas as pd
 
-    from shoal.training.artifact_folders import Claim
+    from shoal.training.locations import Claim
 
 
 class SearchResult:
@@ -160,7 +160,7 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
         from shoal.kinds.search.engine import run
         from shoal.kinds.search.study_storage import STUDY
         from shoal.training.boosting.engine import train
-        from shoal.training.gang.reused_workers import end_gangs
+        from shoal.training.gang.gang import end_gangs
 
         spec, (code, user_code) = self.spec, self.code
         if spec.register_as is not None:

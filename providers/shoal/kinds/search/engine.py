@@ -23,11 +23,11 @@ from shoal.training.boosting.engine import KeepChoice, library_of, with_gpu_choi
 from shoal.training.boosting.params import Direction, agreed, custom_text
 from shoal.training.boosting.trials import TrialPlan, decides_metric
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.gang.gang import shared_gang
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.reused_workers import shared_gang
 from shoal.training.pickling import pickled
-from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.pytorch.program import imported
+from shoal.training.reporting import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
 from shoal.training.scaling import GangSize
 from shoal.training.timeouts import RESOURCES_WAIT_S

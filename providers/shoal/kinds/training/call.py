@@ -15,8 +15,8 @@ from shoal.training.boosting.user_code import UserCode
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
-    from shoal.training.artifact_folders import Claim
     from shoal.training.boosting.request import TrainResult
+    from shoal.training.locations import Claim
 
 
 class TrainingCall(KindCall[JobSpec, UserCode, "TrainResult"]):

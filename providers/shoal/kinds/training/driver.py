@@ -33,7 +33,7 @@ from shoal.training.boosting.model import Output
 from shoal.training.boosting.rows import check_features
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import import_lean
-from shoal.training.progress import Progress, bounded
+from shoal.training.reporting import Progress, bounded
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector

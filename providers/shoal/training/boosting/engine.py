@@ -38,13 +38,11 @@ from shoal.training.boosting.params import Direction, Directions, agreed, custom
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.rows import checked_data, refuse_long_eval_sets, shard_datasets
 from shoal.training.boosting.user_code import Objective, UserCode
-from shoal.training.context import say
 from shoal.training.gang.child_processes import has_template, import_ahead
-from shoal.training.gang.gang import OnNote
+from shoal.training.gang.gang import OnNote, shared_gang
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.reused_workers import shared_gang
 from shoal.training.pickling import Pickled, pickled
-from shoal.training.progress import MetricSink, OnProgress, Progress, ProgressDisplay, bounded
+from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, bounded, say
 from shoal.training.restarts import NodeLeavesError, Restarts
 from shoal.training.scaling import GangSize, gpu_wish, wider_workers
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S

@@ -12,7 +12,7 @@ from shoal.data.matrix import Categories, as_categories, encoded
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting.messages import Checkpoint
 from shoal.training.boosting.rows import margins_of
-from shoal.training.context import say
+from shoal.training.reporting import say
 
 if TYPE_CHECKING:
     import numpy as np

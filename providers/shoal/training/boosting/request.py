@@ -17,9 +17,9 @@ from shoal.option_validation import Settings
 from shoal.training.boosting.messages import Columns, History
 from shoal.training.boosting.params import Direction, json_params
 from shoal.training.demand import GangClaim, GangDemand
-from shoal.training.mlflow.model_uris import absolute, check_version
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import GangSize, ScalingConfig, gpu_wish, resolve_size
+from shoal.training.tracking import absolute_model, check_model_version
 
 Framework = Literal["xgboost", "lightgbm"]
 """Name of the boosting library that trains the model."""
@@ -214,8 +214,8 @@ class TrainRequest(Settings):
     def _named_model(cls, model: str | None) -> str | None:
         if model is None:
             return None
-        check_version(model)
-        return absolute(model)
+        check_model_version(model)
+        return absolute_model(model)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -18,8 +18,8 @@ from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segme
 from shoal.training.boosting.params import Direction, Directions, agreed, custom_text
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import GangContext
 from shoal.training.pickling import pickled
+from shoal.training.reporting import GangContext
 from shoal.training.scaling import GangSize
 
 HOLDOUT = "holdout"

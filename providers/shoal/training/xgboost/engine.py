@@ -16,7 +16,7 @@ from shoal.training.boosting.params import Directions, seed_in
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import inexact_leaves
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import say
+from shoal.training.reporting import say
 from shoal.training.scaling import GangSize
 from shoal.training.timeouts import COLLECTIVE_S
 from shoal.training.xgboost.params import (
