@@ -113,7 +113,7 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
             DataError: The footers of the Parquet files show that the data cannot be used.
             InvalidArgumentError: The folder for the model cannot be written, or the search needs `direction`.
         """
-        from shoal.training.boosting.engine import interface_of
+        from shoal.training.boosting.library import library_of
         from shoal.training.boosting.rows import checked_data
 
         spec = self.spec
@@ -121,7 +121,7 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
             checked_data(spec.trial_request())
             if spec.metric is None:
                 direction = spec.direction or spec.train.direction
-                interface_of(spec.train.framework).refuse_untold(self.code[1], direction)
+                library_of(spec.train.framework).refuse_untold(self.code[1], direction)
         locations.try_out(storage.root(spec.run_config.artifact_location))
 
     def stored(self) -> dict[str, Any]:

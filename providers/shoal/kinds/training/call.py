@@ -32,16 +32,15 @@ class TrainingCall(KindCall[JobSpec, UserCode, "TrainResult"]):
             DataError: The footers of the Parquet files show that the data cannot be used.
             InvalidArgumentError: The folder for the model cannot be written, or early stopping needs `direction`.
         """
-        from shoal.training.boosting.engine import interface_of
-        from shoal.training.boosting.model import InitModel
+        from shoal.training.boosting.library import library_of
         from shoal.training.boosting.rows import checked_data
 
         spec = self.spec
         train, _ = checked_data(spec)
         if spec.early_stopping_rounds is not None:
-            interface_of(spec.framework).refuse_untold(self.code, spec.direction)
+            library_of(spec.framework).refuse_untold(self.code, spec.direction)
         if spec.init_model is not None and importlib.util.find_spec(spec.framework):
-            InitModel.read(spec.framework, shipped_code.read(spec.init_model)).check(spec, train.source)
+            library_of(spec.framework).init_model(shipped_code.read(spec.init_model)).check(spec, train.source)
         locations.try_out(storage.root(spec.run_config.artifact_location))
 
     def stored(self) -> dict[str, Any]:
