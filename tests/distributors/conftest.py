@@ -22,4 +22,4 @@ def driver(two_nodes: TwoNodes) -> Iterator[TwoNodes]:
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of the session may have connected this process to a Ray cluster of their own."""
-    monkeypatch.setattr("shoal.distributors.dispatch.is_connected", lambda: False)
+    monkeypatch.setattr("shoal.distributors.call.is_connected", lambda: False)

@@ -15,8 +15,8 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, JobError
-from shoal.jobs.prediction import engine
-from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
+from shoal.kinds.prediction import engine
+from shoal.kinds.prediction.spec import PredictJobSpec, PredictResult
 from shoal.training.locations import Claim
 from shoal.training.reporting import Progress
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
@@ -139,7 +139,7 @@ def test_a_worker_that_is_killed_half_way_costs_no_row_and_doubles_none(predict,
     """Any pyfunc model, with two values per row; at its second batch one worker is killed, once."""
     import mlflow
 
-    from shoal.jobs.prediction import output_files
+    from shoal.kinds.prediction import output_files
 
     class Deadly(mlflow.pyfunc.PythonModel):
         def __init__(self, flag: str) -> None:

@@ -20,9 +20,9 @@ from sqlalchemy import select
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
 from shoal.distributors import attach, distributed, ray_launch, submit_predict
+from shoal.distributors.call import SubmittedCall
 from shoal.distributors.call_pool import gpus_of, pool_of_job
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, Response, TorchDistributor
-from shoal.distributors.submitted_call import SubmittedCall
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import (
     CapacityTimeoutError,
@@ -66,7 +66,7 @@ ANSWER = FunctionResult(("first", "second"), {"loss": 0.5}, "/model", 2, 0, 1.0,
 @pytest.fixture
 def on_pool(outside: None, store: Store, head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     """The config of calls on a pool whose head is a small HTTP server: their jobs are sent, and no driver starts."""
-    for module in ("submission", "reconcile.target"):
+    for module in ("submission", "reconcile.look"):
         monkeypatch.setattr(f"shoal.jobs.{module}.pool_endpoint", lambda pool, store: head.endpoint)
     monkeypatch.setattr("shoal.jobs.reconcile.look.SHORTEST_PAUSE_S", 0.01)
     add_node(store, cpus=4)
@@ -237,7 +237,7 @@ def test_what_is_wrong_is_refused_and_its_dataframe_removed(on_pool):
 
 
 def test_in_a_ray_cluster_a_submission_is_refused_before_anything_starts(fresh_home, monkeypatch):
-    monkeypatch.setattr("shoal.distributors.dispatch.is_connected", lambda: True)
+    monkeypatch.setattr("shoal.distributors.call.is_connected", lambda: True)
     rows = DataConnector.from_parquet("/rows")
     for refused in (
         lambda: XGBEstimator().submit(FRAME, ["x"], "y"),

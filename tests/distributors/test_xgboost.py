@@ -1,19 +1,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from shoal.data import ArrowIngester, DataConnector, RayDataIngester, ShardedDataConnector
-from shoal.distributors import dispatch
+from shoal.distributors import call
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityError, InvalidArgumentError
+from shoal.jobs import JobSpec
 from shoal.training.boosting import engine
-from shoal.training.boosting.request import TrainRequest
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.placement import GangShape
 from shoal.training.run_config import RunConfig
 from tests.support.two_node_cluster import COLUMNS, TwoNodes, write_rows
@@ -75,20 +74,20 @@ def test_before_fit_there_is_nothing_to_get() -> None:
 
 
 def test_outside_of_ray_it_runs_elsewhere(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[TrainRequest] = []
+    asked: list[JobSpec] = []
 
-    def elsewhere(request: TrainRequest, user_code: UserCode, returned: object) -> Any:
-        asked.append(request)
+    def elsewhere(spec: JobSpec, *_: object, **__: object) -> NoReturn:
+        asked.append(spec)
         raise InvalidArgumentError("stopped here")
 
-    monkeypatch.setattr(dispatch, "is_connected", lambda: False)
-    monkeypatch.setattr("shoal.distributors.as_job.training", elsewhere)
+    monkeypatch.setattr(call, "is_connected", lambda: False)
+    monkeypatch.setattr(call, "pool_for_job", elsewhere)
     estimator = XGBEstimator(
         7, "reg:squarederror", {"max_depth": np.int64(3)}, run_config=RunConfig(pool_name="p", seed=5)
     )
     with pytest.raises(InvalidArgumentError, match="stopped here"):
         estimator.fit(DataConnector.from_parquet(rows), COLUMNS, "y", {"eval": DataConnector.from_parquet(rows)})
-    request = TrainRequest.model_validate_json(asked[0].model_dump_json())
+    request = JobSpec.model_validate_json(asked[0].model_dump_json())
     assert request.params == {"objective": "reg:squarederror", "max_depth": 3}
     assert (request.n_estimators, request.run_config.pool_name, request.run_config.seed) == (7, "p", 5)
     assert list(request.eval_set) == ["eval"]

@@ -22,5 +22,5 @@ def gpus() -> list[Gpu]:
 @pytest.fixture
 def alone(gpus: list[Gpu], fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
     """A process that is connected to no Ray cluster and knows no pool; the machine's GPUs."""
-    monkeypatch.setattr("shoal.distributors.dispatch.is_connected", lambda: False)
+    monkeypatch.setattr("shoal.distributors.call.is_connected", lambda: False)
     return gpus

@@ -12,7 +12,7 @@ from shoal.errors import JobBusyError, PoolNotFoundError
 from shoal.jobs import JobHandle, submission
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.specs.training import JobSpec
+from shoal.kinds.training.spec import JobSpec
 from shoal.os_processes import ProcessId
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store

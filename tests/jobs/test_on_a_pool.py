@@ -305,7 +305,7 @@ def test_a_function_runs_as_a_job_is_tracked_and_its_secrets_reach_nothing_else(
             with contextlib.suppress(psutil.Error):
                 commands.add("\0".join(process.cmdline()))
 
-    monkeypatch.setattr("shoal.distributors.as_job.say", lambda line: (look(), lines.append(line)))
+    monkeypatch.setattr("shoal.distributors.call.say", lambda line: (look(), lines.append(line)))
     lines: list[str] = []
     hyper_params = {"password": password, "database": f"postgresql://me:{password}@db/x"}
     response = function.run(4.0, hyper_params=hyper_params)

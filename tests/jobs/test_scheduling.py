@@ -13,7 +13,7 @@ from shoal.distributors.call_pool import gpus_of
 from shoal.distributors.lightgbm import LightGBMEstimator
 from shoal.jobs import FunctionJobSpec, JobSpec
 from shoal.jobs.scheduling import DRIVER_BYTES, Entry, Room, drivers_in, fewest_nodes, in_order, next_up
-from shoal.jobs.specs.prediction import PredictJobSpec
+from shoal.kinds.prediction.spec import PredictJobSpec
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.spec import PoolSpec
 from shoal.training.cluster import Node

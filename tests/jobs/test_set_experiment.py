@@ -16,7 +16,7 @@ import pytest
 from shoal.data.planning import GangPosition
 from shoal.jobs import Tracking
 from shoal.jobs.mlflow_run import Run, artifacts_of
-from shoal.jobs.specs.function import FunctionJobSpec
+from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.training import mlflow_calls
 from shoal.training.mlflow_calls import after_import
 from shoal.training.reporting import GangContext

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shoal.jobs.partitions import partition_process
-from shoal.jobs.partitions.forked_process import LOG_BYTES, ForkedProcess
-from shoal.jobs.partitions.messages import Begun, Ended, Message
+from shoal.kinds.partitions import partition_process
+from shoal.kinds.partitions.forked_process import LOG_BYTES, ForkedProcess
+from shoal.kinds.partitions.messages import Begun, Ended, Message
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.processes

@@ -16,7 +16,7 @@ from shoal import ComputePool, RunConfig, many
 from shoal.data import DataConnector
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import Tracking, list_jobs
-from shoal.jobs.partitions import logged_model
+from shoal.kinds.partitions import logged_model
 from tests.support.homes import new_home
 
 pytestmark = pytest.mark.processes

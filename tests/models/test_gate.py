@@ -24,7 +24,7 @@ from mlflow.models import infer_signature
 from shoal.data import DataConnector
 from shoal.errors import DataError, JobError, RegistryError
 from shoal.jobs import Register
-from shoal.jobs.partitions import logged_model
+from shoal.kinds.partitions import logged_model
 from shoal.models import contest, describe_model, loading, model_history, training_rows
 from shoal.models.contest import Outcome
 from shoal.models.gate import try_champion

@@ -27,7 +27,6 @@ from shoal.jobs import (
     skipping_if_unchanged,
 )
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting
 from shoal.jobs.driver.context import AttemptContext, Stopwatch
 from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.files import staged_rows
@@ -35,6 +34,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow_run import Run
 from shoal.jobs.submission import fingerprint
+from shoal.kinds.training import driver
 from shoal.models import contest, skip_if_unchanged, training_rows, withdraw_promotion
 from shoal.models.skip_if_unchanged import Fingerprints
 from shoal.state import Store
@@ -88,7 +88,7 @@ class Nights:
         state, result = JobState.FAILED, None
         try:
             assert isinstance(spec, JobSpec)
-            result = boosting.work(staged_rows.staged(spec, key, self.secrets), place)
+            result = driver.train_and_publish(staged_rows.staged(spec, key, self.secrets), place)
             state = JobState.SUCCEEDED
         finally:
             plain = result and result.model_dump(mode="json")

@@ -18,7 +18,7 @@ import pytest
 from shoal.errors import ModelNotFoundError, RegistryError
 from shoal.jobs import Register
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.prediction import engine
+from shoal.kinds.prediction import engine
 from shoal.models import contest, describe_model, gate, list_models, model_history, promote_model, prune_models
 from shoal.models.contest import Outcome
 from shoal.models.decision import Candidate, Evaluation

@@ -7,7 +7,7 @@ import pytest
 from shoal.compat.snowflake import submit_directory
 from shoal.distributors.pytorch import PyTorchDistributor, TorchDistributor
 from shoal.errors import InvalidArgumentError, NoPoolError, PoolNotFoundError
-from shoal.jobs.task_spec import spec_of
+from shoal.kinds.task_spec import spec_of
 from shoal.os_processes import ProcessId, host_id, hostname
 from shoal.pool import recorded
 from shoal.pool.api import ComputePool

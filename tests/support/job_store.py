@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.data.dataset_spec import DatasetSpec
-from shoal.jobs.specs.training import JobSpec
+from shoal.kinds.training.spec import JobSpec
 from shoal.os_processes import ProcessId, host_id, hostname
 from shoal.pool import recorded
 from shoal.pool.spec import PoolSpec

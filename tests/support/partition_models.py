@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from shoal.jobs.partitions import models
-from shoal.jobs.partitions.keys import Key
-from shoal.jobs.partitions.messages import ModelBytes, Outcome
-from shoal.jobs.partitions.pyfunc_loader import OPTIONS, PartitionedModel
-from shoal.jobs.partitions.result_files import MANIFEST, ResultWriter, complete_files, manifest_of
-from shoal.jobs.partitions.results import PartitionResults
+from shoal.kinds.partitions import models
+from shoal.kinds.partitions.keys import Key
+from shoal.kinds.partitions.messages import ModelBytes, Outcome
+from shoal.kinds.partitions.pyfunc_loader import OPTIONS, PartitionedModel
+from shoal.kinds.partitions.result_files import MANIFEST, ResultWriter, complete_files, manifest_of
+from shoal.kinds.partitions.results import PartitionResults
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 
 from shoal import ComputePool, RunConfig
+from shoal.distributors.call import SubmittedCall
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, Response
-from shoal.distributors.submitted_call import SubmittedCall
 from shoal.errors import ShoalError
 
 SCRIPT = """

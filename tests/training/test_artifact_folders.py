@@ -14,7 +14,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.files import artifacts, storage
-from shoal.jobs.prediction.output_files import Output
+from shoal.kinds.prediction.output_files import Output
 from shoal.training import locations
 from shoal.training.locations import MARKER, Claim
 from shoal.training.pytorch.checkpoints import Checkpoints

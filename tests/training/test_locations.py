@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -14,12 +13,11 @@ import pytest
 from shoal import RunConfig
 from shoal.data.parquet.files import normalise
 from shoal.data.staged_data import staged
-from shoal.distributors import dispatch
 from shoal.distributors.pytorch import PyTorchDistributor
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import Tracking
 from shoal.jobs.files import storage
-from shoal.jobs.specs.prediction import PredictJobSpec
+from shoal.kinds.prediction.spec import PredictJobSpec
 from shoal.pool.spec import PoolSpec
 from shoal.training import locations
 
@@ -31,7 +29,7 @@ def test_a_relative_location_is_the_callers(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("HOME", "/home/somebody")
     assert RunConfig(artifact_location="models/new").artifact_location == f"{tmp_path}/models/new"
     assert RunConfig(artifact_location="~/models").artifact_location == "/home/somebody/models"
-    monkeypatch.setattr(dispatch, "function", lambda request, program: SimpleNamespace(run=lambda: request))
+    monkeypatch.setattr("shoal.distributors.call.Call.run", lambda call: call.parts.spec)
     request: Any = PyTorchDistributor(print).run(artifact_location="models")
     assert request.run_config.artifact_location == f"{tmp_path}/models"
 

@@ -24,9 +24,9 @@ from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.partitions.messages import ModelBytes, Outcome
-from shoal.jobs.partitions.result_files import ResultWriter, complete_files, manifest_of
-from shoal.jobs.tuning import trials
+from shoal.kinds.partitions.messages import ModelBytes, Outcome
+from shoal.kinds.partitions.result_files import ResultWriter, complete_files, manifest_of
+from shoal.kinds.search import trials
 from shoal.links import Link
 from shoal.pool import recorded
 from shoal.pool.api import ComputePool, report_pools

@@ -172,8 +172,8 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         return self._handle_output(self._values(result))
 
     def _values(self, result: JobResult) -> list[Any]:
-        from shoal.distributors.submitted_call import Response
         from shoal.jobs import load_results
+        from shoal.kinds.function.call import Response
 
         assert isinstance(self.spec, Mapping)
         location = RunConfig.model_validate(self.spec.get("run_config") or {}).artifact_location

@@ -320,7 +320,7 @@ def read_spec(source: str, framework: str | None = None) -> dict[str, Any]:
         source: Path of the file, or "-".
         framework: The only framework that the spec may have, and its default.
     """
-    from shoal.jobs.specs.text import fields_of
+    from shoal.jobs.spec_text import fields_of
 
     what = "the spec on stdin" if source == "-" else f'the spec "{source}"'
     try:
@@ -369,7 +369,7 @@ def _trials(result: JobResult) -> list[dict[str, Any]]:
     """Return the trials of a search, in the order of their numbers."""
     from dataclasses import asdict
 
-    from shoal.jobs.tuning import trials
+    from shoal.kinds.search import trials
     from shoal.state import Store
 
     assert result.search is not None

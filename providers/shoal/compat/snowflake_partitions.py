@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shoal.distributors import SubmittedCall
-    from shoal.jobs.partitions.results import PartitionResult, PartitionResults
+    from shoal.kinds.partitions.results import PartitionResult, PartitionResults
 
 
 RUN_FILE = ".shoal-run.json"
@@ -401,7 +401,7 @@ class DPFRun:
             InvalidArgumentError: The stage has no such run, or its job was removed.
         """
         from shoal.distributors import attach
-        from shoal.jobs.partitions.results import PartitionResults
+        from shoal.kinds.partitions.results import PartitionResults
 
         folder = f"{stage_root(stage_name)}/{run_id}"
         work: RunWork
@@ -754,6 +754,6 @@ def _files(source: str, pattern: str) -> list[str]:
 
 
 def _remove(folder: str) -> None:
-    from shoal.jobs.partitions.work_folder import remove_tree
+    from shoal.kinds.partitions.work_folder import remove_tree
 
     remove_tree(folder)

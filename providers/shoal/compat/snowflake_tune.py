@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.distributors.search import search as run_search
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.specs.tuning import Range
+from shoal.kinds.search.spec import Range
 from shoal.training.trial_context import TrialContext, current_trial
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from shoal.data import DataConnector
-    from shoal.distributors.search_result import SearchResult
+    from shoal.kinds.search.call import SearchResult
 
 _MODES = {"min": "minimize", "max": "maximize"}
 

@@ -11,8 +11,8 @@ from shoal.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from shoal.distributors.batch_prediction import predict, submit_predict
+    from shoal.distributors.call import SubmittedCall, attach
     from shoal.distributors.decorators import distributed, ray_launch
-    from shoal.distributors.submitted_call import SubmittedCall, attach
 
 __all__ = ["SubmittedCall", "attach", "distributed", "predict", "ray_launch", "submit_predict"]
 

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
-from shoal.distributors import dispatch
+from shoal.distributors.call import Call
 from shoal.distributors.same_arguments import same_arguments
-from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
+from shoal.jobs.kind import call_of
+from shoal.kinds.prediction.spec import PredictJobSpec, PredictResult
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
 
 if TYPE_CHECKING:
-    from shoal.distributors.submitted_call import SubmittedCall
+    from shoal.distributors.call import SubmittedCall
 
 
 def predict(
@@ -70,7 +71,7 @@ def predict(
         >>> predict("models:/delays@champion", DataConnector.from_parquet("today/"), "predictions/today").rows
         27034
     """
-    return dispatch.prediction(_spec(**locals())).run()
+    return _call(**locals()).run()
 
 
 @same_arguments(predict)
@@ -86,9 +87,9 @@ def submit_predict(**arguments: Any) -> SubmittedCall[PredictResult]:
         InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls
             do not run as jobs.
     """
-    return dispatch.prediction(_spec(**arguments)).submit()
+    return _call(**arguments).submit()
 
 
-def _spec(output_path: str | os.PathLike[str], **others: Any) -> PredictJobSpec:
+def _call(output_path: str | os.PathLike[str], **others: Any) -> Call[PredictResult]:
     given = {name: value for name, value in others.items() if value is not None}
-    return PredictJobSpec(output_path=os.fspath(output_path), **given)
+    return Call(call_of(PredictJobSpec(output_path=os.fspath(output_path), **given)))

@@ -29,10 +29,8 @@ from shoal.pool.waiting import end_if_abandoned
 from shoal.state import Store
 from shoal.state.home import default_url, home
 from shoal.state.schema import JOB_ENDED, PoolState
-from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node
 from shoal.training.demand import GangDemand
-from shoal.training.pytorch.request import FunctionRequest
 
 _DIGEST_LENGTH = 8
 """Number of hexadecimal digits of the hash that shortens a long pool name. A pool name has at most 40 characters."""
@@ -100,18 +98,18 @@ def pool_for(
 
 
 def pool_for_job(
-    spec: AnyJobSpec | TrainRequest | FunctionRequest, job_id: str | None = None, *, may_call_ray: bool | None = None
+    spec: AnyJobSpec, job_id: str | None = None, *, may_call_ray: bool | None = None
 ) -> AbstractContextManager[str]:
     """Yield the name of the pool that a job uses (see `pool_for`). No nodes are leased for the job, unless the pool is
     named by its URI.
 
     Args:
-        spec: Spec of the job, or the request of an estimator or distributor.
+        spec: Spec of the job.
         job_id: Id of the job that an embedded pool ends with; None: the pool ends with this process.
         may_call_ray: Whether the job's function may call Ray itself. None: as the kind of the spec says.
     """
     if may_call_ray is None:
-        may_call_ray = getattr(spec, "may_call_ray", False)
+        may_call_ray = spec.may_call_ray
     demand = spec.demand()
 
     def embedded(why: str) -> AbstractContextManager[str]:

@@ -12,14 +12,16 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from shoal.distributors import dispatch
+from shoal.distributors.call import Call, packed
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError
+from shoal.jobs.kind import call_of
+from shoal.jobs.specs.base import NOT_STORED
+from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.training.cluster import Node
 from shoal.training.pytorch.program import Program, name_of
 from shoal.training.pytorch.request import (
     AnyScaling,
-    FunctionRequest,
     SpreadScalingConfig,
     launched,
     nodes_needed,
@@ -29,8 +31,8 @@ from shoal.training.pytorch.request import (
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from shoal.distributors.dispatch import Call
-    from shoal.distributors.submitted_call import Returns, SubmittedCall
+    from shoal.distributors.call import SubmittedCall
+    from shoal.kinds.function.call import Returns
     from shoal.pool.spec import PoolSpec
 
 P = ParamSpec("P")
@@ -70,14 +72,16 @@ class Site:
             InvalidArgumentError: The function does not accept the arguments, or cannot be pickled with them.
         """
         program = Program.of(function, args, kwargs)
-        request = FunctionRequest(
+        spec = FunctionJobSpec(
             name=name_of(function),
             scaling_config=scaling,
             room_for=self.requested if once else None,
             run_config=self.run_config,
+            program=NOT_STORED,
+            returns=returns,
         )
-        content = dispatch.packed(program, self.run_config) if self.remote else program.dumps()
-        return dispatch.function(request, content, pool=self._pool, returns=returns)
+        content = packed(program, self.run_config) if self.remote else program.dumps()
+        return Call(call_of(spec, content), pool=self._pool)
 
     def _pool(self, job_id: str | None) -> AbstractContextManager[str]:
         """Return a context manager that yields the name of a pool with as many nodes as the call needs.

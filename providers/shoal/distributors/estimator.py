@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from shoal.boosting_libraries import Framework
 from shoal.data.connector import DataConnector
-from shoal.distributors import dispatch
+from shoal.distributors.call import Call, submitted
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.jobs.kind import call_of
+from shoal.jobs.specs.base import NOT_STORED
+from shoal.kinds.training.spec import JobSpec
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.params import Direction
-from shoal.training.boosting.request import TrainRequest, TrainResult
+from shoal.training.boosting.request import TrainResult
 from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig, gpu_wish
@@ -28,8 +31,7 @@ from shoal.training.tracking import absolute_model, check_model_version
 if TYPE_CHECKING:
     import numpy as np
 
-    from shoal.distributors.dispatch import Call
-    from shoal.distributors.submitted_call import SubmittedCall
+    from shoal.distributors.call import SubmittedCall
 
 Dataset = Any
 """Type of a dataset argument: a `DataConnector`, a `ShardedDataConnector` or a DataFrame."""
@@ -183,7 +185,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
                 where calls do not run as jobs.
             DataError: The data cannot be used, as far as the footers of the files show this.
         """
-        return dispatch.submitted(partial(self._call, **arguments))
+        return submitted(partial(self._call, **arguments))
 
     def get_booster(self) -> BoosterT:
         """Return the model of the last call of `fit`, or of the last call of `submit` whose result was read.
@@ -245,7 +247,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         """Return the `Call` object that trains a model."""
         initial = self._stored(init_model, xgb_model)
         named = eval_set if isinstance(eval_set, Mapping) else {} if eval_set is None else {"eval": eval_set}
-        request = TrainRequest(
+        spec = JobSpec(
             framework=self._framework,
             dataset=connector_of("dataset", dataset, staged).to_spec(),
             eval_set={name: connector_of(f'eval_set "{name}"', rows, staged).to_spec() for name, rows in named.items()},
@@ -254,11 +256,10 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
             scaling_config=self.scaling_config,
             run_config=self.run_config,
             init_model=initial,
+            user_code=NOT_STORED if self.user_code else None,
             **options,
         )
-        return dispatch.training(
-            request, self.user_code, partial(self._trained, request.input_cols, request.margin_cols)
-        )
+        return Call(call_of(spec, self.user_code), partial(self._trained, spec.input_cols, spec.margin_cols))
 
     def _stored(self, init_model: InitialModel, xgb_model: InitialModel) -> str | None:
         """Load the model from which the training continues, store it as a file, and return the file's path."""

@@ -7,24 +7,27 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.data.connector import DataConnector
-from shoal.distributors import dispatch
+from shoal.distributors.call import Call, packed
 from shoal.distributors.same_arguments import same_arguments
-from shoal.distributors.submitted_call import Response as Response
-from shoal.distributors.submitted_call import value_of
 from shoal.errors import InvalidArgumentError
+from shoal.jobs.kind import call_of
+from shoal.jobs.specs.base import NOT_STORED
+from shoal.kinds.function.call import Response as Response
+from shoal.kinds.function.call import value_of
+from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.training.locations import resolved
 from shoal.training.pytorch.context import Context as Context
 from shoal.training.pytorch.context import get_context as get_context
 from shoal.training.pytorch.environment import run_local as run_local
 from shoal.training.pytorch.program import Program, check_runnable, name_of
-from shoal.training.pytorch.request import AnyScaling, FunctionRequest, SpreadScalingConfig
+from shoal.training.pytorch.request import AnyScaling, SpreadScalingConfig
 from shoal.training.pytorch.request import PyTorchScalingConfig as PyTorchScalingConfig
 from shoal.training.pytorch.request import WorkerResourceConfig as WorkerResourceConfig
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from shoal.distributors.dispatch import Call
-    from shoal.distributors.submitted_call import Returns, SubmittedCall
+    from shoal.distributors.call import SubmittedCall
+    from shoal.kinds.function.call import Returns
 
 
 class PyTorchDistributor:
@@ -136,7 +139,7 @@ class PyTorchDistributor:
                     f'dataset_map["{name}"] must be a DataConnector or a ShardedDataConnector, not '
                     f"{type(connector).__name__}"
                 )
-        request = FunctionRequest(
+        spec = FunctionJobSpec(
             name=name_of(program.target),
             dataset_map={name: connector.to_spec() for name, connector in (dataset_map or {}).items()},
             hyper_params=dict(hyper_params or {}),
@@ -144,8 +147,9 @@ class PyTorchDistributor:
             run_config=self.run_config.model_copy(
                 update={"artifact_location": resolved(location)} if location else None
             ),
+            program=NOT_STORED,
         )
-        return dispatch.function(request, dispatch.packed(program, self.run_config))
+        return Call(call_of(spec, packed(program, self.run_config)))
 
 
 class TorchDistributor:
@@ -246,13 +250,15 @@ class TorchDistributor:
         config = self.run_config
         if self.local_mode and self.use_gpu:
             config = config.model_copy(update={"clamp": True})
-        request = FunctionRequest(
+        spec = FunctionJobSpec(
             name=name_of(program.target),
             scaling_config=self._scaling(),
             torch_distributor="local" if self.local_mode else "distributed",
             run_config=config,
+            program=NOT_STORED,
+            returns=returns,
         )
-        return dispatch.function(request, dispatch.packed(program, config), returns=returns)
+        return Call(call_of(spec, packed(program, config)))
 
     def _scaling(self) -> AnyScaling:
         gpus = self.gpus_per_process if self.use_gpu else 0

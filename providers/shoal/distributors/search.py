@@ -8,22 +8,22 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shoal.distributors import dispatch
+from shoal.distributors.call import Call, submitted
 from shoal.distributors.estimator import BoostingEstimator, connector_of
 from shoal.distributors.same_arguments import same_arguments
-from shoal.distributors.search_result import Prepared, SearchResult
 from shoal.errors import InvalidArgumentError, MissingExtraError
-from shoal.jobs.specs.register import Register
-from shoal.jobs.specs.tuning import TuneJobSpec
-from shoal.jobs.tuning.code import SearchCode
+from shoal.jobs.register import Register
+from shoal.jobs.specs.base import NOT_STORED
+from shoal.kinds.search.call import SearchCall, SearchResult
+from shoal.kinds.search.code import SearchCode
+from shoal.kinds.search.spec import TuneJobSpec
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.pickling import code_digest, pickled
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
 
 if TYPE_CHECKING:
-    from shoal.distributors.dispatch import Call
-    from shoal.distributors.submitted_call import SubmittedCall
+    from shoal.distributors.call import SubmittedCall
 
 Searched = Any
 """Type of what is searched: an estimator, or a function ``(params, context)``."""
@@ -31,9 +31,6 @@ Searched = Any
 Space = Any
 """Type of a space: a mapping from names to distributions of Optuna, lists of choices or options of `Range`; or a
 function of the trial."""
-
-
-_NOT_STORED = "not stored yet"
 
 
 def search(
@@ -137,13 +134,13 @@ def submit_search(**arguments: Any) -> SubmittedCall[SearchResult]:
         InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls do
             not run as jobs.
     """
-    return dispatch.submitted(partial(_call, **arguments))
+    return submitted(partial(_call, **arguments))
 
 
 def _call(staged: ExitStack, **arguments: Any) -> Call[SearchResult]:
     if importlib.util.find_spec("optuna") is None:
         raise MissingExtraError("optuna", "tune")
-    return dispatch.search(_prepared(staged, **arguments))
+    return Call(_prepared(staged, **arguments))
 
 
 def _prepared(
@@ -163,7 +160,7 @@ def _prepared(
     run_config: RunConfig | None,
     fit_options: Mapping[str, Any],
     **options: Any,
-) -> Prepared:
+) -> SearchCall:
     """Return the spec of a search, and its code."""
     searched = estimator_or_function
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
@@ -196,7 +193,7 @@ def _prepared(
         given["space"] = space
     if code or user_code:
         # The code is stored when the job is submitted.
-        given |= {"program": _NOT_STORED if code else None, "user_code": _NOT_STORED if user_code else None}
+        given |= {"program": NOT_STORED if code else None, "user_code": NOT_STORED if user_code else None}
         parts = (searched if function is not None else None, code.space, code.sampler, code.pruner, user_code)
         given["code_digest"] = code_digest(parts)
     spec = TuneJobSpec(
@@ -205,7 +202,7 @@ def _prepared(
         run_config=run_config or RunConfig(),
         scaling_config=ScalingConfig(num_workers=parallel, num_cpu_per_worker=cpus_per_trial, use_gpu=use_gpu),
     )
-    return Prepared(spec, code, user_code)
+    return SearchCall(spec, (code, user_code))
 
 
 def _training(estimator: BoostingEstimator[Any, Any]) -> dict[str, Any]:

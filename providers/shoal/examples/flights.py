@@ -27,7 +27,7 @@ from shoal.state.home import subfolder
 if TYPE_CHECKING:
     import pandas as pd
 
-    from shoal.jobs.specs.training import JobSpec
+    from shoal.kinds.training.spec import JobSpec
 
 
 LABEL = "arr_delay"
@@ -216,7 +216,7 @@ def retraining_spec(month: int, *, n_estimators: int = 100) -> JobSpec:
     """
     check_month(month)
     from shoal.data import DataConnector
-    from shoal.jobs.specs.training import JobSpec
+    from shoal.kinds.training.spec import JobSpec
 
     return JobSpec.parse(
         {

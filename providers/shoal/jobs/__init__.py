@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from shoal.jobs.journal.tasks import FlowTask as FlowTask
     from shoal.jobs.journal.tasks import TaskTry as TaskTry
     from shoal.jobs.kind import parse_spec as parse_spec
-    from shoal.jobs.many.for_each import for_each as for_each
     from shoal.jobs.many.summary import Message as Message
     from shoal.jobs.many.summary import ModelLine as ModelLine
     from shoal.jobs.many.summary import NoResult as NoResult
@@ -32,36 +31,37 @@ if TYPE_CHECKING:
     from shoal.jobs.many.summary import summary_message as summary_message
     from shoal.jobs.many.summary import summary_table as summary_table
     from shoal.jobs.many.summary import waiting_jobs as waiting_jobs
-    from shoal.jobs.partitions.results import PartitionFailedError as PartitionFailedError
-    from shoal.jobs.partitions.results import PartitionResult as PartitionResult
-    from shoal.jobs.partitions.results import PartitionResults as PartitionResults
-    from shoal.jobs.partitions.results import load_partitions as load_partitions
-    from shoal.jobs.partitions.results import partitions_so_far as partitions_so_far
+    from shoal.jobs.register import Register as Register
     from shoal.jobs.results import ChampionResult as ChampionResult
     from shoal.jobs.results import JobResult as JobResult
     from shoal.jobs.results import PromotionResult as PromotionResult
     from shoal.jobs.results import RecentVersion as RecentVersion
     from shoal.jobs.results import SearchSummary as SearchSummary
     from shoal.jobs.specs.base import AnyJobSpec as AnyJobSpec
-    from shoal.jobs.specs.function import FunctionJobSpec as FunctionJobSpec
-    from shoal.jobs.specs.function import FunctionRegister as FunctionRegister
-    from shoal.jobs.specs.partitions import PartitionsJobSpec as PartitionsJobSpec
-    from shoal.jobs.specs.partitions import PartitionsScalingConfig as PartitionsScalingConfig
-    from shoal.jobs.specs.prediction import PredictJobSpec as PredictJobSpec
-    from shoal.jobs.specs.prediction import PredictResult as PredictResult
-    from shoal.jobs.specs.register import Register as Register
-    from shoal.jobs.specs.training import JobSpec as JobSpec
-    from shoal.jobs.specs.tuning import Range as Range
-    from shoal.jobs.specs.tuning import TuneJobSpec as TuneJobSpec
     from shoal.jobs.status import JobStatus as JobStatus
     from shoal.jobs.submission import attach as attach
     from shoal.jobs.submission import cancel as cancel
     from shoal.jobs.submission import list_jobs as list_jobs
     from shoal.jobs.submission import submit as submit
-    from shoal.jobs.task_spec import code_of as code_of
-    from shoal.jobs.task_spec import models_spec_of as models_spec_of
-    from shoal.jobs.task_spec import skipping_if_unchanged as skipping_if_unchanged
-    from shoal.jobs.task_spec import spec_of as spec_of
+    from shoal.kinds.for_each import for_each as for_each
+    from shoal.kinds.function.spec import FunctionJobSpec as FunctionJobSpec
+    from shoal.kinds.function.spec import FunctionRegister as FunctionRegister
+    from shoal.kinds.partitions.results import PartitionFailedError as PartitionFailedError
+    from shoal.kinds.partitions.results import PartitionResult as PartitionResult
+    from shoal.kinds.partitions.results import PartitionResults as PartitionResults
+    from shoal.kinds.partitions.results import load_partitions as load_partitions
+    from shoal.kinds.partitions.results import partitions_so_far as partitions_so_far
+    from shoal.kinds.partitions.spec import PartitionsJobSpec as PartitionsJobSpec
+    from shoal.kinds.partitions.spec import PartitionsScalingConfig as PartitionsScalingConfig
+    from shoal.kinds.prediction.spec import PredictJobSpec as PredictJobSpec
+    from shoal.kinds.prediction.spec import PredictResult as PredictResult
+    from shoal.kinds.search.spec import Range as Range
+    from shoal.kinds.search.spec import TuneJobSpec as TuneJobSpec
+    from shoal.kinds.task_spec import code_of as code_of
+    from shoal.kinds.task_spec import models_spec_of as models_spec_of
+    from shoal.kinds.task_spec import skipping_if_unchanged as skipping_if_unchanged
+    from shoal.kinds.task_spec import spec_of as spec_of
+    from shoal.kinds.training.spec import JobSpec as JobSpec
     from shoal.training.tracking import Tracking as Tracking
 
 __getattr__ = lazy_exports(__name__)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from shoal.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from shoal.distributors.submitted_call import SubmittedCall as SubmittedCall
-    from shoal.jobs.partitions.context import PartitionContext as PartitionContext
-    from shoal.jobs.partitions.context import get_context as get_context
-    from shoal.jobs.partitions.results import PartitionFailedError as PartitionFailedError
-    from shoal.jobs.partitions.results import PartitionResult as PartitionResult
-    from shoal.jobs.partitions.results import PartitionResults as PartitionResults
-    from shoal.jobs.specs.partitions import PartitionsScalingConfig as PartitionsScalingConfig
+    from shoal.distributors.call import SubmittedCall as SubmittedCall
+    from shoal.kinds.partitions.context import PartitionContext as PartitionContext
+    from shoal.kinds.partitions.context import get_context as get_context
+    from shoal.kinds.partitions.results import PartitionFailedError as PartitionFailedError
+    from shoal.kinds.partitions.results import PartitionResult as PartitionResult
+    from shoal.kinds.partitions.results import PartitionResults as PartitionResults
+    from shoal.kinds.partitions.spec import PartitionsScalingConfig as PartitionsScalingConfig
     from shoal.many.calls import predict as predict
     from shoal.many.calls import run as run
     from shoal.many.calls import submit_run as submit_run

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.data.connector import DataConnector
 from shoal.data.output_tables import kept_columns
-from shoal.distributors import dispatch
-from shoal.distributors.dispatch import Call
+from shoal.distributors.call import Call, check_submit, submitted
 from shoal.distributors.estimator import BoostingEstimator
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.jobs.partitions.keys import check_same_kinds, key_type, shown_key
-from shoal.jobs.partitions.models import SavedModel
-from shoal.jobs.partitions.predictions import NO_MODEL, PartitionPrediction, report_unknown
-from shoal.jobs.partitions.program import PartitionProgram, program_of
-from shoal.jobs.partitions.results import PartitionResults, load_partitions
-from shoal.jobs.specs.partitions import PartitionEstimator, PartitionsJobSpec, PartitionsRegister
+from shoal.jobs.kind import call_of
+from shoal.jobs.specs.base import NOT_STORED
+from shoal.kinds.partitions.keys import check_same_kinds, key_type, shown_key
+from shoal.kinds.partitions.models import SavedModel
+from shoal.kinds.partitions.predictions import NO_MODEL, PartitionPrediction, report_unknown
+from shoal.kinds.partitions.program import PartitionProgram, program_of
+from shoal.kinds.partitions.results import PartitionResults, load_partitions
+from shoal.kinds.partitions.spec import PartitionEstimator, PartitionsJobSpec, PartitionsRegister
 from shoal.training.pytorch.program import check_runnable, name_of
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
@@ -28,8 +29,8 @@ from shoal.training.tracking import check_model_version, is_mlflow_uri
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
-    from shoal.distributors.submitted_call import SubmittedCall
-    from shoal.jobs.partitions.results import PartitionResults
+    from shoal.distributors.call import SubmittedCall
+    from shoal.kinds.partitions.results import PartitionResults
 
 Dataset = Any
 """Type of a dataset argument: a `DataConnector` or a DataFrame."""
@@ -101,7 +102,7 @@ def submit_run(**arguments: Any) -> SubmittedCall[PartitionResults]:
             not run as jobs.
         DataError: The dataset cannot be used.
     """
-    return dispatch.submitted(partial(_call, **arguments))
+    return submitted(partial(_call, **arguments))
 
 
 def _call(
@@ -110,10 +111,10 @@ def _call(
     check_runnable(fn, "fn")
     if isinstance(fn, str) or not callable(fn):
         raise InvalidArgumentError(f"fn must be a function, not {fn!r}: a spec of a job can name a function")
-    return call_of(staged, partial(fn, **kwargs) if kwargs else fn, data, by=by, name=name_of(fn), **options)
+    return prepared(staged, partial(fn, **kwargs) if kwargs else fn, data, by=by, name=name_of(fn), **options)
 
 
-def call_of(
+def prepared(
     staged: ExitStack, function: Callable[..., Any] | PartitionProgram | None, data: Dataset, **fields: Any
 ) -> Call[PartitionResults]:
     """Return the `Call` object of a function, of a pickled one, or of the estimator among the fields of the spec."""
@@ -121,9 +122,9 @@ def call_of(
     given = {name: value for name, value in fields.items() if value is not None}
     config = given.pop("run_config", RunConfig())
     if program is not None:
-        given |= {"program": "not stored yet", "code_digest": program.digest}
+        given |= {"program": NOT_STORED, "code_digest": program.digest}
     spec = PartitionsJobSpec.parse({"dataset": connected(data, staged), "run_config": config, **given})
-    return dispatch.partitions(spec, program)
+    return Call(call_of(spec, program))
 
 
 def connected(data: Dataset, staged: ExitStack) -> DataConnector:
@@ -220,7 +221,7 @@ def submit_train(**arguments: Any) -> SubmittedCall[PartitionResults]:
             not run as jobs.
         DataError: The dataset cannot be used.
     """
-    return dispatch.submitted(partial(_train_call, **arguments))
+    return submitted(partial(_train_call, **arguments))
 
 
 def _train_call(
@@ -238,7 +239,7 @@ def _train_call(
     **options: Any,
 ) -> Call[PartitionResults]:
     if register is not None:
-        dispatch.check_submit()
+        check_submit()
         options["register"] = register
     roles = {"input_cols": input_cols, "label_col": label_col, "weight_col": weight_col}
     if not isinstance(fn_or_estimator, BoostingEstimator):
@@ -249,7 +250,7 @@ def _train_call(
             )
         name = name_of(fn_or_estimator)
         function = SavedModel(partial(fn_or_estimator, **kwargs) if kwargs else fn_or_estimator)
-        return call_of(staged, function, data, by=by, name=name, columns=columns, run_config=run_config, **options)
+        return prepared(staged, function, data, by=by, name=name, columns=columns, run_config=run_config, **options)
     if kwargs or columns is not None:
         raise InvalidArgumentError("kwargs and columns can be given only with a function: remove them")
     estimator, config = fn_or_estimator, run_config or fn_or_estimator.run_config
@@ -262,12 +263,12 @@ def _train_call(
         }
     )
     if not estimator.user_code:
-        return call_of(staged, None, data, by=by, estimator=described, run_config=config, **options)
+        return prepared(staged, None, data, by=by, estimator=described, run_config=config, **options)
     if estimator.user_code.metrics:
         raise InvalidArgumentError(
             "custom_metric has no effect without an eval_set, which a partition has not: remove it"
         )
-    from shoal.jobs.partitions.program import estimator_program
+    from shoal.kinds.partitions.program import estimator_program
 
     connector = connected(data, staged)
     threads = getattr(options.get("scaling_config"), "num_cpu_per_worker", 1)
@@ -275,7 +276,7 @@ def _train_call(
     program = estimator_program(request, max(1, threads), estimator.user_code)
     used = described.columns
     name = f"{described.framework} with functions"
-    return call_of(staged, program, connector, by=by, name=name, columns=used, run_config=config, **options)
+    return prepared(staged, program, connector, by=by, name=name, columns=used, run_config=config, **options)
 
 
 def predict(
@@ -344,7 +345,7 @@ def predict(
     with ExitStack() as staged:
         connector = connected(data, staged)
         _check(found, connector, (by,) if isinstance(by, str) else tuple(by), keep_cols, prediction_col)
-        call = call_of(
+        call = prepared(
             staged, function, connector, by=by, name="predict", scaling_config=scaling_config, run_config=run_config
         )
         results = call.run()
@@ -388,7 +389,7 @@ def _results_of(models: PartitionResults | str) -> PartitionResults:
             f"models must be the result of train, the id of its job or the URI of a model in MLflow, not {models!r}"
         )
     if is_mlflow_uri(models) or "/" in models:  # the id of a job has no slash
-        from shoal.jobs.partitions import logged_model
+        from shoal.kinds.partitions import logged_model
 
         check_model_version(models)
         model = logged_model.model_of(models)

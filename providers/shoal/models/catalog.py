@@ -20,8 +20,8 @@ from shoal.errors import InvalidArgumentError, ModelNotFoundError, RegistryError
 from shoal.jobs.files.retention import checked_age
 from shoal.jobs.journal.locks import store_lock
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
+from shoal.jobs.register import DEFAULT_ALIAS
 from shoal.jobs.results import DATA_TAGS, PROMOTING, WAITING
-from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.jobs.timeouts import DELETION_LOCK_TTL_S
 from shoal.models import comparison_report
 from shoal.models.ledger import Ledger, confirmed_promotions, is_of, last_promotions, promotions_of, version_of

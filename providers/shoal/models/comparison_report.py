@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from shoal.jobs.mlflow_run import Run
+from shoal.jobs.register import Register
 from shoal.jobs.results import DecisionResult
-from shoal.jobs.specs.register import Register
 from shoal.models.decision import (
     Baseline,
     Candidate,

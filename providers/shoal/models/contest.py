@@ -16,8 +16,8 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import HeldLock, store_lock
 from shoal.jobs.journal.steps import JobStep, act, patiently
 from shoal.jobs.mlflow_run import metric_name
+from shoal.jobs.register import Register
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
-from shoal.jobs.specs.register import Register
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
 from shoal.models.decision import (
     Baseline,

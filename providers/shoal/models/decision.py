@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from shoal.jobs.partitions.keys import some_keys
+from shoal.jobs.register import Register
 from shoal.jobs.results import WAITING, DecisionResult, Reason
-from shoal.jobs.specs.register import Register
+from shoal.kinds.partitions.keys import some_keys
 from shoal.models.metrics import Mode
 
 if TYPE_CHECKING:

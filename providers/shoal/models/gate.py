@@ -18,8 +18,8 @@ from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow_run import Run, legal_name
+from shoal.jobs.register import Register
 from shoal.jobs.results import RecentVersion
-from shoal.jobs.specs.register import Register
 from shoal.models import comparison_report, loading, training_rows, waiting_version
 from shoal.models.contest import Contest, Outcome, UnreadChampionError, champion_of, logged_metrics
 from shoal.models.decision import Baseline, Candidate, Evaluation

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import shipped_code
 from shoal.jobs.files import storage
-from shoal.jobs.specs.training import is_stored
+from shoal.kinds.training.spec import is_stored
 from shoal.models import loading, training_rows
 from shoal.models.training_rows import TrainingRows
 from shoal.redaction import redact_value

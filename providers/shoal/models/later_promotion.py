@@ -14,8 +14,8 @@ from shoal.jobs import credentials, teams
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow_run import Run, metric_name, tracking_at, uri_of
+from shoal.jobs.register import DEFAULT_ALIAS, Register
 from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, PromotionResult, Reason
-from shoal.jobs.specs.register import DEFAULT_ALIAS, Register
 from shoal.models import gate, training_rows, waiting_version
 from shoal.models.catalog import unknown_model
 from shoal.models.contest import Outcome

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 from shoal import history
 from shoal.jobs.journal.locks import HeldLock
 from shoal.jobs.journal.steps import JobStep, transaction
-from shoal.jobs.specs.register import Register
+from shoal.jobs.register import Register
 from shoal.models.registry import VersionId
 from shoal.pool.holder import job_holder
 from shoal.redaction import redact_value

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from shoal.boosting_libraries import Framework
 from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
 from shoal.jobs.mlflow_run import MARK
-from shoal.jobs.partitions import pyfunc_loader
-from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
+from shoal.kinds.partitions import pyfunc_loader
+from shoal.kinds.partitions.pyfunc_loader import PartitionedModel
 from shoal.models.registry import is_ours, is_unreachable
 from shoal.redaction import redact_value
 from shoal.training.boosting.library import libraries, library_of, owner_of

@@ -14,9 +14,9 @@ from shoal.errors import RegistryError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow_run import Run
+from shoal.jobs.register import Register
 from shoal.jobs.results import DATA_TAGS, PROMOTING
-from shoal.jobs.specs.register import Register
-from shoal.jobs.specs.training import JobSpec
+from shoal.kinds.training.spec import JobSpec
 from shoal.models.registry import (
     ATTEMPT_TAG,
     HOLDER_TAG,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.mlflow_run import Run
+from shoal.jobs.register import Register
 from shoal.jobs.results import WAITING
-from shoal.jobs.specs.register import Register
 from shoal.models.registry import REASON_TAG, is_unreachable
 from shoal.redaction import redact_all
 

@@ -203,7 +203,7 @@ def current_flow_task(holder: str, ancestors: Ancestors, digest: str | None) -> 
     Args:
         holder: Holder of the job.
         ancestors: Holders whose end is also the end of the job.
-        digest: Digest of the code of the task's function (`shoal.jobs.task_spec.code_of`).
+        digest: Digest of the code of the task's function (`shoal.kinds.task_spec.code_of`).
     """
     scope, context = current_scope(), TaskRunContext.get()
     run = str(context.task_run.id if context else uuid4())

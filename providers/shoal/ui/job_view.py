@@ -20,14 +20,14 @@ from shoal.jobs.journal import attempts, study_logs
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.metric_series import MetricPoint
 from shoal.jobs.journal.stages import is_waiting
-from shoal.jobs.partitions.keys import shown_key
 from shoal.jobs.results import JobResult
-from shoal.jobs.specs.partitions import PARTITIONS
-from shoal.jobs.specs.tuning import TUNE
 from shoal.jobs.status import JobLine, JobStatus
-from shoal.jobs.tuning import trials
-from shoal.jobs.tuning.study_storage import copy_of
-from shoal.jobs.tuning.trials import Ended
+from shoal.kinds.partitions.keys import shown_key
+from shoal.kinds.partitions.spec import PARTITIONS
+from shoal.kinds.search import trials
+from shoal.kinds.search.spec import TUNE
+from shoal.kinds.search.study_storage import copy_of
+from shoal.kinds.search.trials import Ended
 from shoal.links import Link, mlflow_run_link, model_link
 from shoal.redaction import redact
 from shoal.state import Store

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from shoal.errors import ModelNotFoundError
-from shoal.jobs.specs.register import DEFAULT_ALIAS
+from shoal.jobs.register import DEFAULT_ALIAS
 from shoal.links import Link, model_link, web_address
 from shoal.models.catalog import VersionStatus, version_status
 from shoal.models.ledger import confirmed_promotions

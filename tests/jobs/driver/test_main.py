@@ -37,7 +37,7 @@ from shoal.errors import (
 )
 from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load_training
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting, heartbeats
+from shoal.jobs.driver import heartbeats
 from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts, staged_rows, storage
@@ -50,6 +50,7 @@ from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.mlflow_run import Run
 from shoal.jobs.status import JobStatus
 from shoal.jobs.timeouts import MLFLOW_RETRIES
+from shoal.kinds.training import driver as training
 from shoal.models import holdout, loading, promote_model
 from shoal.models.holdout import Holdout
 from shoal.state import Store
@@ -723,14 +724,14 @@ class TestResultComesFirst:
     def test_an_mlflow_run_that_cannot_be_finished(self, store, spec, monkeypatch):
         import mlflow
 
-        work = boosting.work
+        work = training.train_and_publish
 
         def then_deleted(spec: JobSpec, place: AttemptContext) -> JobResult:
             result = work(spec, place)
             mlflow.MlflowClient(spec.tracking.uri).delete_run(result.mlflow_run_id)
             return result
 
-        monkeypatch.setattr(boosting, "work", then_deleted)
+        monkeypatch.setattr(training, "train_and_publish", then_deleted)
 
         code, job = drive(store, spec)
 

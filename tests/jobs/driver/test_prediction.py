@@ -6,7 +6,7 @@ import pytest
 
 from shoal.jobs import PredictJobSpec
 from shoal.jobs.mlflow_run import Run
-from shoal.jobs.specs.prediction import PredictResult
+from shoal.kinds.prediction.spec import PredictResult
 from shoal.state.schema import JobState
 from tests.jobs.driver.test_main import drive, log
 
@@ -26,7 +26,7 @@ def test_predictions_that_are_written_need_no_mlflow(store, spec, monkeypatch):
             peak_memory_per_worker=(7,),
         )  # fmt: skip
 
-    monkeypatch.setattr("shoal.jobs.prediction.engine.run", predict)
+    monkeypatch.setattr("shoal.kinds.prediction.engine.run", predict)
     job_spec = PredictJobSpec(model="/model.ubj", dataset=spec.dataset, output_path="/out", tracking=spec.tracking)
 
     code, job = drive(store, job_spec)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shoal.jobs.driver import trial_runs
-from shoal.jobs.driver.trial_runs import TrialRuns
-from shoal.jobs.tuning.trials import Ended
+from shoal.kinds.search import trial_runs
+from shoal.kinds.search.trial_runs import TrialRuns
+from shoal.kinds.search.trials import Ended
 from tests.support.waiting import wait_until
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import CapacityError
-from shoal.jobs.partitions import bucket_rows
-from shoal.jobs.partitions.bucket_rows import BatchInfo, BucketReader, read_index, write_chunk
-from shoal.jobs.partitions.keys import bucket_of, key_text
-from shoal.jobs.partitions.messages import Bucket, Work
-from shoal.jobs.partitions.partition_process import _Partitions
-from shoal.jobs.partitions.plan import chunks_of
+from shoal.kinds.partitions import bucket_rows
+from shoal.kinds.partitions.bucket_rows import BatchInfo, BucketReader, read_index, write_chunk
+from shoal.kinds.partitions.keys import bucket_of, key_text
+from shoal.kinds.partitions.messages import Bucket, Work
+from shoal.kinds.partitions.partition_process import _Partitions
+from shoal.kinds.partitions.plan import chunks_of
 
 BUCKETS = 4
 

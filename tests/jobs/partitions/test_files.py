@@ -12,19 +12,19 @@ import pytest
 from shoal import RunConfig
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.files import storage
-from shoal.jobs.partitions import result_files
-from shoal.jobs.partitions.messages import ModelBytes, Outcome, Status
-from shoal.jobs.partitions.result_files import (
+from shoal.jobs.remote import reachability
+from shoal.kinds.partitions import result_files
+from shoal.kinds.partitions.messages import ModelBytes, Outcome, Status
+from shoal.kinds.partitions.result_files import (
     KEEP_EVERY_S,
     ResultWriter,
     complete_files,
     kept_outcomes,
     manifest_of,
 )
-from shoal.jobs.partitions.results import PartitionFailedError, PartitionResults
-from shoal.jobs.partitions.work_folder import WorkFolder, remove_tree
-from shoal.jobs.remote import reachability
-from shoal.jobs.specs.partitions import PartitionsJobSpec
+from shoal.kinds.partitions.results import PartitionFailedError, PartitionResults
+from shoal.kinds.partitions.spec import PartitionsJobSpec
+from shoal.kinds.partitions.work_folder import WorkFolder, remove_tree
 from shoal.pool.spec import PoolSpec
 from shoal.training.locations import Claim
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.jobs.partitions.bucket_rows import BucketReader, read_index, write_chunk
-from shoal.jobs.partitions.keys import (
+from shoal.kinds.partitions.bucket_rows import BucketReader, read_index, write_chunk
+from shoal.kinds.partitions.keys import (
     bucket_of,
     check_same_kinds,
     encoded,
@@ -30,11 +30,11 @@ from shoal.jobs.partitions.keys import (
     seed_of,
     type_of_columns,
 )
-from shoal.jobs.partitions.messages import Bucket, ModelBytes, Outcome, Work
-from shoal.jobs.partitions.partition_process import _Partitions
-from shoal.jobs.partitions.plan import chunks_of
-from shoal.jobs.partitions.result_files import ResultWriter, complete_files, manifest_of
-from shoal.jobs.partitions.results import PartitionResults
+from shoal.kinds.partitions.messages import Bucket, ModelBytes, Outcome, Work
+from shoal.kinds.partitions.partition_process import _Partitions
+from shoal.kinds.partitions.plan import chunks_of
+from shoal.kinds.partitions.result_files import ResultWriter, complete_files, manifest_of
+from shoal.kinds.partitions.results import PartitionResults
 
 BERLIN = ZoneInfo("Europe/Berlin")
 D = decimal.Decimal

@@ -17,11 +17,11 @@ import pytest
 from shoal.data import DataConnector
 from shoal.data.output_tables import described
 from shoal.errors import DataError
-from shoal.jobs.partitions import models
-from shoal.jobs.partitions.keys import key_text
-from shoal.jobs.partitions.messages import ModelBytes
-from shoal.jobs.partitions.predictions import PartitionPrediction, report_unknown
-from shoal.jobs.partitions.results import PartitionResults
+from shoal.kinds.partitions import models
+from shoal.kinds.partitions.keys import key_text
+from shoal.kinds.partitions.messages import ModelBytes
+from shoal.kinds.partitions.predictions import PartitionPrediction, report_unknown
+from shoal.kinds.partitions.results import PartitionResults
 from tests.support.partition_models import model_of, written
 
 ROWS = 30

@@ -14,7 +14,7 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError
-from shoal.jobs.partitions import logged_model, pyfunc_loader
+from shoal.kinds.partitions import logged_model, pyfunc_loader
 from tests.support.partition_models import model_of
 
 HOURS = pd.to_datetime(["2024-10-27 00:30", "2024-10-27 01:30"], utc=True).tz_convert("Europe/Berlin")

@@ -14,10 +14,10 @@ from pyarrow import parquet
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import RowGroup
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.jobs.prediction import output_files, worker
-from shoal.jobs.prediction.output_files import MARKER, Output
-from shoal.jobs.prediction.worker import plan_files
-from shoal.jobs.specs.prediction import PredictJobSpec
+from shoal.kinds.prediction import output_files, worker
+from shoal.kinds.prediction.output_files import MARKER, Output
+from shoal.kinds.prediction.spec import PredictJobSpec
+from shoal.kinds.prediction.worker import plan_files
 from shoal.training.locations import Claim
 
 DATASET = {"paths": ["/data/today"]}

@@ -9,10 +9,10 @@ import pytest
 from shoal.data import DataConnector, ShardedDataConnector
 from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs import FunctionJobSpec, JobSpec, parse_spec, spec_of
-from shoal.jobs.driver import function as function_work
-from shoal.jobs.driver.function import _program
-from shoal.jobs.specs.function import FunctionRegister
 from shoal.jobs.submission import fingerprint
+from shoal.kinds.function import driver as function_work
+from shoal.kinds.function.driver import _program
+from shoal.kinds.function.spec import FunctionRegister
 from shoal.training.pytorch.request import PyTorchScalingConfig, SpreadScalingConfig
 
 FUNCTION = "shoal.training.pytorch.context:get_context"
@@ -144,4 +144,4 @@ def test_a_holdout_that_is_not_there_is_told_before_the_function_runs(tmp_path: 
     register = {**REGISTER, "holdout": {"paths": [str(tmp_path / "none.parquet")]}}
     spec = FunctionJobSpec(train_func=FUNCTION, register=register)
     with pytest.raises(DataError, match=r"none\.parquet"):
-        function_work.work(spec, SimpleNamespace())  # type: ignore[arg-type]
+        function_work.FunctionDriver(spec).work(SimpleNamespace())  # type: ignore[arg-type]

@@ -12,8 +12,8 @@ from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import JobSpec, Register, Tracking
 from shoal.jobs.ids import checked, is_interactive, job_id
-from shoal.jobs.specs.function import FunctionJobSpec
 from shoal.jobs.submission import fingerprint
+from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.run_config import RunConfig
 

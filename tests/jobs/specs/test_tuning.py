@@ -8,7 +8,7 @@ import pytest
 
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.specs.tuning import TuneJobSpec
+from shoal.kinds.search.spec import TuneJobSpec
 
 ROWS = DatasetSpec(paths=("/holdout.parquet",))
 

@@ -10,9 +10,9 @@ import pytest
 
 from shoal.jobs.journal import attempts, study_logs
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.tuning import trials
-from shoal.jobs.tuning.search import Search
-from shoal.jobs.tuning.study_storage import STUDY, StudyJournal, storage_of
+from shoal.kinds.search import trials
+from shoal.kinds.search.search import Search
+from shoal.kinds.search.study_storage import STUDY, StudyJournal, storage_of
 from shoal.state import Store
 from shoal.state.schema import JobState
 

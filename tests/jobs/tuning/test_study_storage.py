@@ -13,10 +13,10 @@ from shoal.errors import FencedError, InvalidArgumentError, StoreError
 from shoal.jobs import prune_jobs
 from shoal.jobs.journal import attempts, study_logs
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.tuning import trials
-from shoal.jobs.tuning.search import Search
-from shoal.jobs.tuning.study_storage import STUDY, StudyJournal, storage_of
-from shoal.jobs.tuning.trials import Ended, ended_in
+from shoal.kinds.search import trials
+from shoal.kinds.search.search import Search
+from shoal.kinds.search.study_storage import STUDY, StudyJournal, storage_of
+from shoal.kinds.search.trials import Ended, ended_in
 from shoal.state import Store
 from shoal.state.schema import JobState
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from shoal.jobs.driver.function import _Usage
 from shoal.jobs.driver.metric_series import MlflowFeed
+from shoal.kinds.function.driver import _Usage
 from shoal.training.host.usage import Collectors, Meter, NodeMetrics, measured
 
 

@@ -17,7 +17,7 @@ from shoal.data import DataConnector
 from shoal.data.checks import check_bounds
 from shoal.data.planning import RowRange
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.jobs.specs.training import JobSpec
+from shoal.kinds.training.spec import JobSpec
 from shoal.models.loading import predictor_of
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.library import library_of

@@ -13,7 +13,7 @@ from shoal.airflow.operators.base import UNKNOWN, Arguments, PoolOperator, check
 from shoal.airflow.operators.jobs import JobOperator
 from shoal.airflow.results import PROMOTIONS
 from shoal.errors import InvalidArgumentError, shown
-from shoal.jobs.specs.text import SUFFIXES, fields_of
+from shoal.jobs.spec_text import SUFFIXES, fields_of
 from shoal.training.pytorch.program import TrainFunc, check_train_func
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class DistributedTrainOperator(JobOperator):
         check_paths(given, train_func)
         if spec is not None and given is None:
             return
-        from shoal.jobs.task_spec import check_spec, skipping_if_unchanged
+        from shoal.kinds.task_spec import check_spec, skipping_if_unchanged
 
         checked = check_spec(
             given,
@@ -131,7 +131,7 @@ class DistributedTrainOperator(JobOperator):
     @property
     def job_label(self) -> str:
         """The model that is registered, or the function, and the name of the MLflow run."""
-        from shoal.jobs.task_spec import label_of
+        from shoal.kinds.task_spec import label_of
 
         given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
         return label_of(given, framework=self.framework, train_func=self.train_func)
@@ -218,7 +218,7 @@ class _FieldsOperator(JobOperator):
 
     @classmethod
     def _check_fields(cls, fields: Mapping[str, Any], arguments: Arguments) -> None:
-        from shoal.jobs.task_spec import check_spec
+        from shoal.kinds.task_spec import check_spec
 
         check_spec(fields, is_known, pool=job_pool(arguments))
 
@@ -293,7 +293,7 @@ class ManyModelsOperator(_FieldsOperator):
 
     @classmethod
     def _check_fields(cls, fields: Mapping[str, Any], arguments: Arguments) -> None:
-        from shoal.jobs.task_spec import check_models_spec
+        from shoal.kinds.task_spec import check_models_spec
 
         kwargs = arguments["function_kwargs"]
         check_models_spec(

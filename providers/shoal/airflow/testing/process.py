@@ -35,7 +35,7 @@ _IMPORTED_BEFORE = (
     "shoal.airflow.decorators",
     "shoal.airflow.notifications",
     "shoal.airflow.testing.dag_problems",
-    "shoal.jobs.task_spec",
+    "shoal.kinds.task_spec",
 )
 """Modules that are imported before the DAG files are loaded, so that their import is not counted as work of a file."""
 

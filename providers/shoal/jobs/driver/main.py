@@ -22,13 +22,13 @@ import traceback
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
 from shoal.jobs import credentials, mlflow_run, shipped_code
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting, function, nodes, partitions, prediction, tuning
+from shoal.jobs.driver import nodes
 from shoal.jobs.driver.context import AttemptContext, Stopwatch, before_work, only_printed
 from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
 from shoal.jobs.driver.metric_series import MetricSeries, MlflowFeed
@@ -39,17 +39,12 @@ from shoal.jobs.files.storage import default_uri
 from shoal.jobs.journal import attempts, job_queue, metric_series
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act, patiently
-from shoal.jobs.kind import parse_spec
+from shoal.jobs.kind import driver_of, parse_spec
 from shoal.jobs.mlflow_run import Run
 from shoal.jobs.reconcile import rounds
 from shoal.jobs.remote import handover, package
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.base import AnyJobSpec
-from shoal.jobs.specs.function import FunctionJobSpec
-from shoal.jobs.specs.partitions import PartitionsJobSpec
-from shoal.jobs.specs.prediction import PredictJobSpec
-from shoal.jobs.specs.training import JobSpec
-from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.jobs.timeouts import DRIVER_END_S
 from shoal.models.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
 from shoal.node_register import NodeRegister
@@ -70,7 +65,7 @@ from shoal.training.gang.child import fork_template
 from shoal.training.gang.child_processes import use_nodes, use_template
 from shoal.training.host import own_process
 from shoal.training.host.hidden_output import SECRETS, hidden_output
-from shoal.training.host.imports import before_forks, complete_libraries, import_lean
+from shoal.training.host.imports import before_forks, import_lean
 from shoal.training.host.own_process import ending_forks
 from shoal.training.mlflow_calls import ARTIFACTS
 
@@ -205,18 +200,7 @@ class Driver:
         try:
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._connect(self._job.endpoint["gcs"])
-            if isinstance(self._spec, JobSpec):
-                boosting.begin(self._spec)
-            else:
-                # This process may have imported XGBoost or LightGBM without scikit-learn. The job's model or function
-                # may need the complete library.
-                complete_libraries()
-            if isinstance(self._spec, FunctionJobSpec):
-                function.begin(self._spec)
-            if isinstance(self._spec, PartitionsJobSpec):
-                partitions.begin(self._spec)
-            if isinstance(self._spec, TuneJobSpec):
-                tuning.begin(self._spec)
+            driver_of(self._spec).begin()
             self._begin_run()
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
@@ -360,15 +344,7 @@ class Driver:
             self._stopwatch,
         )
         spec = staged_rows.staged(self._spec, self._key, self._secrets)
-        if isinstance(spec, FunctionJobSpec):
-            return function.work(spec, place)
-        if isinstance(spec, PartitionsJobSpec):
-            return partitions.work(spec, place)
-        if isinstance(spec, PredictJobSpec):
-            return prediction.work(spec, place), None
-        if isinstance(spec, TuneJobSpec):
-            return tuning.work(spec, place)
-        return boosting.work(cast("JobSpec", spec), place), None
+        return driver_of(spec).work(place)
 
     def _free_room(self) -> None:
         """End the workers and start the next waiting job, before this driver saves, logs and registers the model."""

@@ -19,9 +19,9 @@ from sqlalchemy import select
 from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs.kind import parse_spec
 from shoal.jobs.mlflow_run import metric_name
+from shoal.jobs.register import DEFAULT_ALIAS
 from shoal.jobs.results import JobResult, PlainResult, PromotionResult, RecentVersion
 from shoal.jobs.specs.base import AnyJobSpec
-from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.jobs.submission import MOST_LISTED, list_jobs
 from shoal.models.decision import figure, is_better
 from shoal.models.ledger import confirmed_promotions

@@ -10,13 +10,16 @@ from pydantic import Field, model_validator
 
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.jobs import ids
-from shoal.jobs.specs.register import Register
-from shoal.jobs.specs.text import check_json
+from shoal.jobs.register import Register
+from shoal.jobs.spec_text import check_json
 from shoal.option_validation import Settings
 from shoal.redaction import redact
 from shoal.training.demand import GangDemand
 from shoal.training.run_config import RunConfig
 from shoal.training.tracking import Caller, Tracking
+
+NOT_STORED = "not stored yet"
+"""Path in a spec of code that is stored when the job is submitted."""
 
 OBJECT_STORE = "an object store, such as s3://bucket/folder"
 

@@ -1,1 +1,0 @@
-"""Predict all rows of a dataset with a model from MLflow (batch prediction), and write the predictions as Parquet."""

@@ -1,0 +1,1 @@
+"""The kinds of jobs: a folder for each, with its spec, its engine, and what its driver and its caller do."""

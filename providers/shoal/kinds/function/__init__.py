@@ -1,0 +1,1 @@
+"""Jobs that run a function or script in every worker."""

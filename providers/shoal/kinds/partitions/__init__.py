@@ -1,0 +1,1 @@
+"""Jobs that call a function for each partition of a dataset."""

@@ -1,0 +1,187 @@
+"""Call a function for each partition of a dataset in the driver of the job, and log and register its results."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.connector import DataConnector
+from shoal.errors import ShoalError
+from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
+from shoal.jobs.files import artifacts
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.kind import KindDriver
+from shoal.jobs.mlflow_run import Run, retrying_briefly
+from shoal.jobs.results import JobResult
+from shoal.kinds.partitions.keys import check_same_kinds, key_type
+from shoal.kinds.partitions.program import program_of_spec
+from shoal.kinds.partitions.results import PartitionResults
+from shoal.kinds.partitions.spec import PartitionsJobSpec, PartitionsRegister
+from shoal.models import gate, loading, training_rows
+from shoal.models.contest import Outcome, champion_of
+from shoal.models.holdout import check_holdout
+from shoal.models.registry import answering, missing_ignored
+from shoal.models.training_rows import TrainingRows
+from shoal.state.schema import JobState
+
+if TYPE_CHECKING:
+    from shoal.kinds.partitions.engine import Answer
+
+
+class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
+    """A function for each partition: processes all partitions, and registers their models."""
+
+    def begin(self) -> None:
+        """Prepare the imports of the workers, so that they start sooner."""
+        from shoal.kinds.partitions.engine import import_ahead_for_workers
+
+        super().begin()
+        with suppress(ShoalError):  # if the workers do not fit, `run` raises the error
+            import_ahead_for_workers(self.spec)
+
+    def work(self, place: AttemptContext) -> tuple[JobResult, str]:
+        """Process all partitions, and return the job's result and the digest of the manifest.
+
+        Raises:
+            ShoalError: The job failed; the message has the cause.
+        """
+        from shoal.kinds.partitions.engine import run
+
+        spec = self.spec
+        program = program_of_spec(spec)
+        location = spec.run_config.artifact_location
+        claim, folder = place.claim(), artifacts.folder(place.key, location)
+        artifacts.check(folder, claim, location)
+        trained_on = _begin_tracking(spec, place)
+        artifacts.mark(folder, claim)
+        answer = run(
+            spec,
+            program,
+            claim=claim,
+            folder=folder,
+            earlier=_unfinished(place, location),
+            env=place.environment,
+            may_publish=place.is_current,
+            on_progress=place.on_progress,
+        )
+        place.stopwatch.worked(train_s=answer.seconds)
+        place.on_trained()
+        uri, outcome = answer.folder, None
+        if place.run:
+            _log(place.run, place, answer)
+            if spec.register_as:
+                with place.stopwatch.scoring(), saved_before(answer.folder):
+                    uri, outcome = _register(spec, spec.register_as, place, place.run, answer, trained_on)
+        counted = ", ".join(_number(count, state) for state, count in answer.counts.items() if count)
+        print(f"{counted}, written to {answer.folder}", flush=True)
+        result = place.result(
+            **_fields(answer), model_uri=uri, times=place.times(), **(outcome.result() if outcome else {})
+        )
+        if outcome:
+            result = result.model_copy(update={"metrics": outcome.metrics})
+        return result, answer.digest
+
+
+def _number(count: int, state: str) -> str:
+    return f"{count:,} partition{'' if count == 1 else 's'} {state}"
+
+
+def _fields(answer: Answer) -> dict[str, Any]:
+    return {
+        "model_path": answer.folder,
+        "results_path": answer.manifest,
+        "rows": answer.rows,
+        "partitions": answer.counts,
+        "num_workers": answer.num_workers,
+        "restarts": answer.restarts,
+        "peak_memory_per_worker": answer.peak_memory_per_worker,
+    }
+
+
+def _begin_tracking(spec: PartitionsJobSpec, place: AttemptContext) -> TrainingRows:
+    """Log the parameters and the dataset, check the holdout, and return a record of the training rows."""
+    tracked = place.run
+    if tracked is None:
+        return TrainingRows()
+    connector = DataConnector.from_spec(spec.dataset)
+    by = ", ".join(spec.by)
+    trained_on = TrainingRows()
+    if spec.register_as and spec.label_col:
+        from shoal.kinds.partitions import logged_model
+
+        columns = list(dict.fromkeys((*spec.by, *spec.input_cols)))
+        logged_model.signature_of(connector.schema(), spec.by, spec.input_cols)
+        keys = key_type(connector.source, spec.by)
+        trained_on = training_rows.of_datasets([(connector, connector.time_range(spec.dataset.time_col))])
+        check_holdout(
+            spec.register_as,
+            spec.label_col,
+            columns,
+            trained_on=trained_on,
+            check=lambda holdout: check_same_kinds(key_type(holdout, spec.by), keys, spec.by),
+        )
+        gate.try_champion(tracked, spec.register_as, columns)
+    with before_work(tracked.uri, place.environment):
+        tracked.log_params({"function": spec.function_name, "by": by, "framework": spec.framework})
+        tracked.log_dataset(by, connector.digest(), spec.dataset.origin, context="partitions")
+    return trained_on
+
+
+def _log(run: Run, place: AttemptContext, answer: Answer) -> None:
+    """Log the numbers of partitions. The results are complete, so the job does not fail if MLflow is away."""
+    with only_printed("the numbers of partitions could not be logged to MLflow"), retrying_briefly(place.environment):
+        values = {"rows": answer.rows, **{f"partitions/{state}": count for state, count in answer.counts.items()}}
+        run.log_values({**values, "process_seconds": answer.seconds})
+
+
+def _register(
+    spec: PartitionsJobSpec,
+    register: PartitionsRegister,
+    place: AttemptContext,
+    run: Run,
+    answer: Answer,
+    trained_on: TrainingRows,
+) -> tuple[str, Outcome]:
+    """Log the models as one model, and register it; return its URI."""
+    from shoal.kinds.partitions import logged_model
+
+    assert spec.label_col is not None
+    results = PartitionResults(answer.manifest, answer.digest)
+    champion = None
+    with answering(run.uri), missing_ignored():
+        champion = champion_of(run.client, register)
+    uri, kept = logged_model.log(
+        results,
+        by=spec.by,
+        input_cols=spec.input_cols,
+        schema=DataConnector.from_spec(spec.dataset).schema(),
+        champion=None if champion is None else f"models:/{register.model}/{champion}",
+    )
+    if kept:
+        print(f"{kept:,} partitions whose training failed keep the model of version {champion}", flush=True)
+    columns = list(dict.fromkeys((*spec.by, *spec.input_cols)))
+    outcome = gate.enter(
+        place.store,
+        place.key,
+        run,
+        register,
+        is_current=place.is_current,
+        tags=place.tags,
+        model_uri=uri,
+        model=loading.load(uri, columns),
+        label_col=spec.label_col,
+        input_cols=columns,
+        trained_on=trained_on,
+    )
+    return uri, outcome
+
+
+def _unfinished(place: AttemptContext, location: str | None) -> list[str]:
+    """Return the artifact folders of the earlier attempts that did not succeed, the newest first."""
+    earlier = [Key(place.key.job_id, attempt) for attempt in range(place.key.attempt - 1, 0, -1)]
+    return [
+        artifacts.folder(key, location)
+        for key in earlier
+        if attempts.state(place.store, key) in (JobState.FAILED, JobState.CANCELLED)
+    ]

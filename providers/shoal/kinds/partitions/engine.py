@@ -1,0 +1,392 @@
+"""Call a function for each partition of a dataset, with a gang (workers that start together)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.checks import check_same_schema
+from shoal.data.connector import DataConnector
+from shoal.data.dataset_spec import content_of
+from shoal.data.filters import check_present
+from shoal.errors import DataError, InvalidArgumentError, TrainingError
+from shoal.jobs.files import storage
+from shoal.kinds.partitions import worker
+from shoal.kinds.partitions.bucket_rows import BatchInfo, read_index
+from shoal.kinds.partitions.keys import key_type, keys_in, shown_key
+from shoal.kinds.partitions.plan import chunks_of, dealt, largest_first, number_of_buckets
+from shoal.kinds.partitions.program import PartitionProgram
+from shoal.kinds.partitions.result_files import complete_files, kept_outcomes, manifest_of
+from shoal.kinds.partitions.spec import PartitionsJobSpec
+from shoal.kinds.partitions.work_folder import WorkFolder
+from shoal.training import cluster
+from shoal.training.gang.child_processes import has_template, import_ahead
+from shoal.training.gang.gang import Gang
+from shoal.training.gang.placement import GangShape
+from shoal.training.host.hidden_output import SECRETS
+from shoal.training.locations import Claim
+from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
+from shoal.training.restarts import Restarts
+from shoal.training.scaling import GangSize
+from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_MOST_ERRORS = 20
+"""Number of failed partitions that the log names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the engine returns when all partitions have ended.
+
+    Args:
+        folder: Folder or URI of the results.
+        manifest: Path or URI of the manifest.
+        digest: SHA-256 of the manifest.
+        counts: Number of partitions by status.
+        rows: Number of rows of the dataset.
+        num_workers: Number of workers; 0 if an earlier attempt had processed all partitions.
+        restarts: Number of restarts after a lost worker.
+        seconds: Seconds from the call to the result.
+        peak_memory_per_worker: Highest resident memory of each worker and its process, in bytes, by rank.
+        first_error: Error of the first failed partition; empty if none has failed.
+    """
+
+    folder: str
+    manifest: str
+    digest: str
+    counts: dict[str, int]
+    rows: int
+    num_workers: int
+    restarts: int
+    seconds: float
+    peak_memory_per_worker: tuple[int, ...] = ()
+    first_error: str = ""
+
+
+def import_ahead_for_workers(spec: PartitionsJobSpec) -> None:
+    """Import pandas and Arrow in the template of the workers, while this process does other things."""
+    if has_template():
+        modules = [
+            "pandas",
+            "pyarrow.parquet",
+            worker.__name__,
+            *([spec.estimator.framework] if spec.estimator else ()),
+        ]
+        import_ahead(_shape(_size(spec)), modules, complete=spec.estimator is None)
+
+
+def run(
+    spec: PartitionsJobSpec,
+    program: PartitionProgram,
+    *,
+    claim: Claim,
+    folder: str,
+    earlier: Iterable[str] = (),
+    env: Mapping[str, str] | None = None,
+    may_publish: Callable[[], bool] = lambda: True,
+    on_progress: OnProgress | None = None,
+) -> Answer:
+    """Call a function for each partition of a dataset, and write a manifest when all partitions have ended.
+
+    Args:
+        spec: Dataset, columns and workers.
+        program: The function.
+        claim: Job and attempt.
+        folder: Artifact folder of the attempt, which has the attempt's marker file.
+        earlier: Artifact folders of earlier attempts of the job that did not succeed, the newest first. The partitions
+            that have ended there are not repeated.
+        env: Environment variables of the workers.
+        may_publish: Function that returns whether this attempt may still publish.
+        on_progress: Function that is called with the progress.
+
+    Raises:
+        InvalidArgumentError: This process is not connected to Ray.
+        DataError: The dataset has no rows, or lacks a column.
+        CapacityError: The active nodes are too small for the workers, or had no free room in time.
+        TrainingError: All partitions have failed, or the results are not reachable.
+        WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
+    """
+    began = time.monotonic()
+    if not cluster.is_connected():
+        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+    connector = DataConnector.from_spec(spec.dataset)
+    columns = _checked_columns(spec, connector)
+    work = WorkFolder(folder, claim)
+    work.prepare(plan_key(spec, program), earlier)
+    job = _Partitions(spec, program.content, connector, columns, work, dict(env or {}), on_progress)
+    restarts = Restarts(spec.run_config, began)
+    try:
+        peaks = restarts.run(
+            lambda: job.attempt(restarts), checkpoint=lambda: "the partitions that have ended", shrink=job.shrink
+        )
+        return job.published(restarts, peaks, time.monotonic() - began, may_publish)
+    finally:
+        work.discard_rows()
+
+
+def _checked_columns(spec: PartitionsJobSpec, connector: DataConnector) -> tuple[str, ...]:
+    """Return the columns that the function gets."""
+    if not connector.num_rows():
+        raise DataError("the dataset has no rows: check its paths and its filters")
+    names = connector.schema().names
+    key_type(connector.source, spec.by)
+    columns = spec.columns or (spec.estimator.columns if spec.estimator else None)
+    for name in columns or ():
+        check_present(connector.source.reference().path, name, names)
+    check_same_schema(connector.source, columns)
+    return columns or tuple(names)
+
+
+def plan_key(spec: PartitionsJobSpec, program: PartitionProgram) -> str:
+    """Return a digest of all that determines the outcomes of the partitions, equal in each process that runs the job.
+
+    The number of workers is left out: an attempt with another number continues the work.
+    """
+    files, config = content_of(spec.dataset), spec.run_config
+    content = [
+        uuid.uuid4() if files is None else files,
+        spec.dataset.filters,
+        spec.dataset.splits,
+        program.digest,
+        spec.by,
+        spec.columns,
+        spec.scaling_config.num_cpu_per_worker,
+        spec.partition_timeout,
+        config.seed,
+        sorted(config.env.items()),
+        config.packages,
+        [path.rpartition("/")[2] for path in config.code],  # the name of a stored archive is the digest of its content
+    ]
+    return hashlib.sha256(repr(content).encode()).hexdigest()
+
+
+def _size(spec: PartitionsJobSpec) -> GangSize:
+    """Return the number of workers and the CPUs of each."""
+    nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
+    return spec.demand().size(nodes, clamp=spec.run_config.clamp)
+
+
+def _shape(size: GangSize) -> GangShape:
+    return GangShape(size.num_workers, size.cpus_per_worker, trim_memory=True)
+
+
+class _Partitions:
+    """One job with partitions.
+
+    Args:
+        spec: Dataset, columns and workers.
+        program: Pickled function.
+        connector: The dataset.
+        columns: Columns that the function gets.
+        work: Folder of rows and results.
+        env: Environment variables of the workers.
+        on_progress: Function that is called with the progress.
+    """
+
+    def __init__(
+        self,
+        spec: PartitionsJobSpec,
+        program: bytes,
+        connector: DataConnector,
+        columns: tuple[str, ...],
+        work: WorkFolder,
+        env: dict[str, str],
+        on_progress: OnProgress | None,
+    ) -> None:
+        self._spec = spec
+        self._program = program
+        self._source = connector.source
+        self._columns = columns
+        self._work = work
+        self._env = env
+        self._on_progress = on_progress
+        self._rows = connector.num_rows()
+        self._chunks = chunks_of(self._source.row_groups())
+        self._buckets = number_of_buckets(self._rows)
+        self._key_type = key_type(self._source, spec.by)
+        self._size = _size(spec)
+        self._named_errors = 0
+
+    def shrink(self) -> str | None:
+        """Reduce the number of workers to those for which the active nodes have room, if these are fewer."""
+        found = _size(
+            self._spec.model_copy(update={"run_config": self._spec.run_config.model_copy(update={"clamp": True})})
+        )
+        if found.num_workers >= self._size.num_workers:
+            return None
+        self._size = found
+        return f"{found.num_workers} workers"
+
+    def attempt(self, restarts: Restarts) -> list[int]:
+        """Process all partitions that have not ended, and return the peak memory of each worker."""
+        done = complete_files(self._work.results, self._key_type)
+        batches = self._batches()
+        if batches is not None and not set(batches) - set(done):
+            return []
+        wait_s = min(RESOURCES_WAIT_S, restarts.left(RESOURCES_WAIT_S))
+        gang = Gang.start(_shape(self._size), timeout=wait_s, env=self._env)
+        try:
+            if batches is None:
+                peaks = self._divide(gang, restarts)
+                batches = self._batches()
+            else:
+                peaks = []
+            if batches is None:
+                raise TrainingError(
+                    f"the rows that the workers have written are missing in {self._work.rows}: set artifact_location "
+                    "to a directory or URI that all nodes can reach"
+                )
+            left = {bucket: places for bucket, places in batches.items() if bucket not in done}
+            kept = kept_outcomes(self._work.results, self._key_type)
+            kept = {bucket: table for bucket, table in kept.items() if bucket in left}
+            counts = _counted([*done.values(), *kept.values()])
+            found = self._process(gang, restarts, left, kept, counts)
+            peaks = [max(pair) for pair in zip(peaks or found, found, strict=True)]
+        except BaseException:
+            gang.end()
+            raise
+        gang.finish(timeout=restarts.timeout)
+        return peaks
+
+    def _batches(self) -> dict[int, list[BatchInfo]] | None:
+        """Return the places of the rows of each bucket; None if not all rows are divided."""
+        found: dict[int, list[BatchInfo]] = {}
+        for chunk in self._chunks:
+            index = read_index(self._work.rows, chunk)
+            if index is None:
+                return None
+            for bucket, place in index:
+                found.setdefault(bucket, []).append(place)
+        return found
+
+    def _divide(self, gang: Gang, restarts: Restarts) -> list[int]:
+        """Divide the rows that are not divided yet into buckets."""
+        missing = {chunk.number: chunk for chunk in self._chunks if read_index(self._work.rows, chunk) is None}
+        shares = dealt({number: chunk.rows for number, chunk in missing.items()}, self._size.num_workers)
+        tasks = [
+            (
+                self._source,
+                tuple(missing[number] for number in sorted(share)),
+                self._columns,
+                self._spec.by,
+                self._buckets,
+                self._work.rows,
+            )
+            for share in shares
+        ]
+        return gang.run(worker.divide, tasks, timeout=restarts.timeout)
+
+    def _process(
+        self,
+        gang: Gang,
+        restarts: Restarts,
+        left: Mapping[int, Sequence[BatchInfo]],
+        kept: Mapping[int, pa.Table],
+        counts: Counter[str],
+    ) -> list[int]:
+        """Have the buckets processed, and report the progress."""
+        claims = self._work.new_claims()
+        assignment = worker.Assignment(
+            self._program,
+            self._source,
+            self._columns,
+            self._spec.by,
+            self._key_type,
+            self._work.rows,
+            self._work.results,
+            claims,
+            self._spec.run_config.seed,
+            self._size.threads,
+            self._spec.partition_timeout,
+            tuple(json.loads(self._env.get(SECRETS, "[]"))),
+        )
+        rows = {bucket: sum(place.rows for place in places) for bucket, places in left.items()}
+        everything = tuple(largest_first(rows))
+        shares = dealt(rows, self._size.num_workers) if claims is None else (everything,) * self._size.num_workers
+        files = {bucket: tuple(table.column("file").unique().to_pylist()) for bucket, table in kept.items()}
+        orders = {bucket: worker.Order(bucket, left[bucket], files.get(bucket, ())) for bucket in everything}
+        tasks = [(assignment, [orders[bucket] for bucket in share]) for share in shares]
+        with ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S) as display:
+
+            def note(_rank: int, found: dict[str, Any]) -> None:
+                self._name_errors(found.pop("errors", ()))
+                counts.update(found)
+                progress = self._progress(counts)
+                display.show(progress)
+                if self._on_progress is not None:
+                    self._on_progress(progress)
+
+            return gang.run(worker.process, tasks, timeout=restarts.timeout, on_note=note, report_uneven=False)
+
+    def _progress(self, counts: Counter[str]) -> Progress:
+        metrics = {status: float(counts[status]) for status in ("succeeded", "failed")}
+        return Progress(counts["rows"], self._rows, "rows", metrics)
+
+    def _name_errors(self, errors: Iterable[str]) -> None:
+        for error in errors:
+            self._named_errors += 1
+            if self._named_errors <= _MOST_ERRORS:
+                say(f"partition {error}")
+            elif self._named_errors == _MOST_ERRORS + 1:
+                say("more partitions have failed: the result names all of them")
+
+    def published(
+        self, restarts: Restarts, peaks: Sequence[int], seconds: float, may_publish: Callable[[], bool]
+    ) -> Answer:
+        """Write the manifest, and return the answer.
+
+        Raises:
+            TrainingError: All partitions have failed, a result file is missing, or a newer attempt has begun.
+        """
+        tables = complete_files(self._work.results, self._key_type)
+        counts = _counted(tables.values())
+        if counts["rows"] != self._rows:
+            raise TrainingError(
+                f"the result files in {self._work.results} have {counts['rows']:,} of {self._rows:,} rows: set "
+                "artifact_location to a directory or URI that all nodes can reach"
+            )
+        if not may_publish():
+            raise TrainingError("the results are not published, because the attempt has ended or a newer one has begun")
+        first_error = _first_error(tables.values()) if counts["failed"] else ""
+        if not counts["succeeded"]:
+            raise TrainingError(f"the function has failed for all {counts['failed']:,} partitions: {first_error}")
+        content = manifest_of(tables[bucket] for bucket in sorted(tables))
+        storage.write(self._work.manifest, content)
+        return Answer(
+            self._work.path,
+            self._work.manifest,
+            hashlib.sha256(content).hexdigest(),
+            {status: counts[status] for status in ("succeeded", "failed")},
+            self._rows,
+            len(peaks),
+            restarts.count,
+            seconds,
+            tuple(peaks),
+            first_error,
+        )
+
+
+def _counted(tables: Iterable[pa.Table]) -> Counter[str]:
+    """Return the number of partitions by status, and of rows, in tables of `complete_files`."""
+    counts: Counter[str] = Counter()
+    for table in tables:
+        counts.update(table.column("status").to_pylist())
+        counts["rows"] += sum(table.column("rows").to_pylist())
+    return counts
+
+
+def _first_error(tables: Iterable[pa.Table]) -> str:
+    for table in tables:
+        for key, error in zip(keys_in(table.column("key")), table.column("error").to_pylist(), strict=True):
+            if error:
+                return f"{shown_key(key)}: {error}"
+    return ""

@@ -1,0 +1,159 @@
+"""Predict the rows of partitions with the models of their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
+from shoal.data.output_tables import with_predictions
+from shoal.errors import DataError, InvalidArgumentError
+from shoal.kinds.partitions.keys import Key, check_not_rounded, check_same_kinds, shown_key, some_keys
+from shoal.kinds.partitions.messages import ModelBytes, PartitionFunction
+from shoal.kinds.partitions.models import rows_bytes
+from shoal.kinds.partitions.results import PartitionResults
+from shoal.training.boosting.library import owner_of
+from shoal.training.host.imports import import_lean
+from shoal.training.reporting import say
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    import pyarrow as pa
+
+
+def predicted_by(model: Any, rows: pd.DataFrame, input_cols: tuple[str, ...]) -> np.ndarray:
+    """Return the predictions of a model for rows.
+
+    Raises:
+        DataError: The rows lack a column of the model, or the model has not returned one prediction per row.
+        InvalidArgumentError: The model has no method ``predict``, or its columns are not known.
+    """
+    owner = owner_of(model)
+    library = owner if owner is not None and owner.is_booster(model) else None
+    found = getattr(model, "feature_names_in_", ()) if library is None else library.columns_of(model)
+    names = [str(name) for name in found] or list(input_cols)
+    if missing := [name for name in names if name not in rows]:
+        raise DataError(f"the rows lack columns of the model: {', '.join(missing)}")
+    used = rows[names] if names else rows
+    if library is not None:
+        return one_per_row(library.predict_rows(model, used), rows)
+    if not hasattr(model, "predict"):
+        raise InvalidArgumentError(
+            f"the model is a {type(model).__name__} and has no method predict: pass predict_fn, a function of the "
+            "model, the rows and the key"
+        )
+    return one_per_row(model.predict(used), rows)
+
+
+def one_per_row(predicted: Any, rows: pd.DataFrame) -> np.ndarray:
+    """Return predictions as an array, ``[rows, ...]``.
+
+    Raises:
+        DataError: There is not one prediction per row.
+    """
+    import numpy as np
+
+    values = np.asarray(predicted)
+    if values.ndim == 0 or len(values) != len(rows):
+        raise DataError(
+            f"the model returned an array of shape {list(values.shape)} for {len(rows)} rows, but must return one "
+            "prediction, or one row of predictions, per row: correct the model"
+        )
+    return values
+
+
+def report_unknown(rows_of: Mapping[str, int], rows: int) -> None:
+    """Print how many rows have a null prediction because their key has no model, and some of these keys.
+
+    Args:
+        rows_of: Number of rows of each key without a model, as text.
+        rows: Number of all rows.
+
+    Raises:
+        DataError: No row has a model.
+    """
+    if not rows_of:
+        return
+    number, some = sum(rows_of.values()), some_keys(rows_of)
+    if number == rows:
+        raise DataError(
+            f"none of the {rows:,} rows has a key with a model; their keys are {some}: name the column of the keys in "
+            "by, and the models of these keys"
+        )
+    say(f"{number:,} of {rows:,} rows have null predictions, because these keys have no model: {some}")
+
+
+NO_MODEL = "this key has no model"
+"""Beginning of the error of a partition without a model."""
+
+
+class PartitionPrediction(PartitionFunction):
+    """Function that predicts the rows of a partition with the model of their key.
+
+    Args:
+        manifest: Path or URI of the manifest of the models.
+        digest: SHA-256 of the manifest.
+        input_cols: Feature columns of models that do not name their columns.
+        keep_cols: Columns that are returned beside the predictions.
+        prediction_col: Name of the column of the predictions.
+        missing: ``null`` predicts nulls for keys without a model, ``refuse`` lets these partitions fail.
+        predict_fn: Function of the model, the rows and the key that predicts; None: the model's method ``predict``.
+    """
+
+    def __init__(
+        self,
+        manifest: str,
+        digest: str,
+        *,
+        input_cols: tuple[str, ...],
+        keep_cols: tuple[str, ...] | None,
+        prediction_col: str,
+        missing: Literal["refuse", "null"],
+        predict_fn: Callable[..., Any] | None,
+    ) -> None:
+        self._manifest = manifest
+        self._digest = digest
+        self._input_cols = input_cols
+        self._keep_cols = keep_cols
+        self._prediction_col = prediction_col
+        self._missing = missing
+        self._predict_fn = predict_fn
+        self._models: PartitionResults | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_models": None}
+
+    def prepare(self, keys: pa.DataType, by: Sequence[str]) -> None:
+        """Read the manifest, import the libraries of the models, and check that their keys are of the same kind."""
+        self._keys, self._by = keys, tuple(by)
+        self._models = PartitionResults(self._manifest, self._digest)
+        libraries = {each.kind for each in self._models} & BOOSTING_LIBRARIES.keys()
+        import_lean(sorted(libraries), complete=self._predict_fn is not None)
+        check_same_kinds(keys, self._models.key_type, by)
+
+    def __call__(self, table: pa.Table, key: Key) -> ModelBytes:
+        """Predict the rows of a partition, and return them with their predictions.
+
+        A partition whose key has no model has no column of predictions, because their number is not known.
+
+        Raises:
+            DataError: The key has no model, or may be a rounded one; or the rows lack a column.
+        """
+        kept = table if self._keep_cols is None else table.select(list(self._keep_cols))
+        predicted = self._predicted(table.to_pandas(), key)
+        return rows_bytes(kept if predicted is None else with_predictions(kept, predicted, self._prediction_col))
+
+    def _predicted(self, rows: pd.DataFrame, key: Key) -> np.ndarray | None:
+        assert self._models is not None
+        check_not_rounded([key], self._keys, self._models.key_type, self._by)
+        found = self._models.get(key)
+        if found is None or found.status != "succeeded":
+            if self._missing == "null":
+                return None
+            why = "" if found is None else f", because its training has failed: {found.error}"
+            raise DataError(f"{NO_MODEL}: {shown_key(key)}{why}")
+        model = found.value
+        if self._predict_fn is not None:
+            return one_per_row(self._predict_fn(model, rows, key), rows)
+        return predicted_by(model, rows, self._input_cols)

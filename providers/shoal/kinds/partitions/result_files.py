@@ -1,0 +1,470 @@
+"""Write and read the outcomes of partitions: a Parquet file for each bucket, and a manifest of all partitions."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.parquet.files import is_local, resolve
+from shoal.errors import JobError
+from shoal.kinds.partitions.keys import Key, key_column, key_text, keys_in
+from shoal.kinds.partitions.messages import Kind, Outcome, Status
+from shoal.training.reporting import say
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ROW_GROUP_BYTES = 32 * 2**20
+"""Bytes of values and logs after which a row group of a result file is complete. A worker keeps this much in memory,
+and a reader of one value reads one row group."""
+
+KEEP_EVERY_S = 4.0
+"""Seconds for which an outcome may be only in the memory of a worker. The guide promises that an attempt that continues
+a killed one repeats at most the last 5 s. A file per partition would cost more than a short function."""
+
+_MOST_UNKEPT_BYTES = 4 * ROW_GROUP_BYTES
+"""Bytes of such outcomes at which a worker writes them earlier."""
+
+_PARTITIONS = b"shoal.partitions"
+"""Key of the metadata of a file under which it has the number of its partitions."""
+
+_BUCKET, _KEPT = "bucket-", "kept-"
+"""Beginnings of the names of result files, and of files with outcomes of buckets that have not ended."""
+
+MANIFEST = "manifest.parquet"
+
+
+def file_name(bucket: int) -> str:
+    """Return the name of the result file of a bucket."""
+    return f"{_BUCKET}{bucket:05d}.parquet"
+
+
+def _schema(key_type: pa.DataType) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("key", key_type),
+            ("status", pa.string()),
+            ("attempts", pa.int32()),
+            ("rows", pa.int64()),
+            ("seconds", pa.float64()),
+            ("metrics", pa.string()),
+            ("error", pa.string()),
+            ("kind", pa.string()),
+            ("sha256", pa.string()),
+            ("size_bytes", pa.int64()),
+            ("log", pa.large_string()),
+            ("value", pa.large_binary()),
+        ]
+    )
+
+
+_IN_FILES_ONLY = ("log", "value")
+
+
+def discard_leftovers(folder: str) -> None:
+    """Remove the half-written files of killed workers, and kept outcomes of buckets that have a result file."""
+    from pyarrow import fs
+
+    filesystem, root = resolve(folder)
+    found = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
+    paths = {info.base_name: info.path for info in found if info.base_name.startswith((".", _KEPT))}
+    complete = complete_files(folder) if any(name.startswith(_KEPT) for name in paths) else {}
+    for name, path in paths.items():
+        if name.startswith(".") or _bucket_of(name) in complete:
+            filesystem.delete_file(path)
+
+
+def _bucket_of(name: str) -> int:
+    """Return the number of the bucket in the name of a file."""
+    return int(name.split("-")[1].removesuffix(".parquet"))
+
+
+class ResultWriter:
+    """Writer of the result file of a bucket. The file gets its name when it is complete.
+
+    Until then, the outcomes are also kept in small files, one every `KEEP_EVERY_S`, so that a worker that continues
+    after a kill does not repeat them.
+
+    Args:
+        folder: Folder or URI of the result files.
+        bucket: Number of the bucket.
+        key_type: Type of the keys.
+        kept: Names of the files in which an earlier worker has kept outcomes of the bucket.
+        clock: Function that returns the seconds of a clock that never jumps.
+
+    Attributes:
+        ended: Texts of the keys of these outcomes.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        bucket: int,
+        key_type: pa.DataType,
+        kept: Sequence[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._filesystem, self._root = resolve(folder)
+        self._is_local = is_local(folder)
+        self._bucket = bucket
+        self._key_type = key_type
+        self._clock = clock
+        self._kept = [f"{self._root}/{name}" for name in kept]
+        self._earlier = _kept_tables(self._filesystem, self._kept, key_type)
+        self.ended = frozenset(text for table in self._earlier for text in _texts(table))
+        self._pending: list[Outcome] = []
+        self._pending_bytes = 0
+        self._unkept: list[Outcome] = []
+        self._unkept_bytes = 0
+        self._unkept_since = 0.0
+        self._file: _OutcomeFile | None = None
+        self._partitions = 0
+
+    def expect(self, partitions: int) -> None:
+        """Set the number of partitions of the bucket, by which readers see that the file is complete."""
+        self._partitions = partitions
+
+    def add(self, outcome: Outcome) -> None:
+        """Add the outcome of a partition."""
+        size = len(outcome.log) + (len(outcome.value.content) if outcome.value else 0)
+        if not self._unkept:
+            self._unkept_since = self._clock()
+        self._unkept.append(outcome)
+        self._unkept_bytes += size
+        self._pending.append(outcome)
+        self._pending_bytes += size
+        if self._pending_bytes >= ROW_GROUP_BYTES:
+            self._write()
+        self.keep()
+
+    def keep(self) -> None:
+        """Write the outcomes that are only in memory into a small file, if it is time."""
+        is_due = self._unkept_bytes >= _MOST_UNKEPT_BYTES or self._clock() - self._unkept_since >= KEEP_EVERY_S
+        if not self._unkept or not is_due:
+            return
+        path = f"{self._root}/{_KEPT}{self._bucket:05d}-{uuid.uuid4().hex}.parquet"
+        try:
+            file = _OutcomeFile(self._filesystem, path, self._key_type, len(self._unkept), is_local=self._is_local)
+            file.write(_table(self._unkept, self._key_type))
+            file.close()
+        except OSError as error:
+            say(f"outcomes of partitions could not be kept, which is tried again later: {error}")
+            self._unkept_since = self._clock()
+            return
+        self._kept.append(path)
+        self._unkept, self._unkept_bytes = [], 0
+
+    def close(self) -> None:
+        """Write the rest, give the file its name, and remove the small files."""
+        self._write().close()
+        for path in self._kept:
+            with contextlib.suppress(OSError):  # what is left is not read any more
+                self._filesystem.delete_file(path)
+
+    def _write(self) -> _OutcomeFile:
+        if self._file is None:
+            path = f"{self._root}/{file_name(self._bucket)}"
+            self._file = _OutcomeFile(self._filesystem, path, self._key_type, self._partitions, is_local=self._is_local)
+            for table in self._earlier:
+                self._file.write(table)
+            self._earlier = []
+        if self._pending or not self._partitions:
+            self._file.write(_table(self._pending, self._key_type))
+        self._pending, self._pending_bytes = [], 0
+        return self._file
+
+
+class _OutcomeFile:
+    """Parquet file of outcomes, which gets its name when it is complete.
+
+    Args:
+        filesystem: Filesystem of the path.
+        path: Path of the file.
+        key_type: Type of the keys.
+        partitions: Number of outcomes.
+        is_local: Whether the file can be renamed. A file at a URI gets its name when it is closed.
+    """
+
+    def __init__(self, filesystem: Any, path: str, key_type: pa.DataType, partitions: int, *, is_local: bool) -> None:
+        from pyarrow import parquet
+
+        folder, _, name = path.rpartition("/")
+        self._filesystem, self._path = filesystem, path
+        self._target = f"{folder}/.{name}.{uuid.uuid4().hex}" if is_local else path
+        schema = _schema(key_type).with_metadata({_PARTITIONS: str(partitions).encode()})
+        self._stream = filesystem.open_output_stream(self._target)
+        # Values are often compressed already, and models of a few kilobytes gain nothing from dictionaries.
+        self._writer = parquet.ParquetWriter(self._stream, schema, use_dictionary=["status", "kind"])
+
+    def write(self, table: pa.Table) -> None:
+        """Write a row group."""
+        self._writer.write_table(table, row_group_size=max(1, len(table)))
+
+    def close(self) -> None:
+        """Complete the file, and give it its name."""
+        self._writer.close()
+        self._stream.close()
+        if self._target != self._path:
+            self._filesystem.move(self._target, self._path)
+
+
+def _kept_tables(filesystem: Any, paths: Sequence[str], key_type: pa.DataType) -> list[pa.Table]:
+    """Read files of kept outcomes into tables of about `ROW_GROUP_BYTES`, each with the first outcome of each key."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema, seen = _schema(key_type), set[str]()
+    tables: list[pa.Table] = []
+    for path in paths:
+        try:
+            with parquet.ParquetFile(filesystem.open_input_file(path)) as file:
+                table = _first_of_keys(file.read().cast(schema), seen)
+        except (OSError, pa.ArrowException):  # removed by the worker that has completed the bucket, or damaged
+            continue
+        if tables and tables[-1].nbytes + table.nbytes < ROW_GROUP_BYTES:
+            table = pa.concat_tables([tables.pop(), table])
+        tables.append(table)
+    return tables
+
+
+def _first_of_keys(table: pa.Table, seen: set[str]) -> pa.Table:
+    """Return the rows of a table whose keys are not in `seen`, and add their texts to it. Two workers may have kept
+    outcomes of one partition if the first one was thought to be lost."""
+    import pyarrow as pa
+
+    places = []
+    for place, text in enumerate(_texts(table)):
+        if text not in seen:
+            seen.add(text)
+            places.append(place)
+    return table.take(pa.array(places, pa.int64()))
+
+
+def _texts(table: pa.Table) -> list[str]:
+    return [key_text(key) for key in keys_in(table.column("key"))]
+
+
+def _table(outcomes: Sequence[Outcome], key_type: pa.DataType) -> pa.Table:
+    import pyarrow as pa
+
+    values = [None if each.value is None else each.value.content for each in outcomes]
+    columns = {
+        "key": key_column((each.key for each in outcomes), key_type),
+        "status": [each.status for each in outcomes],
+        "attempts": [each.attempts for each in outcomes],
+        "rows": [each.rows for each in outcomes],
+        "seconds": [each.seconds for each in outcomes],
+        "metrics": [json.dumps(each.metrics) for each in outcomes],
+        "error": [each.error for each in outcomes],
+        "kind": [None if each.value is None else each.value.kind for each in outcomes],
+        "sha256": [None if value is None else hashlib.sha256(value).hexdigest() for value in values],
+        "size_bytes": [0 if value is None else len(value) for value in values],
+        "log": [each.log for each in outcomes],
+        "value": values,
+    }
+    return pa.table(columns, _schema(key_type))
+
+
+def complete_files(folder: str, key_type: pa.DataType | None = None) -> dict[int, pa.Table]:
+    """Return what the complete result files of a folder say of their partitions, without logs and values, by bucket.
+
+    The tables also have the columns ``file``, ``row_group`` and ``row``, the place of each partition. If `key_type` is
+    given, files with keys of another type are left out.
+    """
+    return {bucket: tables[0] for bucket, tables in _summaries(folder, _BUCKET, key_type).items()}
+
+
+def kept_outcomes(folder: str, key_type: pa.DataType) -> dict[int, pa.Table]:
+    """Return the same of the outcomes that workers have kept of buckets that have not ended, one per partition."""
+    import pyarrow as pa
+
+    found = {}
+    for bucket, tables in _summaries(folder, _KEPT, key_type).items():
+        seen: set[str] = set()
+        found[bucket] = pa.concat_tables([_first_of_keys(table, seen) for table in tables])
+    return found
+
+
+def _summaries(folder: str, beginning: str, key_type: pa.DataType | None) -> dict[int, list[pa.Table]]:
+    """Return what the complete files whose names begin with a text say of their partitions, by bucket."""
+    from pyarrow import fs
+
+    filesystem, root = resolve(folder)
+    found: dict[int, list[pa.Table]] = {}
+    for info in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True)):
+        name = info.base_name
+        if info.is_file and name.startswith(beginning) and name.endswith(".parquet"):
+            table = _summary(filesystem, info.path, key_type)
+            if table is not None:
+                found.setdefault(_bucket_of(name), []).append(table)
+    return found
+
+
+def _summary(filesystem: Any, path: str, key_type: pa.DataType | None) -> pa.Table | None:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(filesystem.open_input_file(path)) as file:
+            expected = (file.schema_arrow.metadata or {}).get(_PARTITIONS)
+            groups = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
+            found = file.schema_arrow.field("key").type
+            if expected is None or sum(groups) != int(expected) or (key_type is not None and found != key_type):
+                return None
+            columns = [name for name in _schema(found).names if name not in _IN_FILES_ONLY]
+            table = file.read([*columns]).replace_schema_metadata(None)
+    except (OSError, pa.ArrowException, KeyError):
+        return None  # half-written, or of another version
+    name = path.rpartition("/")[2]
+    table = table.append_column("file", pa.array([name] * len(table), pa.string()))
+    table = table.append_column(
+        "row_group", pa.array([i for i, rows in enumerate(groups) for _ in range(rows)], pa.int32())
+    )
+    return table.append_column("row", pa.array([row for rows in groups for row in range(rows)], pa.int32()))
+
+
+def manifest_of(tables: Iterable[pa.Table]) -> bytes:
+    """Return the content of the manifest, a Parquet file with a row for each partition, in the order of the keys."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = pa.concat_tables(tables)
+    by_key = pa.table(dict(_sort_columns(table)))
+    order = [(name, "ascending") for name in by_key.column_names]
+    positions = pa.compute.sort_indices(by_key, sort_keys=order)
+    with io.BytesIO() as file:
+        parquet.write_table(table.take(positions), file)
+        return file.getvalue()
+
+
+def _sort_columns(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
+    import pyarrow as pa
+    import pyarrow.compute
+
+    column = table.column("key")
+    if not pa.types.is_struct(column.type):
+        yield "key", column
+        return
+    for index in range(column.type.num_fields):
+        yield (
+            str(index),
+            pa.chunked_array([chunk.field(index) for chunk in column.chunks], column.type.field(index).type),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestRow:
+    """What the manifest says of a partition.
+
+    Args:
+        key: Key of the partition.
+        text: Text of the key.
+        status: Whether the function has returned.
+        attempts: Number of attempts; 2 if the process of the first attempt was lost.
+        rows: Number of rows.
+        seconds: Seconds of the call of the function.
+        metrics: Metrics that the function has reported.
+        error: Reason of a failure; empty if there is none.
+        kind: Form of the value; None if there is none.
+        sha256: Digest of the value.
+        size_bytes: Size of the value.
+        file: Name of the result file.
+        row_group: Index of the row group in the file.
+        row: Index of the partition in the row group.
+    """
+
+    key: Key
+    text: str
+    status: Status
+    attempts: int
+    rows: int
+    seconds: float
+    metrics: dict[str, float]
+    error: str
+    kind: Kind | None
+    sha256: str | None
+    size_bytes: int
+    file: str
+    row_group: int
+    row: int
+
+
+def read_manifest(content: bytes) -> tuple[pa.DataType, list[ManifestRow]]:
+    """Return the type of the keys and the rows of a manifest."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    table = parquet.read_table(pa.BufferReader(content))
+    keys = keys_in(table.column("key"))
+    # An earlier version has written texts of keys, too, in another form.
+    rows = table.drop_columns({"key", "key_text", "metrics"} & {*table.column_names}).to_pylist()
+    metrics = table.column("metrics").to_pylist()
+    found = [
+        ManifestRow(key=key, text=key_text(key), metrics=json.loads(values), **row)
+        for key, values, row in zip(keys, metrics, rows, strict=True)
+    ]
+    return table.schema.field("key").type, found
+
+
+class ResultReader:
+    """Reader of the values and logs in result files. It keeps the last row group that it has read.
+
+    Args:
+        folder: Folder or URI of the result files.
+        reads_values: Whether values may be read: False if nothing shows that the files are those of the job.
+    """
+
+    def __init__(self, folder: str, *, reads_values: bool = True) -> None:
+        self._folder = folder
+        self._reads_values = reads_values
+        self._last: tuple[tuple[str, int, str], list[Any]] | None = None
+
+    def value(self, row: ManifestRow) -> bytes:
+        """Return the bytes of a partition's value.
+
+        Raises:
+            JobError: The file was removed or changed, or values may not be read.
+        """
+        if not self._reads_values:
+            raise JobError(
+                f"the values in {self._folder} are not read, because the job has not succeeded, and a file that "
+                "another program has written could run any code: run the job again, which repeats no ended partition"
+            )
+        content = self._column(row, "value")[row.row]
+        if content is None or hashlib.sha256(content).hexdigest() != row.sha256:
+            raise JobError(
+                f"{self._folder}/{row.file} was changed after the job wrote it, and is not read, because a changed "
+                "file could run any code: run the job again"
+            )
+        return bytes(content)
+
+    def log(self, row: ManifestRow) -> str:
+        """Return the end of what the function has printed.
+
+        Raises:
+            JobError: The file was removed.
+        """
+        return str(self._column(row, "log")[row.row])
+
+    def _column(self, row: ManifestRow, name: str) -> list[Any]:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        place = (row.file, row.row_group, name)
+        if self._last is None or self._last[0] != place:
+            filesystem, root = resolve(self._folder)
+            try:
+                with parquet.ParquetFile(filesystem.open_input_file(f"{root}/{row.file}")) as file:
+                    self._last = place, file.read_row_group(row.row_group, columns=[name]).column(0).to_pylist()
+            except (OSError, pa.ArrowException, IndexError) as error:
+                raise JobError(f"the result file {self._folder}/{row.file} cannot be read: {error}") from error
+        return self._last[1]

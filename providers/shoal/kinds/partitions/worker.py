@@ -1,0 +1,291 @@
+"""Run one worker of a job with partitions: divide rows into buckets, and have the partitions of buckets processed.
+
+The driver calls `divide` and then `process`, each on all ranks at once. The user's function runs in a process that the
+worker forks (`partition_process`), so that a crash of the function does not end the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from shoal.data.parquet.source import ParquetSource
+from shoal.errors import TrainingError
+from shoal.kinds.partitions.bucket_rows import BatchInfo, write_chunk
+from shoal.kinds.partitions.forked_process import ForkedProcess, ProcessLostError, in_fork
+from shoal.kinds.partitions.keys import shown_key
+from shoal.kinds.partitions.messages import (
+    Begun,
+    Bucket,
+    BucketFailed,
+    Ended,
+    Outcome,
+    PartitionFunction,
+    Read,
+    Work,
+)
+from shoal.kinds.partitions.plan import Chunk
+from shoal.kinds.partitions.result_files import ResultWriter
+from shoal.known_secrets import KnownSecrets
+from shoal.redaction import redact
+from shoal.training.host import memory
+from shoal.training.reporting import gang_context
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST_ATTEMPTS = 2
+"""Number of processes that a partition may end. The first end may have another cause, such as the memory that another
+program has used."""
+
+_GROWTH_BYTES = 200 * 2**20
+"""Growth of the process of the function after which it is replaced by a new one, when a bucket has ended: functions and
+libraries often keep some memory of each partition."""
+
+_NOTE_EVERY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Arguments of `process` that are the same for all workers.
+
+    Args:
+        program: Pickled function.
+        source: Source of the dataset.
+        columns: Columns that the function gets.
+        by: Columns of the keys.
+        key_type: Type of the keys.
+        rows_folder: Folder of the rows that were divided into buckets.
+        results_folder: Folder of the result files.
+        claims_folder: Local folder in which workers claim buckets; None: each worker has buckets of its own.
+        seed: Seed of the run.
+        threads: Number of threads of each function.
+        timeout: Maximum seconds of the function for one partition; None: no limit.
+        secrets: Texts that are hidden in errors and logs.
+    """
+
+    program: bytes
+    source: ParquetSource
+    columns: tuple[str, ...]
+    by: tuple[str, ...]
+    key_type: pa.DataType
+    rows_folder: str
+    results_folder: str
+    claims_folder: str | None
+    seed: int
+    threads: int
+    timeout: float | None
+    secrets: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Order to process a bucket.
+
+    Args:
+        bucket: Number of the bucket.
+        batches: Places of its rows.
+        kept: Names of the files in which an earlier worker has kept outcomes of the bucket.
+    """
+
+    bucket: int
+    batches: Sequence[BatchInfo]
+    kept: tuple[str, ...]
+
+
+def divide(
+    source: ParquetSource, chunks: Sequence[Chunk], columns: Sequence[str], by: Sequence[str], buckets: int, folder: str
+) -> int:
+    """Divide the rows of chunks into buckets on disk, and return the peak memory of the process in bytes."""
+
+    def write() -> int:
+        memory.reset_peak()
+        for chunk in chunks:
+            write_chunk(source, chunk, columns, by, buckets, folder)
+        return memory.peak_rss_bytes()
+
+    # Arrow's threads, which read the rows, must not run in this process when it is forked for the function.
+    peak: int = in_fork(write)
+    return peak
+
+
+def process(assignment: Assignment, orders: Sequence[Order]) -> int:
+    """Process buckets in their order, and return the peak memory of this worker and its process in bytes.
+
+    Args:
+        assignment: Function, dataset and folders.
+        orders: The buckets. With a folder of claims, all workers get the same ones, and each processes those that it
+            claims.
+    """
+    memory.reset_peak()
+    own = memory.peak_rss_bytes()
+    work = Work(
+        cloudpickle.loads(assignment.program),
+        assignment.source,
+        assignment.columns,
+        assignment.by,
+        assignment.rows_folder,
+        assignment.seed,
+        assignment.threads,
+    )
+    work.source.metadata(
+        work.source.reference().path
+    )  # reads the footer that the conversion to pandas needs, once for all forks
+    if isinstance(work.function, PartitionFunction):
+        work.function.prepare(assignment.key_type, assignment.by)
+    hidden = KnownSecrets(assignment.secrets)
+    reporter = _Reporter()
+    with contextlib.closing(_Processes(work, assignment.timeout, lambda text: redact(hidden.hide(text)))) as processes:
+        for order in orders:
+            if assignment.claims_folder is None or _claim(assignment.claims_folder, order.bucket):
+                writer = ResultWriter(assignment.results_folder, order.bucket, assignment.key_type, order.kept)
+                for outcome in processes.outcomes(order.batches, writer):
+                    writer.add(outcome)
+                    reporter.ended(outcome)
+                writer.close()
+                reporter.send()
+    return max(own, memory.peak_rss_bytes()) + processes.peak_bytes
+
+
+def _claim(folder: str, bucket: int) -> bool:
+    """Return whether this worker is the first that claims a bucket."""
+    try:
+        os.close(os.open(f"{folder}/{bucket}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+class _Reporter:
+    """Sender of notes about ended partitions, at most every half a second and after each bucket."""
+
+    def __init__(self) -> None:
+        self._note: dict[str, Any] = {}
+        self._sent = time.monotonic()
+
+    def ended(self, outcome: Outcome) -> None:
+        """Count a partition."""
+        note = self._note
+        for name, value in (("rows", outcome.rows), (outcome.status, 1)):
+            note[name] = note.get(name, 0) + value
+        if outcome.error:
+            note.setdefault("errors", []).append(f"{shown_key(outcome.key)}: {outcome.error[:500]}")
+        if time.monotonic() - self._sent >= _NOTE_EVERY_S:
+            self.send()
+
+    def send(self) -> None:
+        """Send what was counted."""
+        if self._note:
+            self._note["errors"] = self._note.get("errors", [])[:10]
+            gang_context().note(self._note)
+        self._note, self._sent = {}, time.monotonic()
+
+
+class _Processes:
+    """The processes that call the function, one after the other.
+
+    Args:
+        work: What is the same for all partitions.
+        timeout: Maximum seconds of the function for one partition.
+        hide: Function that removes secrets from a text.
+    """
+
+    def __init__(self, work: Work, timeout: float | None, hide: Callable[[str], str]) -> None:
+        self._work = work
+        self._timeout = timeout
+        self._hide = hide
+        self._process: ForkedProcess | None = None
+        self.peak_bytes = 0
+
+    def outcomes(self, batches: Sequence[BatchInfo], writer: ResultWriter) -> Iterator[Outcome]:
+        """Have the partitions of a bucket processed that have not ended yet, and yield the outcome of each, once.
+
+        The writer keeps earlier outcomes while the function runs for a long time.
+        """
+        budget = max(1, memory.available_bytes() // gang_context().local_world_size)
+        bucket = Bucket(batches, writer.ended, {}, budget)
+        unread = 0
+        while True:
+            current: Begun | None = None
+            ended: set[str] = set()
+            try:
+                for message in self._started().messages(bucket, self._timeout, writer.keep):
+                    if isinstance(message, Read):
+                        writer.expect(message.partitions)
+                        unread = 0
+                    elif isinstance(message, Begun):
+                        current = message
+                    elif isinstance(message, Ended):
+                        assert current is not None
+                        yield self._outcome(current, message, bucket.attempts.get(current.text, 1))
+                        ended.add(current.text)
+                        current = None
+                    elif isinstance(message, BucketFailed):
+                        raise TrainingError(f"the rows of a bucket could not be read: {message.error}")
+                self._end_if_grown()
+                return
+            except ProcessLostError as lost:
+                self._end()
+                if current is None:
+                    unread += 1
+                    if unread >= MOST_ATTEMPTS:
+                        raise TrainingError(f"the process that reads the rows of a bucket {lost} twice") from None
+                    bucket = replace(bucket, skip=bucket.skip | ended)
+                    continue
+                attempt = bucket.attempts.get(current.text, 1)
+                attempts = {**bucket.attempts, current.text: attempt + 1}
+                if attempt >= MOST_ATTEMPTS or not lost.again:
+                    yield self._outcome(current, Ended("failed", 0.0, error=_explained(lost, attempt)), attempt)
+                    ended.add(current.text)
+                bucket = replace(bucket, skip=bucket.skip | ended, attempts=attempts)
+
+    def close(self) -> None:
+        """End the process."""
+        self._end()
+
+    def _outcome(self, begun: Begun, ended: Ended, attempt: int) -> Outcome:
+        log = self._log()
+        return Outcome(
+            begun.key,
+            ended.status,
+            attempt,
+            begun.rows,
+            ended.seconds,
+            ended.metrics,
+            self._hide(ended.error),
+            self._hide(log),
+            ended.value,
+        )
+
+    def _log(self) -> str:
+        return self._last_log if self._process is None else self._process.log()
+
+    def _started(self) -> ForkedProcess:
+        if self._process is None:
+            self._process = ForkedProcess(self._work)
+        return self._process
+
+    def _end_if_grown(self) -> None:
+        if self._process is not None and self._process.growth() > _GROWTH_BYTES:
+            self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self.peak_bytes = max(self.peak_bytes, self._process.peak_bytes)
+            self._last_log = self._process.log()
+            self._process.end()
+            self._process = None
+
+    _last_log = ""
+
+
+def _explained(lost: ProcessLostError, attempt: int) -> str:
+    if not lost.again:
+        return f"the function {lost}"
+    return f"the process of the function {lost} in {attempt} attempts"

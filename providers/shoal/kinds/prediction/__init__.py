@@ -1,0 +1,1 @@
+"""Jobs that predict the rows of a dataset."""

@@ -1,0 +1,44 @@
+"""A call that predicts the rows of a dataset, in the process of its caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from shoal.jobs.kind import KindCall
+from shoal.kinds.prediction.spec import PredictJobSpec, PredictResult
+
+if TYPE_CHECKING:
+    from shoal.jobs.results import JobResult
+    from shoal.training.locations import Claim
+
+
+class PredictionCall(KindCall[PredictJobSpec, None, PredictResult]):
+    """A batch prediction, which has no code."""
+
+    def check(self) -> None:
+        """Check nothing: the spec is checked, and the job checks the model and the data."""
+
+    def read(self, result: JobResult, location: str | None) -> PredictResult:
+        """Convert the result of the job to the return value of `predict`."""
+        from shoal.jobs.files import storage
+
+        assert result.output_path is not None
+        assert result.rows is not None
+        return PredictResult(
+            storage.as_given(result.output_path, self.spec.output_path),
+            result.rows,
+            result.model_uri,
+            result.num_workers,
+            result.restarts,
+            result.seconds,
+            result.peak_memory_per_worker,
+        )
+
+    def run_here(self, env: Mapping[str, str], claim: Claim) -> PredictResult:
+        """Predict in the connected Ray cluster."""
+        import mlflow
+
+        from shoal.kinds.prediction.engine import run
+
+        return run(self.spec, claim=claim, env={**env, "MLFLOW_TRACKING_URI": mlflow.get_tracking_uri()})

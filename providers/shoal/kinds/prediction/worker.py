@@ -1,0 +1,148 @@
+"""Run one worker of a batch prediction: read rows, predict them, and write the predictions to Parquet files."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.output_tables import with_predictions, write_tables
+from shoal.data.parquet.files import is_local, resolve
+from shoal.data.parquet.source import ParquetSource
+from shoal.data.planning import RowGroup, RowRange
+from shoal.errors import DataError
+from shoal.kinds.partitions.pyfunc_loader import PartitionedModel
+from shoal.kinds.prediction import output_files
+from shoal.kinds.prediction.output_files import is_complete
+from shoal.models import loading
+from shoal.models.loading import Predictor
+from shoal.training.host import memory
+from shoal.training.reporting import gang_context
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Arguments of a batch prediction that are the same for all workers: model, rows, columns and output folder.
+
+    Args:
+        model_uri: MLflow URI of the model, with its version.
+        source: Rows to predict.
+        input_cols: Input columns of a model that names no columns.
+        keep_cols: Columns of the dataset that are copied into the output.
+        prediction_col: Column of the predictions.
+        folder: Directory or URI to write to.
+        category_codes: Whether the rows contain the integer codes of categories that the model does not contain.
+    """
+
+    model_uri: str
+    source: ParquetSource
+    input_cols: tuple[str, ...]
+    keep_cols: tuple[str, ...]
+    prediction_col: str
+    folder: str
+    category_codes: bool = False
+
+
+def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
+    """Predict the rows assigned to this worker, write them to its output files, and return its peak memory in bytes.
+
+    A complete file that was written before a restart is kept.
+    """
+    memory.reset_peak()
+    predictor: Predictor | None = None
+    filesystem, folder = resolve(assignment.folder)
+    for file in files:
+        path = f"{folder}/{file.name}"
+        predictor = predictor or loading.load(
+            assignment.model_uri, assignment.input_cols, category_codes=assignment.category_codes
+        )
+        if is_complete(filesystem, path, file.rows):
+            gang_context().note({"rows": file.rows})
+            if isinstance(predictor, PartitionedModel):
+                for table in assignment.source.read(file.ranges, predictor.by):
+                    gang_context().note({"rows": 0, "unknown": predictor.unknown(table)[1]})
+            continue
+        # A local file is written under a temporary name, and is renamed when it is complete. An object store cannot
+        # rename, so a file there has its final name from the start. A worker that is stopped while it writes such a
+        # file closes the file, and the file then looks complete. Therefore `is_complete` counts the rows.
+        target = f"{folder}/.{file.name}.{uuid.uuid4().hex}" if is_local(assignment.folder) else path
+        with filesystem.open_output_stream(target) as stream:
+            write_tables(stream, _predicted(assignment, predictor, file))
+        if target != path:
+            filesystem.move(target, path)
+    return memory.peak_rss_bytes()
+
+
+def _predicted(assignment: Assignment, predictor: Predictor, file: OutputFile) -> Iterator[pa.Table]:
+    read = list(dict.fromkeys((*assignment.keep_cols, *predictor.columns)))
+    for table in assignment.source.read(file.ranges, read):
+        predicted = predictor.predict_table(table)
+        if len(predicted) != table.num_rows:
+            raise DataError(
+                f"the model returned {len(predicted)} predictions for {table.num_rows} rows, but must return one per "
+                "row: correct the model"
+            )
+        yield with_predictions(table.select(list(assignment.keep_cols)), predicted, assignment.prediction_col)
+        note: dict[str, Any] = {"rows": table.num_rows}
+        if isinstance(predictor, PartitionedModel):
+            note["unknown"] = predictor.unknown(table)[1]
+        gang_context().note(note)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """Plan of one output file: the rows of the dataset whose predictions are written to the file.
+
+    Args:
+        first_row: Position of the file's first row in the dataset, from 0.
+        ranges: The parts of the dataset's row groups that contain the file's rows, in order.
+    """
+
+    first_row: int
+    ranges: tuple[RowRange, ...]
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows in the file."""
+        return sum(part.rows for part in self.ranges)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the file."""
+        return output_files.file_name(self.first_row, self.rows)
+
+
+def plan_files(row_groups: Sequence[RowGroup], num_workers: int) -> tuple[tuple[OutputFile, ...], ...]:
+    """Divide the rows into one contiguous share per worker, and each share into files."""
+    total = sum(group.rows for group in row_groups)
+    borders = [total * rank // num_workers for rank in range(num_workers + 1)]
+    return tuple(
+        tuple(_files(list(_between(row_groups, start, stop)), start)) for start, stop in itertools.pairwise(borders)
+    )
+
+
+def _between(row_groups: Sequence[RowGroup], start: int, stop: int) -> Iterator[RowRange]:
+    """Yield the parts of row groups that contain the rows ``start`` (inclusive) to ``stop`` (exclusive)."""
+    at = 0
+    for group in row_groups:
+        first, last = max(start - at, 0), min(stop - at, group.rows)
+        if first < last:
+            yield RowRange(group.path, group.index, first, last)
+        at += group.rows
+
+
+def _files(ranges: Sequence[RowRange], start: int) -> Iterator[OutputFile]:
+    pending: list[RowRange] = []
+    for part in ranges:
+        pending.append(part)
+        if sum(each.rows for each in pending) >= output_files.FILE_ROWS:
+            file = OutputFile(start, tuple(pending))
+            yield file
+            start, pending = start + file.rows, []
+    if pending:
+        yield OutputFile(start, tuple(pending))

@@ -1,0 +1,1 @@
+"""Jobs that search for the parameters of a model."""

@@ -1,0 +1,189 @@
+"""Run a search for parameters in its job's driver: its trials, and the training of the winner on all rows."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections import Counter
+
+from shoal.jobs import shipped_code
+from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
+from shoal.jobs.files import artifacts, storage
+from shoal.jobs.journal import study_logs
+from shoal.jobs.journal.steps import patiently
+from shoal.jobs.kind import KindDriver
+from shoal.jobs.results import JobResult, SearchSummary
+from shoal.kinds.search import code
+from shoal.kinds.search.engine import Found, run
+from shoal.kinds.search.spec import TuneJobSpec
+from shoal.kinds.search.study_storage import STUDY, StudyJournal, require_optuna, storage_of
+from shoal.kinds.search.trial_runs import TrialRuns
+from shoal.kinds.search.trials import Ended
+from shoal.kinds.training.driver import check_training, train_and_publish
+from shoal.training import cluster
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.user_code import UserCode
+
+
+class SearchDriver(KindDriver[TuneJobSpec, AttemptContext]):
+    """A search: its trials, and the training of the winner on all rows."""
+
+    def begin(self) -> None:
+        """Prepare the imports of the workers, so that the first trials start sooner."""
+        spec = self.spec
+        super().begin()
+        require_optuna()
+        if spec.train is not None:
+            from shoal.training.boosting.engine import import_ahead_for_workers
+
+            trained = spec.train.model_copy(update={"scaling_config": spec.scaling_config})
+            import_ahead_for_workers(trained, complete=spec.user_code is not None)
+
+    def work(self, place: AttemptContext) -> tuple[JobResult, str | None]:
+        """Search for parameters, train the winner on all rows, and return the job's result.
+
+        For a function, nothing is trained after the trials: the model is the one that the best trial has reported.
+
+        Returns:
+            The result, and the digest of the file of a reported model.
+
+        Raises:
+            ShoalError: The job failed; the message has the cause.
+        """
+        spec = self.spec
+        location = spec.run_config.artifact_location
+        claim, folder = place.claim(), artifacts.folder(place.key, location)
+        artifacts.check(folder, claim, location)
+        if spec.train is not None:
+            check_training(spec.winner({}, None), place, selected_on=spec.holdout)
+            _check_room(spec, spec.train)
+        else:
+            artifacts.mark(folder, claim)
+        study = _study(spec, place)
+        print(f"study of attempt {study}" if study != place.key.attempt else "a new study begins", flush=True)
+        _log_search(spec, place)
+        found = _search(spec, place, study, folder)
+        summary = found.summary(study)
+        print(f"best of {len(found.ended)} trials: {summary.best_value:g} with {summary.best_params}", flush=True)
+        if spec.train is None:
+            return _of_function(spec, place, found, summary, folder)
+        from shoal.training.gang.gang import end_gangs
+
+        end_gangs()  # the training may need other workers
+        winner = spec.winner(found.best.params, found.best.rounds if spec.early_stopping_rounds else None)
+        # The saved training of an earlier attempt is used only if its parameters were the same.
+        same = hashlib.sha256(
+            json.dumps([spec.fingerprint, found.best.params, winner.n_estimators]).encode()
+        ).hexdigest()
+        winner = winner.model_copy(update={"fingerprint": same})
+        result = train_and_publish(winner, place, selected_on=spec.holdout)
+        metrics = {f"holdout-{name}": value for name, value in found.best.metrics.items()}
+        return result.model_copy(update={"search": summary, "metrics": {**metrics, **result.metrics}}), None
+
+
+def _check_room(spec: TuneJobSpec, train: TrainRequest) -> None:
+    """Check before the trials that the nodes are large enough for the workers that train the winner.
+
+    Raises:
+        CapacityError: The active nodes are too small.
+    """
+    with warnings.catch_warnings(action="ignore"):
+        nodes = cluster.nodes_to_size(train.scaling_config.num_workers)
+        train.demand().size(nodes, clamp=spec.run_config.clamp)
+
+
+def _study(spec: TuneJobSpec, place: AttemptContext) -> int:
+    """Return the number of the study of this attempt. A study of which every trial has failed is not continued,
+    because a retry should try again."""
+    study = patiently(place.store, lambda: study_logs.study_of(place.store, place.key))
+    if study == place.key.attempt:
+        return study
+    import optuna
+
+    storage = storage_of(StudyJournal(place.store, place.key, study))
+    if STUDY not in {each.study_name for each in optuna.get_all_study_summaries(storage)}:
+        return study
+    states = Counter(each.state.name for each in optuna.load_study(study_name=STUDY, storage=storage).trials)
+    failed_only = states["FAIL"] >= spec.trials and not states["COMPLETE"] and not states["PRUNED"]
+    return place.key.attempt if failed_only else study
+
+
+def _log_search(spec: TuneJobSpec, place: AttemptContext) -> None:
+    if place.run is None:
+        return
+    values = {
+        "search.trials": spec.trials,
+        "search.sampler": spec.sampler or ("code" if spec.program else "tpe"),
+        "search.pruner": spec.pruner or ("code" if spec.program else "median"),
+        "search.metric": spec.metric or "",
+        "search.seed": spec.seed,
+        **{f"search.space.{name}": each.model_dump(exclude_defaults=True) for name, each in spec.space.items()},
+    }
+    with before_work(place.run.uri, place.environment):
+        place.run.log_params(values)
+
+
+def _search(spec: TuneJobSpec, place: AttemptContext, study: int, folder: str) -> Found:
+    """Run the trials, and pass each one on to the series of metrics and to MLflow."""
+    journal = StudyJournal(place.store, place.key, study)
+    runs = TrialRuns(place.run, place.tags) if place.run else None
+
+    def on_end(trial: Ended) -> None:
+        text = f"{trial.state}: {trial.value:g}" if trial.value is not None else f"{trial.state}"
+        error = f" ({trial.error})" if trial.error else ""
+        print(f"trial {trial.number} {text} with {trial.params}{error}", flush=True)
+        if trial.state == "complete" and trial.value is not None:
+            place.metrics.log(0, {"trial-value": trial.value}, trial.number)
+        if runs:
+            runs.add(trial)
+
+    env = dict(place.environment)
+    if spec.train is None:
+        # All trials would log their parameters to the job's run, and MLflow refuses other values of a parameter.
+        env.pop("MLFLOW_RUN_ID", None)
+    user_code = UserCode() if spec.user_code is None else shipped_code.load_user_code(spec.user_code)
+    try:
+        found = run(
+            spec,
+            code.load(spec.program),
+            user_code,
+            storage=storage_of(journal),
+            flush=journal.flush,
+            folder=folder,
+            env=env,
+            on_end=on_end,
+            on_progress=place.on_progress,
+            keep_gpu_choice=place.keep_gpu_choice,
+        )
+    finally:
+        if runs:
+            with only_printed("the trials could not be recorded in MLflow"):
+                runs.close()
+    place.stopwatch.searched(found.seconds)
+    return found
+
+
+def _of_function(
+    spec: TuneJobSpec, place: AttemptContext, found: Found, summary: SearchSummary, folder: str
+) -> tuple[JobResult, str | None]:
+    """Return the result of a search over a function, with the model of its best trial."""
+    place.on_trained()
+    for trial in found.ended:
+        if trial.model is not None and trial.number != found.best.number:
+            with only_printed(f"the model of trial {trial.number} could not be removed"):
+                storage.remove(trial.model)
+    model, digest = found.best.model, found.best.model_digest
+    if model is not None and digest is not None:
+        storage.read_unchanged(model, digest)
+    result = place.result(
+        model_path=model or folder,
+        model_uri=model or folder,
+        model_digest=digest,
+        metrics=found.best.metrics,
+        search=summary,
+        num_workers=found.num_workers,
+        restarts=found.restarts,
+        times=place.times(),
+    )
+    return result, digest

@@ -1,0 +1,375 @@
+"""Define the spec of a job that searches for the parameters of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Final, Literal, Self
+
+from pydantic import Field, JsonValue, field_validator, model_validator
+
+from shoal.data.dataset_spec import DatasetSpec, SplitSpec
+from shoal.errors import InvalidArgumentError
+from shoal.jobs.register import Register
+from shoal.jobs.specs.base import AnyJobSpec
+from shoal.kinds.training.spec import JobSpec
+from shoal.option_validation import Settings
+from shoal.training.boosting.params import Direction, agreed
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.demand import GangClaim, GangDemand
+from shoal.training.pytorch.program import is_name
+from shoal.training.scaling import GangSize, ScalingConfig, resolve_size
+
+TUNE: Final = "tune"
+"""Value of the field `framework` that marks the spec of a search."""
+
+Sampler = Literal["tpe", "random", "gp", "cmaes", "qmc", "grid"]
+Pruner = Literal["median", "halving", "hyperband", "none"]
+
+_KINDS = {"FloatDistribution": "float", "IntDistribution": "int", "CategoricalDistribution": "categorical"}
+_MOST_GRID_VALUES = 10_000
+
+
+class Range(Settings):
+    """Values of one parameter among which a search chooses: a range of numbers, or a list of choices.
+
+    A distribution of Optuna is accepted instead.
+
+    Example:
+        >>> Range(low=0.01, high=0.3, log=True)
+        >>> Range(type="int", low=2, high=10)
+        >>> Range(choices=["gbtree", "dart"])
+    """
+
+    type: Literal["float", "int", "categorical"] = Field(
+        default="float",
+        description="Kind of the values: float, int or categorical. If `choices` is given, the default is categorical.",
+    )
+    low: float | None = Field(default=None, allow_inf_nan=False, description="Smallest value of a range.")
+    high: float | None = Field(default=None, allow_inf_nan=False, description="Largest value of a range.")
+    log: bool = Field(default=False, description="Whether the logarithms of the values are equally probable.")
+    step: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="Distance between two values. None: 1 for int, else none."
+    )
+    choices: tuple[bool | int | float | str | None, ...] = Field(
+        default=(), description="The values, if the parameter is categorical."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_distribution(cls, value: Any) -> Any:
+        if (kind := _KINDS.get(type(value).__name__)) is not None:
+            names = ("choices",) if kind == "categorical" else ("low", "high", "log", "step")
+            return {"type": kind, **{name: getattr(value, name) for name in names}}
+        if isinstance(value, list | tuple):
+            return {"type": "categorical", "choices": value}
+        if isinstance(value, Mapping) and "choices" in value:
+            return {"type": "categorical", **value}
+        return value
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.type == "categorical":
+            if not self.choices or self.low is not None or self.high is not None or self.log or self.step:
+                raise ValueError("a categorical parameter has choices, and neither low, high, log nor step")
+            return self
+        if self.choices or self.low is None or self.high is None:
+            raise ValueError("a range of numbers has low and high, and no choices")
+        if self.low > self.high:
+            raise ValueError(f"low={self.low:g} is larger than high={self.high:g}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"log=true needs low above 0, not {self.low:g}")
+        if self.log and self.step is not None and (self.type == "float" or self.step != 1):
+            raise ValueError("log and step cannot be given together")
+        if self.type == "int" and any(each is not None and each % 1 for each in (self.low, self.high, self.step)):
+            raise ValueError("low, high and step of an int must be whole numbers")
+        return self
+
+    def suggest(self, trial: Any, name: str) -> Any:
+        """Let a trial of Optuna suggest a value for a parameter."""
+        if self.type == "categorical":
+            return trial.suggest_categorical(name, self.choices)
+        low, high = self.ends()
+        if self.type == "int":
+            return trial.suggest_int(name, low, high, log=self.log, step=1 if self.step is None else int(self.step))
+        return trial.suggest_float(name, low, high, log=self.log, step=self.step)
+
+    def ends(self) -> tuple[Any, Any]:
+        """Return the first and the last value."""
+        if self.type == "categorical":
+            return self.choices[0], self.choices[-1]
+        assert self.low is not None
+        assert self.high is not None
+        return (int(self.low), int(self.high)) if self.type == "int" else (self.low, self.high)
+
+    def grid(self) -> list[Any]:
+        """Return all values, for a search on a grid.
+
+        Raises:
+            InvalidArgumentError: The range has no step, so that its values cannot be counted.
+        """
+        if self.type == "categorical":
+            return list(self.choices)
+        assert self.low is not None
+        assert self.high is not None
+        step = 1.0 if self.type == "int" and self.step is None else self.step
+        if step is None or self.log or (self.high - self.low) / step > _MOST_GRID_VALUES:
+            raise InvalidArgumentError(
+                'sampler="grid" needs a parameter\'s choices, or a range with a step: give choices, or another sampler'
+            )
+        values = [self.low + step * place for place in range(int((self.high - self.low) / step + 1e-9) + 1)]
+        return [int(value) for value in values] if self.type == "int" else values
+
+
+class TuneJobSpec(AnyJobSpec):
+    """Spec of a job that searches for the parameters of a boosting model, or of a function.
+
+    Example:
+        >>> TuneJobSpec(
+        ...     train={"dataset": DataConnector.from_parquet("flights/"), "input_cols": ["distance"], "label_col": "y"},
+        ...     space={"max_depth": {"type": "int", "low": 2, "high": 10}},
+        ... )
+    """
+
+    framework: Literal["tune"] = Field(default=TUNE, description="Kind of the job; the value marks a search.")
+    train: TrainRequest | None = Field(
+        default=None,
+        description="Training of a boosting model whose parameters are searched, with the parameters that stay the "
+        "same. None: `train_func` or `program` has a function.",
+    )
+    train_func: str | None = Field(
+        default=None,
+        description="Import name of a function ``(params, context)`` as pkg.module:name; the nodes must have the "
+        "module installed. None: the trials train a boosting model, or `program` has the function.",
+    )
+    dataset_map: dict[str, DatasetSpec] = Field(
+        default_factory=dict, description="Datasets of the function, by name. All trials get all rows."
+    )
+    holdout: DatasetSpec | None = Field(
+        default=None,
+        description="Dataset on which the models of the trials are compared. None: a part of the training dataset, "
+        "on which no trial trains.",
+    )
+    holdout_fraction: float = Field(
+        default=0.2,
+        gt=0,
+        lt=1,
+        description="Part of the rows of the training dataset that is the holdout, if `holdout` is not given.",
+    )
+    space: dict[str, Range] = Field(
+        default_factory=dict,
+        description="Values among which the search chooses, by the name of the parameter. `n_estimators` is the number "
+        "of boosting rounds. Empty: `program` has a function that suggests the parameters of each trial.",
+    )
+    trials: int = Field(default=40, ge=1, le=100_000, description="Number of trials.")
+    sampler: Sampler | None = Field(
+        default=None,
+        description="How parameters are chosen: tpe, random, gp, cmaes, qmc or grid. None: tpe, or the sampler in "
+        "`program`.",
+    )
+    pruner: Pruner | None = Field(
+        default=None,
+        description="Which trials end early, by their metric so far: median, halving, hyperband or none. None: median, "
+        "or the pruner in `program`.",
+    )
+    metric: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Deciding metric, evaluated on the holdout or reported by the function. None: the last metric of "
+        "the holdout; for a function, the last one that it reports.",
+    )
+    direction: Direction | None = Field(
+        default=None,
+        description="Whether the metric is minimized or maximized. None: as the metric demands; a function's value is "
+        "minimized. A custom_metric of XGBoost, and a metric that a function names, do not tell it and need this.",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of the suggestions.")
+    batches: bool = Field(
+        default=False,
+        description="Whether the trials run in batches, one per worker, and each batch begins when all trials of the "
+        "one before have ended. Only then are several workers' suggestions the same in each run.",
+    )
+    early_stopping_rounds: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of rounds after which a trial stops training if the last metric of the holdout has not "
+        "improved. The trial's value is that of its best round, and the winner is trained with so many rounds. None: "
+        "trials do not stop early.",
+    )
+    report_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of boosting rounds between two values by which a trial may be pruned. None: so many that a "
+        "trial reports at most 100 values.",
+    )
+    scaling_config: ScalingConfig = Field(
+        default_factory=ScalingConfig,
+        description="Number of workers, each of which runs one trial at a time, and the CPUs and GPUs of each.",
+    )
+    program: str | None = Field(
+        default=None,
+        description="Path of the file with pickled code: the function, the function that suggests parameters, the "
+        "sampler and the pruner; `shoal.tune.search` sets the path.",
+    )
+    code_digest: str | None = Field(
+        default=None, description="Digest of the code in `program` and `user_code`; `shoal.tune.search` sets it."
+    )
+    user_code: str | None = Field(
+        default=None,
+        description="Path of the file with the pickled callbacks, objective and metrics of the training; "
+        "`shoal.tune.search` sets the path.",
+    )
+
+    refused_by_for_each: ClassVar[str] = (
+        "this is the spec of a search: search once, and train with the parameters that it has found for each value"
+    )
+
+    @property
+    def forks_workers(self) -> bool:  # type: ignore[override]
+        """Whether the driver may start the workers itself: those of a training need no Ray."""
+        return self.train is not None
+
+    @field_validator("space", mode="before")
+    @classmethod
+    def _named(cls, space: Any) -> Any:
+        if not isinstance(space, Mapping):
+            raise ValueError("must be a mapping from names of parameters to their values")
+        return space
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.train is not None and self.train_func is not None:
+            raise ValueError("train and train_func are both given: a search varies one of them")
+        if self.train is None and self.train_func is None and self.program is None:
+            raise ValueError("a search needs train (a boosting training) or train_func (a function): give one of them")
+        if not self.space and self.program is None:
+            raise ValueError("space is empty: give the values of at least one parameter")
+        if self.train_func is not None and not is_name(self.train_func):
+            raise InvalidArgumentError(f'train_func must look like pkg.module:name, not "{self.train_func}"')
+        if self.sampler == "grid":
+            for values in self.space.values():
+                values.grid()
+        return self._of_training() if self.train is not None else self._of_function()
+
+    def _of_training(self) -> Self:
+        train = self.train
+        assert train is not None
+        if self.dataset_map:
+            raise ValueError("dataset_map is only for a function: give the datasets of a training in train")
+        if train.eval_set:
+            raise ValueError("train has an eval_set, but a search evaluates the holdout: give its rows as holdout")
+        if train.init_model is not None:
+            raise ValueError("a search does not continue from a model: remove init_model from train")
+        if self.holdout is not None and self.holdout == train.dataset:
+            raise ValueError("holdout is the training dataset: give rows on which no trial trains")
+        if any(each.ingester == "ray" for each in self.inputs()):
+            raise ValueError("a search reads its rows with Arrow: remove ingester (ingestor_class) from the datasets")
+        if self.register_as is not None:
+            if self.register_as.skip_if_unchanged:
+                raise ValueError("skip_if_unchanged is not possible for a search: omit it, or set it to false")
+            self._check_gate(self.register_as)
+            self.winner({}, 1)
+        return self
+
+    def _check_gate(self, register: Register) -> None:
+        """Check that the search does not select on the gate's rows, as far as the specs show it; the job compares the
+        rows themselves."""
+        names = ("paths", "splits", "filters", "sql", "connection", "params")
+        chosen, held_out = self.holdout, register.holdout
+        if chosen is None or register.overlap == "flag":
+            return
+        if all(getattr(chosen, name) == getattr(held_out, name) for name in names):
+            raise ValueError(
+                "register.holdout is the holdout on which the search chooses the parameters, so the model's metric "
+                'would be better than on new rows: name other rows in one of them, or set register.overlap="flag" to '
+                "compare the models nevertheless"
+            )
+
+    def _of_function(self) -> Self:
+        if self.register_as is not None:
+            raise ValueError("register needs train: a search over a function registers no model")
+        if self.holdout is not None:
+            raise ValueError('holdout needs train: give the rows to a function as dataset_map["holdout"]')
+        if self.metric is not None:
+            agreed(f'the metric "{self.metric}" of a function', None, self.direction)
+        if self.user_code is not None or self.early_stopping_rounds is not None:
+            raise ValueError("user_code and early_stopping_rounds need train")
+        return self
+
+    def trial_request(self) -> TrainRequest:
+        """Return the training of the trials: with the holdout as eval set, without the holdout's rows."""
+        assert self.train is not None
+        dataset, holdout = self.train.dataset, self.holdout
+        if holdout is None:
+            dataset, holdout = self._split(0), self._split(1)
+        changed = {
+            "dataset": dataset,
+            "eval_set": {"holdout": holdout},
+            "run_config": self.run_config,
+            "early_stopping_rounds": self.early_stopping_rounds,
+        }
+        return type(self.train)(**{**dict(self.train), **changed})
+
+    def winner(self, params: Mapping[str, JsonValue], rounds: int | None) -> JobSpec:
+        """Return the spec of the training of the best parameters on all rows of the training dataset.
+
+        Args:
+            params: Parameters of the best trial.
+            rounds: Number of its rounds, if it stopped early; None: as many as its parameters say.
+        """
+        from shoal.training.boosting.trials import ROUNDS, with_params
+
+        assert self.train is not None
+        request = with_params(self.train, params)
+        fields = {name: getattr(request, name) for name in type(request).model_fields}
+        given = {"run_config": self.run_config, **({} if rounds is None else {ROUNDS: rounds})}
+        spec = JobSpec(**{**fields, **given}, user_code=self.user_code, register=self.register_as)
+        return spec.model_copy(update={"tracking": self.tracking, "fingerprint": self.fingerprint})
+
+    def _split(self, index: int) -> DatasetSpec:
+        assert self.train is not None
+        dataset = self.train.dataset
+        weights = (1 - self.holdout_fraction, self.holdout_fraction)
+        split = SplitSpec(weights=weights, index=index, seed=self.seed)
+        return dataset.model_copy(update={"splits": (*dataset.splits, split)}).holding(dataset.staged_copy)
+
+    def _subject(self) -> str:
+        """Return what is searched."""
+        if self.train is not None:
+            return f"search for {self.train.framework}: {self.train.label_col}"
+        return f"search for {self.train_func or 'a function'}"
+
+    def demand(self) -> GangDemand[GangSize]:
+        """Return what the workers of the trials need, and afterwards those of the winner."""
+        scaling, inputs = self.scaling_config, tuple(self.inputs())
+        if self.train is not None:
+            of_trials = self.train.demand_of(scaling)
+            return replace(of_trials, run_config=self.run_config, inputs=inputs, also=(self.train.demand().size,))
+        use_gpu = bool(scaling.use_gpu)
+        gang = GangClaim(scaling.num_workers, scaling.num_cpu_per_worker, int(use_gpu), per_gpu=True)
+        sized = scaling.model_copy(update={"use_gpu": use_gpu})
+        return GangDemand(gang, partial(resolve_size, sized), self.run_config, inputs)
+
+    def inputs(self) -> Iterator[DatasetSpec]:
+        """Yield the datasets that the trials read."""
+        if self.train is not None:
+            yield self.train.dataset
+        if self.holdout is not None:
+            yield self.holdout
+        yield from self.dataset_map.values()
+
+    def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnyJobSpec.comparable`."""
+        # `code_digest` stands for the code, because the pickled bytes differ between processes.
+        equal = {"program": self.program and "by value", "user_code": self.user_code and "by value"}
+        return super().comparable(by_content).model_copy(update=equal)
+
+    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
+        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnyJobSpec.with_datasets`."""
+        changed: dict[str, Any] = {"dataset_map": {name: replaced(each) for name, each in self.dataset_map.items()}}
+        if self.holdout is not None:
+            changed["holdout"] = replaced(self.holdout)
+        if self.train is not None:
+            changed["train"] = self.train.model_copy(update={"dataset": replaced(self.train.dataset)})
+        return super().with_datasets(replaced).model_copy(update=changed)

@@ -1,0 +1,1 @@
+"""Jobs that train an XGBoost or LightGBM model."""
