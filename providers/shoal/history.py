@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.os_processes import hostname
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import Action, ActionKind
 

@@ -14,7 +14,7 @@ from shoal.data.parquet.files import join, resolve
 from shoal.data.parquet.footers import open_parquet, read_metadata
 from shoal.data.staged_data import staged, table_writer
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,10 +19,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from shoal import redaction
 from shoal.data.sql import CONNECTION_PREFIX, connection_variable
 from shoal.errors import InvalidArgumentError
-from shoal.known_secrets import KnownSecrets, SecretStream
+from shoal.secrets import redaction
+from shoal.secrets.known_secrets import KnownSecrets, SecretStream
 from shoal.state.home import subfolder
 from shoal.training.locations import absolute_database
 

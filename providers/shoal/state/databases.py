@@ -47,7 +47,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlche
 from sqlalchemy.pool import NullPool
 
 from shoal.errors import MissingExtraError, ShoalError, StoreError, StoreUnreachableError
-from shoal.redaction import redact_address, redact_value
+from shoal.secrets.redaction import redact_address, redact_value
 
 _TAG = "$float"
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

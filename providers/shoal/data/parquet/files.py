@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, MissingExtraError, shown
-from shoal.redaction import has_credentials, redact_address, redact_value, redacted_errors
+from shoal.secrets.redaction import has_credentials, redact_address, redact_value, redacted_errors
 
 
 def need(*packages: str) -> None:

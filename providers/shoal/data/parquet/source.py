@@ -26,7 +26,7 @@ from shoal.data.parquet.footers import (
 from shoal.data.parquet.schema import common_schema, distinct, first_with_rows, to_schema, widened
 from shoal.data.planning import GroupSelection, RowGroup, RowRange, Split, select
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
     import numpy as np

@@ -60,7 +60,8 @@ from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.endpoint import NO_GCS, is_on_loopback
 from shoal.pool.spec import PoolSpec
 from shoal.pool.teams import TEAM_VARIABLE
-from shoal.redaction import hiding
+from shoal.secrets.hidden_output import SECRETS, hidden_output
+from shoal.secrets.redaction import hiding
 from shoal.state import Store
 from shoal.state.databases import dump_json
 from shoal.state.schema import Job, JobState
@@ -71,7 +72,6 @@ from shoal.training.gang.fork_template import fork_template
 from shoal.training.gang.node_processes import use_nodes
 from shoal.training.host import interpreter_end
 from shoal.training.host.forks import ending_forks
-from shoal.training.host.hidden_output import SECRETS, hidden_output
 from shoal.training.host.imports import before_forks, complete_libraries, import_lean
 from shoal.training.mlflow.user_calls import ARTIFACTS
 
