@@ -37,7 +37,7 @@ import re
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -255,13 +255,13 @@ def fill_reserve(file: Path) -> None:
     Even to read, SQLite needs 32 KiB of disk space, for the file `-shm`. If there is no space for this file, a part of
     the reserve is freed, and the reserve is filled again when the store is opened the next time.
     """
+
+    def private(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
     # On a full disk, or in a missing folder, there is no reserve.
-    with contextlib.suppress(OSError), open(f"{file}{_RESERVE}", "ab", opener=_private) as reserve:
+    with contextlib.suppress(OSError), open(f"{file}{_RESERVE}", "ab", opener=private) as reserve:
         os.posix_fallocate(reserve.fileno(), 0, _RESERVE_BYTES)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _give_back_reserve(file: Path) -> bool:
@@ -474,18 +474,15 @@ def explain(error: SQLAlchemyError, url: str) -> ShoalError:
     if isinstance(cause, ShoalError):
         return cause
     text = " ".join(str(cause).split())
-    for kind, advice in _candidates(cause, text):
-        return kind(f"the state store {shown_url(url)} cannot be used ({text}): {advice}")
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
-    kind = StoreUnreachableError if lost else StoreError
-    return kind(f"the state store {shown_url(url)} cannot be used ({text}): check that it can be reached")
-
-
-def _candidates(cause: BaseException, text: str) -> Iterator[tuple[type[StoreError], str]]:
+    kind, advice = StoreUnreachableError if lost else StoreError, "check that it can be reached"
     if (code := getattr(cause, "sqlstate", None)) in _SQLSTATES:
-        yield StoreError, _SQLSTATES[code]
-    yield from ((StoreError, advice) for sign, advice in _WRONG.items() if sign in text)
-    yield from ((StoreUnreachableError, advice) for sign, advice in _AWAY.items() if sign in text)
+        kind, advice = StoreError, _SQLSTATES[code]
+    elif signs := [sign for sign in _WRONG if sign in text]:
+        kind, advice = StoreError, _WRONG[signs[0]]
+    elif signs := [sign for sign in _AWAY if sign in text]:
+        kind, advice = StoreUnreachableError, _AWAY[signs[0]]
+    return kind(f"the state store {shown_url(url)} cannot be used ({text}): {advice}")
 
 
 SCHEMA_VERSION = "0010"

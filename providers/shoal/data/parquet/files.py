@@ -254,10 +254,19 @@ def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
         MissingExtraError: If the libraries of the extra ``data`` are not installed.
     """
     need("pyarrow", "numpy")
+    import pyarrow as pa
+
     found: dict[str, DataFile] = {}
     checked: set[str] = set()
     for path in paths:
-        for file in _expand(path, checked):
+        filesystem, inner = resolve(path)
+        try:
+            files = _expand(filesystem, path, inner, checked)
+        except DataError:
+            raise
+        except (OSError, pa.ArrowException) as exc:
+            raise DataAccessError(f"{path} cannot be listed: {exc}") from None
+        for file in files:
             if file.path in found:
                 raise InvalidArgumentError(
                     f"{file.path} is in the dataset twice, so its rows would be read twice: check that the given paths "
@@ -280,19 +289,7 @@ def partition_values(path: str) -> dict[str, str | None]:
     return values
 
 
-def _expand(path: str, checked: set[str]) -> list[DataFile]:
-    import pyarrow as pa
-
-    filesystem, inner = resolve(path)
-    try:
-        return _expand_with(filesystem, path, inner, checked)
-    except DataError:
-        raise
-    except (OSError, pa.ArrowException) as exc:
-        raise DataAccessError(f"{path} cannot be listed: {exc}") from None
-
-
-def _expand_with(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[DataFile]:
+def _expand(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[DataFile]:
     """List the files of one path."""
     from pyarrow.fs import FileType
 

@@ -75,12 +75,8 @@ def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
         what = f"{path}, {part}," if part else path
         # Arrow raises OSError mostly if the storage does not answer, but also for some corrupt files.
         kind = DataAccessError if isinstance(exc, OSError) else DataError
-        raise kind(f"{what} is corrupt or not a Parquet file: {_first_line(exc)}") from None
-
-
-def _first_line(exc: BaseException) -> str:
-    lines = str(exc).splitlines()
-    return lines[0] if lines else type(exc).__name__
+        first_line = next(iter(str(exc).splitlines()), type(exc).__name__)
+        raise kind(f"{what} is corrupt or not a Parquet file: {first_line}") from None
 
 
 @contextlib.contextmanager

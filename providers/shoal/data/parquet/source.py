@@ -414,23 +414,20 @@ class ParquetSource:
             Number of nulls in the whole row group, even for a part of a random split. None if the footer has no
             statistics for the column, or if a filter may exclude the rows with nulls.
         """
-        nulls = self._recorded_nulls(path, row_group, column)
-        if nulls and self.filters is not None:
-            every = self.footer(path).groups[row_group][0]
-            return nulls if nulls == every or self._matching_counts(self.filters)[path][row_group] == every else None
-        return nulls
-
-    def _recorded_nulls(self, path: str, row_group: int, column: str) -> int | None:
         footer = self.footer(path)
+        every = footer.groups[row_group][0]
         if column not in footer.schema.names:
-            values = dict(footer.partitions)
-            return footer.groups[row_group][0] if values.get(column) is None else 0
+            nulls = every if dict(footer.partitions).get(column) is None else 0
         # Arrow writes no statistics for a column of type null. Such a column contains only nulls, so its number of
         # nulls is the number of rows.
-        if str(footer.schema.field(column).type) == "null":
-            return footer.groups[row_group][0]
-        stats = _statistics(self.metadata(path), row_group, column)
-        return stats.null_count if stats is not None and stats.has_null_count else None
+        elif str(footer.schema.field(column).type) == "null":
+            nulls = every
+        else:
+            stats = _statistics(self.metadata(path), row_group, column)
+            nulls = stats.null_count if stats is not None and stats.has_null_count else None
+        if nulls and nulls != every and self.filters is not None:
+            return nulls if self._matching_counts(self.filters)[path][row_group] == every else None
+        return nulls
 
     def bounds(self, path: str, column: str) -> Iterator[tuple[Any, Any]]:
         """Yield the smallest and the largest value of a column in each row group of a file that has such statistics."""
