@@ -146,12 +146,7 @@ class Shard:
 
 
 def checked(row_groups: Iterable[RowGroup], num_workers: int) -> list[RowGroup]:
-    """Return the row groups that have rows, in the order of the paths.
-
-    Raises:
-        InvalidArgumentError: If `num_workers` is less than 1 or a row group is listed twice.
-        DataError: If there are fewer rows than workers.
-    """
+    """Return the row groups that have rows, in the order of the paths."""
     if num_workers < 1:
         raise InvalidArgumentError(f"num_workers must be at least 1, not {num_workers}")
     groups = sorted((group for group in row_groups if group.rows > 0), key=lambda group: (group.path, group.index))
@@ -199,10 +194,6 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
     Returns:
         One shard per worker, by rank. Every row is in exactly one shard, and no shard is empty. The size of each shard
         is within 1 % of the mean; if a row group had to be divided, the sizes differ by at most one row.
-
-    Raises:
-        InvalidArgumentError: If `num_workers` is less than 1 or a row group is listed twice.
-        DataError: If there are fewer rows than workers.
     """
     groups = shuffled(checked(row_groups, num_workers), seed)
     parts = _assign_whole(groups, num_workers)
@@ -267,8 +258,8 @@ of the table's trend.
 """
 
 # A gang is divided into subgangs, of which each worker reads the row groups of the whole subgang. These numbers limit
-# the size of subgangs, and so the extra reads: a subgang has four workers, or as many as it needs to get four row groups.
-# If the number of workers is not a multiple of this size, the subgangs are larger, but less than twice as large.
+# the size of subgangs, and so the extra reads: a subgang has four workers, or as many as it needs to get four row
+# groups. If the number of workers is not a multiple of this size, the subgangs are larger, but less than twice as large.
 _SUBGANG_WORKERS = 4
 _SUBGANG_GROUPS = 4
 
@@ -284,10 +275,6 @@ def deal_rows(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tu
         no shard is empty. The sizes differ by at most one row, or each size is within 1 % of the mean. If the row
         groups have equal sizes, a worker reads at most eight row groups, or less than eight times its share of the row
         groups, whichever is more.
-
-    Raises:
-        InvalidArgumentError: If `num_workers` is less than 1 or a row group is listed twice.
-        DataError: If there are fewer rows than workers.
     """
     groups = checked(row_groups, num_workers)
     subgangs = _subgangs(len(groups), num_workers)
@@ -368,9 +355,6 @@ def plan_groups(
 
     The row groups are put into one sequence in a seeded random order. Row groups that share a group of rows stay next
     to each other. The sequence is then divided at the starts of groups into parts that are as equal as possible.
-
-    Raises:
-        DataError: If there are fewer groups than workers.
     """
     import numpy as np
 
@@ -512,9 +496,6 @@ class GangPosition:
     rows to workers.
 
     All workers compute the same assignment (the shard plan) with the same seed.
-
-    Raises:
-        InvalidArgumentError: If `rank` is negative or not below `world_size`.
     """
 
     rank: int

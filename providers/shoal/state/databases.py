@@ -163,11 +163,7 @@ _pooled: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def parsed(url: str) -> URL:
-    """Parse and check the URL of the state store. In a PostgreSQL URL, set the driver psycopg.
-
-    Raises:
-        StoreError: The text is not a URL, or names a database that shoal does not support.
-    """
+    """Parse and check the URL of the state store. In a PostgreSQL URL, set the driver psycopg."""
     try:
         found = make_url(url)
         backend = found.get_backend_name() if found.drivername != "postgres" else "postgresql"
@@ -200,11 +196,7 @@ def sqlite_file(url: str) -> Path | None:
 
 @lru_cache(maxsize=8)
 def engine(url: str) -> Engine:
-    """Return the SQLAlchemy engine for write transactions on the database with the given URL.
-
-    Raises:
-        StoreError: The URL is invalid (see `parsed`), or the driver is not installed.
-    """
+    """Return the SQLAlchemy engine for write transactions on the database with the given URL."""
     found = parsed(url)
     made = _sqlite(found) if found.get_backend_name() == "sqlite" else _postgresql(found)
     pool = type(made.pool)

@@ -54,11 +54,7 @@ class Footer:
 
 @contextlib.contextmanager
 def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
-    """Convert an exception that Arrow raises while reading a file to a DataError that names the file.
-
-    Raises:
-        DataError: If the file is gone, cannot be read, or is not a valid Parquet file.
-    """
+    """Convert an exception that Arrow raises while reading a file to a DataError that names the file."""
     import pyarrow as pa
 
     try:
@@ -81,11 +77,7 @@ def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_parquet(path: str) -> Iterator[Any]:
-    """Open a Parquet file for reading, and close it at the end of the ``with`` block.
-
-    Raises:
-        DataError: If the file is gone or not a Parquet file.
-    """
+    """Open a Parquet file for reading, and close it at the end of the ``with`` block."""
     with _open(path) as (file, _):
         yield file
 
@@ -96,9 +88,6 @@ def open_planned(footer: Footer) -> Iterator[Any]:
 
     If the file was replaced after its rows were assigned to workers, rows could be lost, read twice or mixed with rows
     that nobody has checked.
-
-    Raises:
-        DataError: If the file is gone, is not a Parquet file, or has another footer.
     """
     with _open(footer.path) as (file, fingerprint):
         if fingerprint != footer.fingerprint:
@@ -163,12 +152,7 @@ def stored_description(stored: Any) -> dict[str, Any]:
 
 
 def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any]]:
-    """Read the footers of several Parquet files in parallel threads.
-
-    Raises:
-        DataError: If a file is gone, corrupt, empty (0 bytes) or not a Parquet file. The message names the first such
-            file.
-    """
+    """Read the footers of several Parquet files in parallel threads."""
     schemas: dict[Any, Any] = {}
 
     def read(file: DataFile) -> tuple[Footer, Any]:

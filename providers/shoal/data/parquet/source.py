@@ -42,11 +42,7 @@ def read_ranges(
     matcher: Matcher | None = None,
     matching: Sequence[int] | None = None,
 ) -> Iterator[pa.Table]:
-    """Read row ranges (rows of one row group) of one file. The file is opened only once.
-
-    Raises:
-        DataError: If the file is gone, corrupt, has changed since the plan was made, or lacks a column.
-    """
+    """Read row ranges (rows of one row group) of one file. The file is opened only once."""
     with open_planned(footer) as file:
         stored = [name for name in columns if name not in partitions]
         names = file.schema_arrow.names
@@ -241,11 +237,7 @@ class ParquetSource:
         return [footer for footer in self.footers() if any(matching[footer.path])]
 
     def footer(self, path: str) -> Footer:
-        """Return the footer of the file with the given path or URI.
-
-        Raises:
-            DataError: If the file does not belong to the dataset.
-        """
+        """Return the footer of the file with the given path or URI."""
         if not self._by_path:
             self._by_path = {footer.path: footer for footer in self.footers()}
         if path not in self._by_path:
@@ -336,9 +328,6 @@ class ParquetSource:
         """Return all row groups in the order of the files.
 
         The number of rows of each row group counts only the rows that the filters and splits select.
-
-        Raises:
-            DataError: If this source is a part of a random split and has no rows.
         """
         selections = self._selection()
         groups = []
@@ -376,11 +365,6 @@ class ParquetSource:
         """Read row ranges (rows of one row group), and yield one table per range.
 
         If successive ranges are in the same file, the file is opened only once.
-
-        Raises:
-            InvalidArgumentError: If `columns` is empty.
-            DataError: If a file is gone, corrupt, has changed since the plan was made, or lacks a column. The message
-                names the file.
         """
         import pyarrow as pa
 
@@ -594,11 +578,7 @@ def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
 
 
 def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
-    """Read the group column and return for each row whether a group of rows begins at this row.
-
-    Raises:
-        DataError: If a group is null, or its rows are not contiguous.
-    """
+    """Read the group column and return for each row whether a group of rows begins at this row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
