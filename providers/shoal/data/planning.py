@@ -259,7 +259,7 @@ of the table's trend.
 
 # A gang is divided into subgangs, of which each worker reads the row groups of the whole subgang. These numbers limit
 # the size of subgangs, and so the extra reads: a subgang has four workers, or as many as it needs to get four row
-# groups. If the number of workers is not a multiple of this size, the subgangs are larger, but less than twice as large.
+# groups. If the number of workers is not a multiple of this size, they are larger, but less than twice as large.
 _SUBGANG_WORKERS = 4
 _SUBGANG_GROUPS = 4
 

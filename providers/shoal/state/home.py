@@ -98,7 +98,7 @@ def _keep_private(path: Path) -> None:
 
 
 def file_name(text: str) -> str:
-    """Check that a text, such as an id in a row of the store, can be the name of a file or folder, and return the text."""
+    """Check that a text, such as an id in a row, can be the name of a file or folder, and return the text."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", text):
         raise StoreError(
             f"the store has a row with the name or id {shown(text)}, which cannot be the name of a file: nothing is "
@@ -124,7 +124,7 @@ def subfolder(*parts: str) -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file of mode 0600 atomically, so that readers never see half of its content, and other users none of it."""
+    """Write a file of mode 0600 atomically, so that readers never see half of it, and other users nothing."""
     try:
         descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
         with os.fdopen(descriptor, "w") as file:

@@ -152,7 +152,7 @@ def largest_integer(type_: pa.DataType, wide: pa.DataType) -> int | None:
 
 
 def to_schema(table: pa.Table, fields: Mapping[str, pa.Field], path: str) -> pa.Table:
-    """Convert the columns of a file's table to the common types of a dataset. A column of the right type is not copied."""
+    """Convert the columns of a file's table to the common types of a dataset, without copying those of the right type."""
     import pyarrow as pa
 
     schema = table.schema
