@@ -3,7 +3,7 @@
 The store and Ray's job history keep a job's spec, and every user who may list jobs can read the spec there. Credentials
 are therefore passed in a file of mode 0600, and the driver deletes the file right after reading it. For `ray://` pools
 (existing Ray clusters), no file is used: the credentials are encrypted and written into the store
-(`shoal.jobs.remote.handover`).
+(`shoal.jobs.remote.sealed_credentials`).
 """
 
 from __future__ import annotations

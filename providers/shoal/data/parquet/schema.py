@@ -152,7 +152,7 @@ def largest_integer(type_: pa.DataType, wide: pa.DataType) -> int | None:
 
 
 def to_schema(table: pa.Table, fields: Mapping[str, pa.Field], path: str) -> pa.Table:
-    """Convert the columns of a file's table to the common types of a dataset; those of the right type are not copied."""
+    """Convert the columns of a file's table to the dataset's common types; a column of the right type is not copied."""
     import pyarrow as pa
 
     schema = table.schema

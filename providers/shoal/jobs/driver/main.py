@@ -44,7 +44,7 @@ from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
 from shoal.jobs.reconcile import rounds
-from shoal.jobs.remote import handover, package
+from shoal.jobs.remote import package, sealed_credentials
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.specs.function import FunctionJobSpec
@@ -501,8 +501,8 @@ def main(*, ends_process: bool = False) -> int:
         try:
             with act(JobStep.TAKE):
                 secrets = credentials.take(key.submission_id)
-            secrets = handover.receive(store, key) or secrets
-        except handover.AttemptTakenError as error:
+            secrets = sealed_credentials.receive(store, key) or secrets
+        except sealed_credentials.AttemptTakenError as error:
             print(f"nothing to do for attempt {key.attempt} of job {key.job_id}: {error}", flush=True)
             return 0
         except JobError as error:
