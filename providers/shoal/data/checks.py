@@ -52,10 +52,11 @@ def validate_columns(
             stored = name in footer.schema.names
             type_ = (footer.schema if stored else schema).field(name).type
             path = footer.path if stored else source.file_of_type(name)
+            what = "label" if name == label_col else "column"
             if name in categorical_cols:
                 _check_categorical(path, name, type_)
-            else:
-                _check_numeric(path, name, type_, "label" if name == label_col else "column")
+            elif (advice := _advice(type_, what)) is not None:
+                raise DataError(f'{path}: {what} "{name}" is of type {type_}, which cannot be trained on: {advice}')
 
     for name in names:
         check_present(reference.path, name, schema.names)
@@ -65,8 +66,16 @@ def validate_columns(
     for footer in distinct(source.used_footers()):
         check_types(footer)
     if not allow_all_null:
+        groups = [group for group in source.row_groups() if group.rows]
         for name in names:
-            _check_any_value(source, name)
+            if all(
+                source.null_count(group.path, group.index, name) == source.footer(group.path).groups[group.index][0]
+                for group in groups
+            ):
+                raise DataError(
+                    f'column "{name}" is null in every row of {source.reference().path} and all other files: '
+                    "leave the column out, or fix the program that writes the dataset"
+                )
 
 
 def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -> dict[str, str]:
@@ -102,6 +111,7 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
 def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | None:
     """Return the NumPy dtype of a row of a column of lists, such as ``(3,)float32``; None for other columns."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     found = list_shape(type_, 1)
     element = dtype_of(found[1]) if found else None
@@ -131,18 +141,12 @@ def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | N
             )
         length, first = here, place
     if is_variable and not length and source.filters is not None:
-        length = _first_length(source, name)
+        # The footers do not show how long the matching lists are, so the first list is read. It has no length if null.
+        one = source.ranges()[0]
+        (table,) = source.read([RowRange(one.path, one.row_group, 0, 1)], [name])
+        length = pc.list_value_length(table.column(0))[0].as_py() or 0
     shape, _ = list_shape(type_, length or 1) or found
     return f"({','.join(map(str, shape))},){element}"
-
-
-def _first_length(source: ParquetSource, name: str) -> int:
-    """Read the first list of a column, and return its number of elements; 0 if it is null."""
-    import pyarrow.compute as pc
-
-    first = source.ranges()[0]
-    (table,) = source.read([RowRange(first.path, first.row_group, 0, 1)], [name])
-    return pc.list_value_length(table.column(0))[0].as_py() or 0
 
 
 def _elements(source: ParquetSource, name: str, depth: int) -> Iterator[tuple[RowGroup, pq.ColumnChunkMetaData, int]]:
@@ -393,12 +397,6 @@ def _check_listed(columns: Sequence[str]) -> None:
             raise InvalidArgumentError(f'"{name}" occurs more than once in columns: name each column once')
 
 
-def _check_numeric(path: str, name: str, type_: pa.DataType, what: str) -> None:
-    advice = _advice(type_, what)
-    if advice is not None:
-        raise DataError(f'{path}: {what} "{name}" is of type {type_}, which cannot be trained on: {advice}')
-
-
 def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:
     import pyarrow as pa
 
@@ -482,14 +480,3 @@ def _check_any_row(source: ParquetSource) -> None:
                 "conditions, and the program that makes the DataFrame"
             )
         raise DataError(f"the dataset has no rows: {place}; check the paths, and the program that writes the files")
-
-
-def _check_any_value(source: ParquetSource, name: str) -> None:
-    for group in source.row_groups():
-        rows = source.footer(group.path).groups[group.index][0]
-        if group.rows and source.null_count(group.path, group.index, name) != rows:
-            return
-    raise DataError(
-        f'column "{name}" is null in every row of {source.reference().path} and all other files: '
-        "leave the column out, or fix the program that writes the dataset"
-    )

@@ -112,11 +112,7 @@ def make_file(file: Path) -> None:
 
 
 def keep_file_private(file: Path) -> None:
-    """Check that only this user can change the file of a SQLite store, and set its mode to 0600.
-
-    Raises:
-        StoreError: Another user may have changed or can replace the file, or its mode cannot be changed.
-    """
+    """Check that only this user can change the file of a SQLite store, and set its mode to 0600."""
     is_in_private_folder = why_folder_is_open(file.parent) is None
     if not is_in_private_folder and (why := _why_store_is_unsafe(file)):
         raise StoreError(
@@ -226,9 +222,6 @@ def runtime_root() -> Path:
 
     There is one root for each combination of home folder, store, host and temp folder. A file in the home folder lists
     all roots. If the calling process belongs to a node, the result is the root that contains this node's folder.
-
-    Raises:
-        StoreError: No safe folder can be created in the temp folder, or its path is too long for sockets.
     """
     if root := _root_of_this_node():
         return root

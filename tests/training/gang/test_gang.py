@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import CapacityError, CapacityTimeoutError, DataError, TrainingError, WorkerLostError
+from shoal.secrets.hidden_output import SECRETS
 from shoal.training.context import gang_context
 from shoal.training.gang import placement, ray_actors
 from shoal.training.gang.gang import Gang
@@ -18,7 +19,6 @@ from shoal.training.gang.heartbeats import WorkerConnections
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.reused_workers import end_gangs, shared_gang
 from shoal.training.gang.worker import PeerError
-from shoal.training.host.hidden_output import SECRETS
 from tests.support.two_node_cluster import TwoNodes, assert_ended
 from tests.support.waiting import wait_until
 

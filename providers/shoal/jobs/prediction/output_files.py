@@ -17,7 +17,7 @@ from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.new_files import SHARED_MODE, create_folder
-from shoal.redaction import redacted_errors
+from shoal.secrets.redaction import redacted_errors
 from shoal.training import artifact_folders
 from shoal.training.artifact_folders import Claim
 from shoal.training.locations import filesystem, local_path

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from shoal.errors import WorkerLostError
 from shoal.os_processes import how_ended, start_python
-from shoal.redaction import hide_known
+from shoal.secrets.redaction import hide_known
 from shoal.training.context import say
 from shoal.training.gang.backend import Answered
 from shoal.training.gang.fork_template import serve_worker

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from shoal.errors import ShoalError, TrainingError, WorkerLostError
-from shoal.redaction import hide_known
+from shoal.secrets.redaction import hide_known
 from shoal.training import cluster
 from shoal.training.context import say
 from shoal.training.gang import nodes_in_use, placement

@@ -15,13 +15,13 @@ from typing import Any
 
 from shoal.data.planning import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.known_secrets import KnownSecrets
+from shoal.secrets.hidden_output import SECRETS, hide_output
+from shoal.secrets.known_secrets import KnownSecrets
 from shoal.training.context import GangContext, set_gang_context
 from shoal.training.gang.driver_connection import DriverConnection
 from shoal.training.gang.local_node import LocalNode, NodeWatch
 from shoal.training.host import change_directory, interpreter_end, memory
 from shoal.training.host.forks import ending_forks
-from shoal.training.host.hidden_output import SECRETS, hide_output
 from shoal.training.host.imports import import_lean
 from shoal.training.host.process_title import WORKER, set_title
 

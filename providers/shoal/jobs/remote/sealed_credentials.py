@@ -1,13 +1,27 @@
-"""Pass credentials to a driver through columns of the attempt's row (see `shoal.jobs.remote`)."""
+"""Pass the credentials of an attempt to its driver through the attempt's row, encrypted for this driver only.
+
+This way is used only for `ray://` pools (existing Ray clusters), because the head of such a pool may share no folder
+with the submitter. The drivers of local pools read a file instead (`shoal.jobs.credentials`). A file is faster, and the
+submitter may end before the driver has started.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from sqlalchemy import select, update
 
+from shoal.errors import JobError
+from shoal.jobs.credentials import Secrets
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.steps import JobStep, transaction
+from shoal.jobs.journal.steps import JobStep, patiently, transaction
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
+
+if TYPE_CHECKING:
+    pass
 
 
 def is_needed(store: Store, key: Key) -> bool:
@@ -51,3 +65,36 @@ def send_credentials(store: Store, key: Key, driver_key: str, sealed: str) -> bo
     with transaction(store, JobStep.HAND_OVER) as session:
         done = session.execute(sends.values(sealed_credentials=sealed).execution_options(synchronize_session=False))
         return bool(done.rowcount)  # type: ignore[attr-defined]
+
+
+_TAKEN = "the attempt has ended, or another driver runs it"
+
+
+class AttemptTakenError(JobError):
+    """Error for a driver whose attempt has ended, is running already, or was taken over by another driver."""
+
+
+def receive(
+    store: Store,
+    key: Key,
+    *,
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Secrets | None:
+    """Ask for the credentials of a pending attempt, and wait until a process has sent them.
+
+    The credentials stay in the row until the attempt is recorded as running or as ended.
+
+    Returns:
+        The credentials; None if the job needs no credentials from the row.
+
+    Raises:
+        AttemptTakenError: The attempt is not pending any more, or another driver has asked for its credentials. A
+            driver that gets this error must exit, because it would run the job without credentials.
+        JobError: No process has sent the credentials in time, or they were not encrypted for this driver.
+    """
+    if not is_needed(store, key):
+        return None
+    driver_key = DriverKey()
+    if not patiently(store, lambda: ask_for_credentials(store, key, driver_key.public)):
+        raise AttemptTakenError(_TAKEN)
