@@ -98,3 +98,105 @@ def receive(
     driver_key = DriverKey()
     if not patiently(store, lambda: ask_for_credentials(store, key, driver_key.public)):
         raise AttemptTakenError(_TAKEN)
+        if found is None:
+            raise AttemptTakenError(_TAKEN)
+        if found:
+            return Secrets.loads(driver_key.open(found, key.submission_id))
+        sleep(CREDENTIALS_PERIOD_S)
+    raise JobError(
+        f"the driver has waited {CREDENTIALS_PATIENCE_S / 60:.0f} minutes for the job's credentials, but no process "
+        "has sent them. The process that waits for the job must send them, but has ended or cannot reach the store. "
+        "Submit the job again, and let the submitting process run until the job has started"
+    )
+
+
+def deliver(store: Store, job: Job, secrets: Secrets) -> bool:
+    """Encrypt the credentials of an attempt and write them into its row, if its driver has asked for them.
+
+    Raises:
+        JobError: The driver's key is not valid.
+    """
+    if job.state is not JobState.PENDING or job.driver_key is None or job.sealed_credentials is not None:
+        return False
+    key = Key(job.id, job.attempt)
+    return send_credentials(store, key, job.driver_key, seal(secrets.dumps(), job.driver_key, key.submission_id))
+
+
+_PURPOSE = b"shoal credentials 1"
+_KEY_BYTES = 32
+_NONCE_BYTES = 12
+
+
+class SealError(JobError):
+    """Error for encrypted credentials that are for another attempt or another driver, or that were changed."""
+
+
+class DriverKey:
+    """Key pair of one driver. The private key exists only in this object.
+
+    Attributes:
+        public: The public key, as text for the attempt's row.
+    """
+
+    def __init__(self) -> None:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+        self._private = X25519PrivateKey.generate()
+        self.public = b64encode(self._private.public_key().public_bytes_raw()).decode()
+
+    def open(self, sealed: str, submission_id: str) -> bytes:
+        """Decrypt a message that :func:`seal` has encrypted for this driver.
+
+        Raises:
+            SealError: The message is for another attempt or another driver, or was changed.
+        """
+        from cryptography.exceptions import InvalidTag
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+        try:
+            message = b64decode(sealed, validate=True)
+            sender, nonce = message[:_KEY_BYTES], message[_KEY_BYTES : _KEY_BYTES + _NONCE_BYTES]
+            bound = _bound(submission_id, sender, b64decode(self.public))
+            key = _key(self._private, X25519PublicKey.from_public_bytes(sender), bound)
+            return AESGCM(key).decrypt(nonce, message[_KEY_BYTES + _NONCE_BYTES :], bound)
+        except (InvalidTag, ValueError, binascii.Error):
+            raise SealError(
+                "the credentials in the attempt's row were not encrypted for this attempt and this driver, or were "
+                "changed: find out which process writes to the store, and submit the job again"
+            ) from None
+
+
+def seal(content: bytes, driver_key: str, submission_id: str) -> str:
+    """Encrypt a text so that only one driver can decrypt it.
+
+    Raises:
+        SealError: The row contains no valid key.
+    """
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    try:
+        receiver = b64decode(driver_key, validate=True)
+        public = X25519PublicKey.from_public_bytes(receiver)
+        own = X25519PrivateKey.generate()
+        sender = own.public_key().public_bytes_raw()
+        bound = _bound(submission_id, sender, receiver)
+        key = _key(own, public, bound)
+    except (ValueError, binascii.Error):
+        raise SealError("the attempt's row contains no valid driver key: submit the job again") from None
+    nonce = os.urandom(_NONCE_BYTES)
+    return b64encode(sender + nonce + AESGCM(key).encrypt(nonce, content, bound)).decode()
+
+
+def _key(own: X25519PrivateKey, other: X25519PublicKey, bound: bytes) -> bytes:
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    return HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=None, info=bound).derive(own.exchange(other))
+
+
+def _bound(submission_id: str, sender: bytes, receiver: bytes) -> bytes:
+    """Return the data that AES-GCM authenticates with a message: the attempt's id, and the public keys of sender and
+    driver."""
+    return _PURPOSE + sender + receiver + submission_id.encode()
