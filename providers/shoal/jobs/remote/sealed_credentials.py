@@ -7,7 +7,10 @@ submitter may end before the driver has started.
 
 from __future__ import annotations
 
+import binascii
+import os
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -17,11 +20,13 @@ from shoal.errors import JobError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, patiently, transaction
+from shoal.jobs.timeouts import CREDENTIALS_PATIENCE_S, CREDENTIALS_PERIOD_S
+from shoal.own_pauses import waited_since
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 
 if TYPE_CHECKING:
-    pass
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 
 def is_needed(store: Store, key: Key) -> bool:
@@ -98,6 +103,9 @@ def receive(
     driver_key = DriverKey()
     if not patiently(store, lambda: ask_for_credentials(store, key, driver_key.public)):
         raise AttemptTakenError(_TAKEN)
+    began = monotonic()
+    while waited_since(began, monotonic()) < CREDENTIALS_PATIENCE_S:
+        found = patiently(store, lambda: sealed_for(store, key, driver_key.public))
         if found is None:
             raise AttemptTakenError(_TAKEN)
         if found:
