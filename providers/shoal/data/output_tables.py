@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 def kept_columns(keep_cols: Sequence[str] | None, prediction_col: str, source: ParquetSource) -> tuple[str, ...]:
-    """Return the columns of the dataset that are copied to the output: `keep_cols`, or all columns.
-
-    Raises:
-        DataError: The dataset does not have a column of `keep_cols`, or its files have different types for a column.
-        InvalidArgumentError: The column of the predictions would have the name of one of these columns.
-    """
+    """Return the columns of the dataset that are copied to the output: `keep_cols`, or all columns."""
     names = source.schema().names
     if keep_cols is None:
         keep = tuple(names)

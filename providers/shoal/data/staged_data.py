@@ -44,11 +44,7 @@ _USED_BY = "_shoal_used_by."
 
 
 def claim(location: str, user: str) -> None:
-    """Record in a directory of staged data that a job uses the data.
-
-    Raises:
-        DataError: If the directory was removed.
-    """
+    """Record in a directory of staged data that a job uses the data."""
     from pyarrow.fs import FileType
 
     filesystem, inner = resolve(normalise(location))
@@ -106,11 +102,7 @@ def hand_over(location: str) -> None:
 
 
 def discard_unused(location: str) -> bool:
-    """Remove a directory of staged data if neither a process nor a job uses the data.
-
-    Raises:
-        InvalidArgumentError: If the directory exists, but has no marker file.
-    """
+    """Remove a directory of staged data if neither a process nor a job uses the data."""
     return not is_held(location) and not claims(location) and discard(location)
 
 
@@ -131,11 +123,7 @@ def _write_holder(filesystem: FileSystem, inner: str, process: ProcessId | None)
 
 
 def discard(location: str) -> bool:
-    """Remove a directory that shoal created for staged data, even if a process or a job still uses the data.
-
-    Raises:
-        InvalidArgumentError: If shoal did not create the directory. Nothing is removed in this case.
-    """
+    """Remove a directory that shoal created for staged data, even if a process or a job still uses the data."""
     from pyarrow.fs import FileSelector, FileType
 
     filesystem, inner = resolve(normalise(location))
@@ -170,14 +158,7 @@ def default_location() -> str:
 
 @contextlib.contextmanager
 def staged(staging_location: str | os.PathLike[str] | None = None, name: str | None = None) -> Iterator[str]:
-    """Create a directory for one staged dataset, and remove the directory if the ``with`` block raises an exception.
-
-    Raises:
-        InvalidArgumentError: If the URI contains a wildcard character, because then fsspec could not remove the staged
-            data.
-        DataError: If the location is not writable.
-        MissingExtraError: If the libraries of the extra ``data`` are not installed.
-    """
+    """Create a directory for one staged dataset, and remove the directory if the ``with`` block raises an exception."""
     need("pyarrow", "numpy")
     import pyarrow as pa
 
@@ -301,11 +282,7 @@ def group_rows(rows: int, bytes_per_row: float) -> int:
 
 @contextlib.contextmanager
 def table_writer(path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """Open a Parquet file for writing. The file is complete after the ``with`` block.
-
-    Raises:
-        DataError: If several columns have the same name.
-    """
+    """Open a Parquet file for writing. The file is complete after the ``with`` block."""
     import pyarrow.parquet as pq
 
     names = schema.names
@@ -346,13 +323,7 @@ _TO_PANDAS = ("to_pandas", "toPandas")
 
 
 def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None) -> str:
-    """Write a DataFrame or table to a Parquet file in a new staging directory, one row group at a time.
-
-    Raises:
-        DataError: If a column cannot be written, such as a column with values of different types, or the location is
-            not writable.
-        InvalidArgumentError: If `frame` is not a table.
-    """
+    """Write a DataFrame or table to a Parquet file in a new staging directory, one row group at a time."""
     need("pyarrow", "numpy")
     import pyarrow as pa
 
@@ -495,10 +466,6 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
     Returns:
         A source for the files; None if the files have other rows or columns than the dataset, or are not local Parquet
         files.
-
-    Raises:
-        InvalidArgumentError: If `dataset` is not a ``pyarrow.dataset.Dataset``.
-        DataError: If the files belong to a Delta, Iceberg or Hudi table, and were not listed by the table's library.
     """
     import pyarrow.dataset as pads
     from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
@@ -532,9 +499,6 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
 def stage_arrow_dataset(dataset: pyarrow.dataset.Dataset, staging_location: str | os.PathLike[str] | None) -> str:
     """Write the rows of an Arrow dataset to a Parquet file in a new staging directory, without loading all rows into
     memory.
-
-    Raises:
-        DataError: If a file cannot be read, or the location is not writable.
     """
     # Reading ahead is limited to one batch. By default Arrow accumulates batches and takes up to ten times the memory
     # of a reader that does not read ahead (arrow#39808).
@@ -545,14 +509,7 @@ def stage_arrow_dataset(dataset: pyarrow.dataset.Dataset, staging_location: str 
 
 
 def stage_ray_dataset(dataset: Any, staging_location: str | os.PathLike[str] | None) -> str:
-    """Run a Ray Data pipeline and write its rows to Parquet files in a new staging directory.
-
-    Raises:
-        MissingExtraError: If Ray is not installed.
-        InvalidArgumentError: If this process is not connected to Ray, or if no location was given and the nodes are on
-            several hosts.
-        DataError: If the location is not writable.
-    """
+    """Run a Ray Data pipeline and write its rows to Parquet files in a new staging directory."""
     with staged(staging_location) as directory:
         ray = connected_ray()
         hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}

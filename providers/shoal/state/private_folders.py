@@ -197,7 +197,7 @@ def _is_unmapped(uid: int) -> bool:
 
 
 ROOT_VARIABLE = "SHOAL_RUNTIME_ROOT"
-"""Environment variable with the runtime root (the parent folder of the nodes' folders), for a node's processes. These
+"""Environment variable with the runtime root, for a node's processes. These
 processes cannot find the root with TMPDIR, because their TMPDIR is the node's own folder."""
 
 _MARKER = "shoal.json"
@@ -217,7 +217,7 @@ log = logging.getLogger("shoal.runtime")
 
 
 def runtime_root() -> Path:
-    """Return the runtime root (the parent folder of the nodes' folders) for new nodes. Create it in the temp folder if
+    """Return the runtime root for new nodes. Create it in the temp folder if
     needed.
 
     There is one root for each combination of home folder, store, host and temp folder. A file in the home folder lists
@@ -242,7 +242,7 @@ def runtime_root() -> Path:
 
 
 def node_folders(node_id: str) -> list[Path]:
-    """Return all paths at which a node's folder may be: one in each runtime root (parent folder of nodes' folders).
+    """Return all paths at which a node's folder may be: one in each runtime root.
 
     A node's folder may be in an older root, because nodes keep their folder when a new root is created.
     """
@@ -271,7 +271,7 @@ def node_ids() -> list[str]:
 
 
 def remove_node_folders(node_id: str) -> str | None:
-    """Remove a node's folder from each runtime root (parent folder of nodes' folders) that has one. Then remove all
+    """Remove a node's folder from each runtime root that has one. Then remove all
     empty runtime roots but the current one, in which new nodes get their folders.
 
     Returns:
@@ -330,7 +330,7 @@ def _lock_of_user(kind: str, name: str) -> Path:
 
 
 def _root_of_this_node() -> Path | None:
-    """Return the runtime root (parent folder of nodes' folders) of the node to which the calling process belongs.
+    """Return the runtime root of the node to which the calling process belongs.
 
     The result is None if the process belongs to no node, or to a node of another home folder or store.
     """
