@@ -96,9 +96,11 @@ def pauses_that_end(handle: JobHandle, what: str) -> list[str]:
         seen = len(list(handle.logs()))
         try:
             wait_until(partial(has_more_lines, handle, seen), "further rounds", 60)
-            assert set(pids_of(training(handle))) == set(workers), "other workers"
+            found = pids_of(training(handle))
+            # The kernel breaks LightGBM's connections, so its trainings go on from a checkpoint, in new workers.
+            assert set(found) == set(workers) or "lightgbm" in what, "other workers"
             assert {node.id for node in node_rows()} == nodes, "other nodes"
-            problem = ""
+            workers, problem = found, ""
         except AssertionError as error:
             problem = str(error).splitlines()[0] or "failed"
             failures.append(f"{name}: {problem}: {handle.status().error} {list(handle.logs())[-3:]}")

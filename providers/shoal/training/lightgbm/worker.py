@@ -22,20 +22,20 @@ from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 from lightgbm.callback import CallbackEnv
 
 from shoal.data.planning import RowRange
-from shoal.errors import DataError, TrainingError
+from shoal.errors import DataError, TrainingError, WorkerLostError
 from shoal.training import cluster
 from shoal.training.boosting.messages import Boosted, History, Part, Prepared, Segment, Task
 from shoal.training.boosting.params import Direction
 from shoal.training.boosting.rows import CheckLabel, ShardRows, cache_budget
-from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
-from shoal.training.host.loopback import is_loopback, tie_to_loopback
+from shoal.training.host.own_process import is_loopback, tie_to_loopback
 from shoal.training.lightgbm import sampling
 from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large
 from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.sampling import Share, sample, shares
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
+from shoal.training.reporting import GangContext, gang_context
 from shoal.training.timeouts import COLLECTIVE_S
 
 if TYPE_CHECKING:
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 # First words of LightGBM's messages about network errors. Such an error means that another worker was lost, so shoal
 # raises PeerError.
 _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
+
+# If a process is stopped and continued while it receives with a time-out, the kernel ends the call (signal(7)), and
+# LightGBM fails: the training goes on from its last checkpoint.
+_INTERRUPTED = "Interrupted system call"
 
 
 class _Log:
@@ -256,6 +260,8 @@ def own_errors() -> Iterator[None]:
         yield
     except LightGBMError as exc:
         message = memory.explained(own_message(exc))
+        if _INTERRUPTED in message:
+            raise WorkerLostError(f"a pause of its process has broken LightGBM's connection ({message})") from exc
         kind = PeerError if message.startswith(_NETWORK) else TrainingError
         raise kind(f"LightGBM: {message}") from exc
 
