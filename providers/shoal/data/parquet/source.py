@@ -400,6 +400,7 @@ class ParquetSource:
         """
         footer = self.footer(path)
         every = footer.groups[row_group][0]
+        nulls: int | None
         if column not in footer.schema.names:
             nulls = every if dict(footer.partitions).get(column) is None else 0
         # Arrow writes no statistics for a column of type null. Such a column contains only nulls, so its number of
