@@ -38,7 +38,7 @@ from shoal.models.registry import (
 )
 from shoal.models.waiting_version import WaitingVersion
 from shoal.pool.holder import python_holder
-from shoal.redaction import HIDDEN
+from shoal.secrets.redaction import HIDDEN
 from shoal.state import Store
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from shoal.jobs.mlflow_run import Run
 from shoal.jobs.register import Register
 from shoal.jobs.results import WAITING
 from shoal.models.registry import REASON_TAG, is_unreachable
-from shoal.redaction import redact_all
+from shoal.secrets.redaction import redact_all
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

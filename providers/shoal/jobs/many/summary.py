@@ -26,7 +26,7 @@ from shoal.jobs.submission import MOST_LISTED, list_jobs
 from shoal.models.decision import figure, is_better
 from shoal.models.ledger import confirmed_promotions
 from shoal.models.metrics import best_mode
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 
