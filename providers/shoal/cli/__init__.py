@@ -79,7 +79,11 @@ class _ShoalGroup(TyperGroup):
             print_error(error, as_json=as_json)
             sys.exit(exit_code(error))
         except _UsageError as error:
-            _say_usage(error, as_json)
+            message = str(getattr(error, "format_message", error.__str__)()).strip()
+            if message:  # without arguments of the command, typer has already printed the help
+                if (context := getattr(error, "ctx", None)) is not None:
+                    error.add_note(f"see `{context.command_path} --help`")
+                print_error(error, as_json=as_json, message=message, code=ExitCode.WRONG_ARGUMENT)
             sys.exit(ExitCode.WRONG_ARGUMENT)
         except KeyboardInterrupt:  # a second Ctrl-C came while the message about the first Ctrl-C was printed
             sys.exit(ExitCode.INTERRUPTED)
@@ -107,16 +111,6 @@ class _ShoalGroup(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:  # if the exception reached typer, typer would exit without a message
             raise InterruptedCommandError("interrupted") from None
-
-
-def _say_usage(error: BaseException, as_json: bool) -> None:
-    message = str(getattr(error, "format_message", error.__str__)()).strip()
-    context = getattr(error, "ctx", None)
-    if not message:  # the command had no arguments, so typer has already printed the help
-        return
-    if context is not None:
-        error.add_note(f"see `{context.command_path} --help`")
-    print_error(error, as_json=as_json, message=message, code=ExitCode.WRONG_ARGUMENT)
 
 
 app = typer.Typer(

@@ -59,9 +59,17 @@ def all_checks() -> Iterator[Finding]:
     # This check always succeeds, because pip installs shoal only for supported versions of Python.
     yield Finding("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
     yield _ray()
-    yield from (_package(*package) for package in _PACKAGES)
+    for extra, modules, distributions, purpose in _PACKAGES:
+        found = next((version for name in distributions if (version := _version(name))), None)
+        if found is None or any(find_spec(module) is None for module in modules):
+            yield Finding(extra, "note", f"not installed (optional: {purpose})", f'pip install "shoal[{extra}]"')
+        else:
+            yield Finding(extra, "ok", found)
     yield _bytecode()
-    yield _proc()
+    if Path("/proc/self/stat").exists() and Path("/proc/sys/kernel/random/boot_id").exists():
+        yield Finding("/proc", "ok", "available")
+    else:
+        yield Finding("/proc", "broken", "not available", "local pools need Linux with /proc mounted")
     yield _loopback()
     yield _open_files()
     yield from _home()
@@ -86,13 +94,6 @@ def _ray() -> Finding:
     return Finding("ray", "ok", found)
 
 
-def _package(extra: str, modules: tuple[str, ...], distributions: tuple[str, ...], purpose: str) -> Finding:
-    found = next((version for name in distributions if (version := _version(name))), None)
-    if found is None or any(find_spec(module) is None for module in modules):
-        return Finding(extra, "note", f"not installed (optional: {purpose})", f'pip install "shoal[{extra}]"')
-    return Finding(extra, "ok", found)
-
-
 def _version(distribution: str) -> str | None:
     try:
         return importlib.metadata.version(distribution)
@@ -109,12 +110,6 @@ def _bytecode() -> Finding:
     if not bytecode.can_be_written(without[0]):
         found = f"the packages in {folder} are not compiled, and nodes may not write there"
     return Finding("bytecode", "note", found, f"python -m compileall -q {folder}")
-
-
-def _proc() -> Finding:
-    if Path("/proc/self/stat").exists() and Path("/proc/sys/kernel/random/boot_id").exists():
-        return Finding("/proc", "ok", "available")
-    return Finding("/proc", "broken", "not available", "local pools need Linux with /proc mounted")
 
 
 def _loopback() -> Finding:
@@ -148,6 +143,7 @@ def _open_files() -> Finding:
 
 def _home() -> Iterator[Finding]:
     from shoal.state.home import home
+    from shoal.state.temp_folder import runtime_root
 
     try:
         folder = home()
@@ -156,8 +152,17 @@ def _home() -> Iterator[Finding]:
         return
     yield Finding("SHOAL_HOME", "ok", f"{folder} is writable")
     yield _disk("disk of SHOAL_HOME", folder)
-    yield _temp(Path(tempfile.gettempdir()))
-    yield _runtime_root()
+    temporary = Path(tempfile.gettempdir())
+    if os.access(temporary, os.W_OK | os.X_OK):
+        yield _disk("disk of temporary files", temporary)
+    else:
+        advice = "set TMPDIR to a short, writable path"
+        yield Finding("disk of temporary files", "broken", f"{temporary} is not writable", advice)
+    try:
+        found = f"{runtime_root()}, not accessible to other users"
+        yield Finding("folder of running nodes", "ok", found)
+    except StoreError as error:
+        yield Finding("folder of running nodes", "broken", str(error), "set TMPDIR to a short path, such as /tmp")
     yield from _store()
 
 
@@ -170,23 +175,6 @@ def _disk(name: str, folder: Path) -> Finding:
     if usage.free < DISK_WANTED or usage.used > _RAY_DISK_LIMIT * usage.total:
         return Finding(name, "note", found, advice)
     return Finding(name, "ok", found)
-
-
-def _temp(folder: Path) -> Finding:
-    name = "disk of temporary files"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return Finding(name, "broken", f"{folder} is not writable", "set TMPDIR to a short, writable path")
-    return _disk(name, folder)
-
-
-def _runtime_root() -> Finding:
-    from shoal.state.temp_folder import runtime_root
-
-    name = "folder of running nodes"
-    try:
-        return Finding(name, "ok", f"{runtime_root()}, not accessible to other users")
-    except StoreError as error:
-        return Finding(name, "broken", str(error), "set TMPDIR to a short path, such as /tmp")
 
 
 def _store() -> Iterator[Finding]:

@@ -305,31 +305,22 @@ class PoolProgress:
     def __call__(self, status: PoolStatus) -> None:
         """Show how many nodes are in which state, and print the error of each failed node once."""
         for node in status.failed:
-            self._once(f"node {node.name} failed: {node.error or 'no reason recorded'} (log: {node.log})")
+            line = f"node {node.name} failed: {node.error or 'no reason recorded'} (log: {node.log})"
+            if line not in self._said:
+                self._said.add(line)
+                (self._bar.console if self._bar else self._console).print(line, soft_wrap=True)
         counts = describe_counts(status)
+        there = len(status.active) + len(status.pending) + len(status.failed) + len(status.leaving)
+        self._most = max(self._most, there)
         if self._bar is not None and self._task is not None:
-            done, total = self._bar_lengths(status)
+            # While the pool shrinks, the bar shows how many of the nodes that have to end have ended.
+            done, total = len(status.active), status.target
+            if there > status.target:
+                done, total = self._most - there, self._most - status.target
             self._bar.update(self._task, completed=done, total=total, counts=counts)
         elif counts != self._last:
             self._console.print(f"{status.name}: {counts}", soft_wrap=True)
         self._last = counts
-
-    def _once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            (self._bar.console if self._bar else self._console).print(line, soft_wrap=True)
-
-    def _bar_lengths(self, status: PoolStatus) -> tuple[int, int]:
-        """Return the filled length and the full length of the progress bar, in nodes.
-
-        While the pool grows, the lengths are the numbers of active and of wanted nodes. While the pool shrinks, the
-        lengths are the numbers of nodes that have ended and of nodes that have to end.
-        """
-        there = len(status.active) + len(status.pending) + len(status.failed) + len(status.leaving)
-        self._most = max(self._most, there)
-        if there > status.target:
-            return self._most - there, self._most - status.target
-        return len(status.active), status.target
 
 
 def describe_counts(status: PoolStatus) -> str:

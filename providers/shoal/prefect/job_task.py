@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import wraps
@@ -44,50 +44,33 @@ if TYPE_CHECKING:
     from shoal.jobs.metrics.series import MetricPoint
 
 
-_LONGEST = 200
+_LONGEST_NAME = 200
 
 
-def training_name(parameters: dict[str, Any]) -> str:
-    """Return the name of a training's task run from the task's arguments, such as ``train delays-UA``."""
-    return _name(lambda: f"train {_trained(**parameters)}", "distributed_train")
+def name_runs(task_name: str, name: Callable[..., str]) -> Callable[[dict[str, Any]], str]:
+    """Return the function that names the runs of a task after a model or function: `name` of the task's arguments.
+
+    Prefect fails a task run whose name cannot be made, so after an error, the run has the name of the task.
+    """
+
+    def name_of(parameters: dict[str, Any]) -> str:
+        try:
+            return " ".join(redact(name(**parameters)).split())[:_LONGEST_NAME]
+        except Exception:
+            return task_name
+
+    return name_of
 
 
-def prediction_name(parameters: dict[str, Any]) -> str:
-    """Return the name of a prediction's task run, such as ``predict models:/delays@champion``."""
-    return _name(lambda: f"predict {parameters['model']}", "batch_predict")
-
-
-def many_models_name(parameters: dict[str, Any]) -> str:
-    """Return the name of the task run of a training per partition, such as ``models by store``."""
-
-    def name() -> str:
-        by = parameters["by"]
-        return f"models by {by if isinstance(by, str) else ', '.join(by)}"
-
-    return _name(name, "many_models")
-
-
-def search_name(parameters: dict[str, Any]) -> str:
-    """Return the name of a search's task run, such as ``tune arr_delay``."""
-    return _name(lambda: f"tune {parameters['train']['label_col']}", "tune")
-
-
-def _name(name: Callable[[], str], default: str) -> str:
-    try:
-        return " ".join(redact(name()).split())[:_LONGEST]
-    except Exception:
-        return default
-
-
-def _trained(*, spec: Any = None, train_func: Any = None, **_: Any) -> str:
+def _training_name(spec: Any = None, train_func: Any = None, **_: Any) -> str:
     if train_func is None:
-        return ModelLine.of(spec or {}, NoResult("")).model
+        return f"train {ModelLine.of(spec or {}, NoResult('')).model}"
     # With a function, `spec` is a dict of the other fields, which alone is no legal spec.
     fields: Mapping[str, Any] = spec or {}
     register = fields.get("register")
     model = register.get("model") if isinstance(register, Mapping) else getattr(register, "model", None)
     function = getattr(train_func, "__name__", None) or Path(train_func).name
-    return str(model or fields.get("name") or function)
+    return f"train {model or fields.get('name') or function}"
 
 
 _logged: WeakKeyDictionary[ShoalError, UUID] = WeakKeyDictionary()
@@ -348,15 +331,19 @@ class TrainingTask(Task[..., Any]):
     @classmethod
     def of(cls, function: Callable[..., Any]) -> TrainingTask:
         """Create a Prefect task from a function that runs a training."""
-        return cls._from(job_task(function, run_name=training_name))
+        return cls._from(job_task(function, run_name=name_runs("distributed_train", _training_name)))
 
     def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
         """Run the task, and return the task's result. If `return_state` is True, return the final state of the task run
         instead."""
         found: Any = super().__call__(*args, return_state=return_state, **kwargs)
-        if return_state:
-            return found
-        return _awaited(found) if inspect.isawaitable(found) else _value(found)
+        if return_state or not inspect.isawaitable(found):
+            return found if return_state else _value(found)
+
+        async def value() -> Any:
+            return _value(await found)
+
+        return value()
 
     def with_options(self, **options: Any) -> TrainingTask:
         """Return a copy of the task with other options, such as ``retries=2``."""
@@ -391,10 +378,6 @@ def twin(sync: Task[P, T]) -> Task[P, Coroutine[Any, Any, T]]:
     call.__doc__ = f"{summary} This task is the async version of `{function.__name__}`."
     made: Any = TrainingTask.of(call) if isinstance(sync, TrainingTask) else job_task(call, run_name=sync.task_run_name)
     return cast(Task[P, Coroutine[Any, Any, T]], made)
-
-
-async def _awaited(found: Awaitable[Any]) -> Any:
-    return _value(await found)
 
 
 def _value(found: Any) -> Any:

@@ -42,15 +42,9 @@ if TYPE_CHECKING:
     from shoal.training.progress import Progress
 
 
-_EVENT = "shoal.model."
-"""Prefix of the names of all events about models. The rest of a name is the outcome of a training, such as
-``promoted``."""
-
 _MODEL = "shoal.model."
-"""Prefix of the resource ids of models. The rest of an id is the name of the registered model."""
-
-_JOB = "shoal.job."
-"""Prefix of the resource ids of jobs. The rest of an id is the id of the job."""
+"""Prefix of the names of events about models, followed by the outcome of a training, such as ``promoted``; and of the
+resource ids of models, followed by the name of the registered model."""
 
 
 def emit_outcome(
@@ -69,7 +63,7 @@ def emit_outcome(
         if isinstance(outcome, JobResult | PromotionResult):
             result = outcome.to_dict()
             payload |= {name: result[name] for name in ("job_id", "model_uri", "metrics", "promoted")}
-        emit_event(f"{_EVENT}{line.outcome}", _model(line.model), payload=payload)
+        emit_event(f"{_MODEL}{line.outcome}", _resource(_MODEL, line.model), payload=payload)
     except Exception as error:
         get_run_logger().warning("the Prefect event about the training could not be sent: %s", error)
 
@@ -104,18 +98,17 @@ def emit_alerts(
     sentences = []
     for model in stale_models(promoted_within, models) if promoted_within is not None else ():
         payload = {"alias": model.alias, "version": model.version, "days": model.days, "text": str(model)}
-        emit_event(f"{_EVENT}stale", _model(model.model), payload=payload)
+        emit_event(f"{_MODEL}stale", _resource(_MODEL, model.model), payload=payload)
         sentences.append(str(model))
     for job in waiting_jobs(started_within) if started_within is not None else ():
-        resource = {"prefect.resource.id": f"{_JOB}{job.job_id}", "prefect.resource.name": job.job_id}
         payload = {"pool": job.pool, "holder": job.holder, "hours": job.hours, "text": str(job)}
-        emit_event("shoal.job.waiting", resource, payload=payload)
+        emit_event("shoal.job.waiting", _resource("shoal.job.", job.job_id), payload=payload)
         sentences.append(str(job))
     return sentences
 
 
-def _model(name: str) -> dict[str, str]:
-    return {"prefect.resource.id": f"{_MODEL}{name}", "prefect.resource.name": name}
+def _resource(prefix: str, name: str) -> dict[str, str]:
+    return {"prefect.resource.id": f"{prefix}{name}", "prefect.resource.name": name}
 
 
 PAGE_KEY = "shoal-job"
@@ -356,18 +349,15 @@ def _curves(points: Sequence[MetricPoint], first: int) -> str:
     if not found:
         return ""
     shown = dict(list(found.items())[:_MOST_CURVES])
-    rows = [
-        (name, f"{curve[0][1]:.4g}", sparkline([value for _, value in curve]), f"{curve[-1][1]:.4g}", _steps(curve))
-        for name, curve in shown.items()
-    ]
+    rows = []
+    for name, curve in shown.items():
+        (first_step, first_value), (last_step, last_value) = curve[0], curve[-1]
+        bars = sparkline([value for _, value in curve])
+        rows.append((name, f"{first_value:.4g}", bars, f"{last_value:.4g}", f"steps {first_step} to {last_step}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     more = [f"and {len(found) - len(shown)} more metrics"] if len(found) > len(shown) else []
     return "\n".join(["```", *(line.replace("```", "'''") for line in [*lines, *more]), "```"])
-
-
-def _steps(curve: Sequence[tuple[int, float]]) -> str:
-    return f"steps {curve[0][0]} to {curve[-1][0]}"
 
 
 def sparkline(values: Sequence[float]) -> str:

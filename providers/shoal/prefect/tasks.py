@@ -31,9 +31,7 @@ from shoal.prefect.job_task import (
     TrainingTask,
     failure_event,
     job_task,
-    many_models_name,
-    prediction_name,
-    search_name,
+    name_runs,
     task_value,
     twin,
 )
@@ -258,7 +256,7 @@ def promote_model(
 apromote_model = twin(promote_model)
 
 
-@partial(job_task, run_name=prediction_name)
+@partial(job_task, run_name=name_runs("batch_predict", lambda model, **_: f"predict {model}"))
 def batch_predict(
     model: str,
     dataset: Any,
@@ -298,7 +296,11 @@ def batch_predict(
 abatch_predict = twin(batch_predict)
 
 
-@partial(job_task, run_name=many_models_name)
+def _many_models_name(by: str | Sequence[str], **_: Any) -> str:
+    return f"models by {by if isinstance(by, str) else ', '.join(by)}"
+
+
+@partial(job_task, run_name=name_runs("many_models", _many_models_name))
 def many_models(
     dataset: Any,
     by: str | Sequence[str],
@@ -351,7 +353,7 @@ def many_models(
 amany_models = twin(many_models)
 
 
-@partial(job_task, run_name=search_name)
+@partial(job_task, run_name=name_runs("tune", lambda train, **_: f"tune {train['label_col']}"))
 def tune(
     space: Mapping[str, Any],
     train: Mapping[str, Any] | None = None,

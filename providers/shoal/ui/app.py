@@ -132,9 +132,8 @@ def create_app(
     app.include_router(router)
     app.include_router(router, prefix="/teams/{team}")
     app.add_middleware(_SecureHeaders)
-    app.add_exception_handler(StarletteHTTPException, _on_http_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid_request)
-    app.add_exception_handler(ShoalError, _on_shoal_error)
+    for kind in (StarletteHTTPException, RequestValidationError, ShoalError):
+        app.add_exception_handler(kind, _on_error)
     return app
 
 
@@ -270,17 +269,13 @@ def _static_version() -> str:
     return digest.hexdigest()[:12]
 
 
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, StarletteHTTPException)
-    return _error(request, error.status_code, str(error.detail), dict(error.headers or {}))
-
-
-async def _on_invalid_request(request: Request, error: Exception) -> Response:
-    return _error(request, 400, "the request is not valid: reload the page", {})
-
-
-async def _on_shoal_error(request: Request, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
+    message, headers = redact(str(error)), dict[str, str]()
     match error:
+        case StarletteHTTPException():
+            status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
+        case RequestValidationError():
+            status, message = 400, "the request is not valid: reload the page"
         case PoolNotFoundError() | JobNotFoundError() | ModelNotFoundError():
             status = 404
         case TeamError():
@@ -291,10 +286,6 @@ async def _on_shoal_error(request: Request, error: Exception) -> Response:
             status = 503
         case _:
             status = 409
-    return _error(request, status, redact(str(error)), {})
-
-
-def _error(request: Request, status: int, message: str, headers: dict[str, str]) -> Response:
     if 300 <= status < 400:
         return Response(status_code=status, headers=headers)
     if "text/html" in request.headers.get("accept", "") and request.method == "GET":

@@ -148,7 +148,19 @@ class StoreReader:
             ShoalError: The store cannot be read, and no earlier read has succeeded.
         """
         with self._reading:
-            return self._refreshed()
+            cache, now = self._cache, self._monotonic()
+            if cache is not None and now - cache.looked < PERIOD_S:
+                return cache.overview
+            try:
+                return self._read(cache, now)
+            except ShoalError as error:
+                if cache is None:
+                    raise
+                cache.looked = now
+                problem, old = redact(str(error)), cache.overview
+                if old.problem != problem:
+                    cache.overview = replace(old, version=old.version + 1, problem=problem)
+                return cache.overview
 
     def read_again(self) -> None:
         """Mark the last read as outdated, so that the store is read again at the next request. Call this method
@@ -221,21 +233,6 @@ class StoreReader:
                 subscriber.loop.call_soon_threadsafe(subscriber.changed.set)
             except RuntimeError:  # the viewer's event loop has ended
                 self.unsubscribe(subscriber)
-
-    def _refreshed(self) -> Overview:
-        cache, now = self._cache, self._monotonic()
-        if cache is not None and now - cache.looked < PERIOD_S:
-            return cache.overview
-        try:
-            return self._read(cache, now)
-        except ShoalError as error:
-            if cache is None:
-                raise
-            cache.looked = now
-            problem, old = redact(str(error)), cache.overview
-            if old.problem != problem:
-                cache.overview = replace(old, version=old.version + 1, problem=problem)
-            return cache.overview
 
     def _read(self, cache: _Cache | None, now: float) -> Overview:
         mark = store_mark(self.store)
