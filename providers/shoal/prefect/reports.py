@@ -295,6 +295,15 @@ def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], t
     register, version = spec.register_as, result.model_version
     name = f"{register.model} version {version}" if register and version else spec.label
     page = job_page(result.job_id)
+    seconds = f"{result.seconds:.1f}"
+    facts = {
+        "model": result.model_uri,
+        "rows": None if result.rows is None else f"{result.rows:,}",
+        "workers": str(result.num_workers),
+        "seconds": seconds if result.times is None else f"{seconds} ({result.times})",
+        "job": f"{result.job_id}, attempt {result.attempt}",
+        "MLflow run": result.mlflow_run_id,
+    }
     links = [
         mlflow_run_link(tracking_uri, result.mlflow_run_id),
         model_link(tracking_uri, register.model, version) if register and version else None,
@@ -305,7 +314,7 @@ def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], t
         _text(result.skipped or (result.decision.sentence if result.decision else "")),
         _table(("metric", "value"), {name: f"{value:.6g}" for name, value in sorted(result.metrics.items())}),
         _curves(points, first=1 if spec.framework in ("xgboost", "lightgbm") else 0),
-        _table(("training", ""), _facts(result)),
+        _table(("training", ""), {name: fact for name, fact in facts.items() if fact is not None}),
         " · ".join(f"[{link.label}](<{link.address}>)" for link in links if link is not None),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -316,20 +325,6 @@ def _outcome(result: JobResult) -> str:
         return "skipped"
     undecided = "waits for a decision" if result.decision else "trained"
     return {True: "promoted", False: "not promoted", None: undecided}[result.promoted]
-
-
-def _facts(result: JobResult) -> dict[str, str]:
-    """Return what a report says about the job."""
-    seconds = f"{result.seconds:.1f}"
-    facts = {
-        "model": result.model_uri,
-        "rows": None if result.rows is None else f"{result.rows:,}",
-        "workers": str(result.num_workers),
-        "seconds": seconds if result.times is None else f"{seconds} ({result.times})",
-        "job": f"{result.job_id}, attempt {result.attempt}",
-        "MLflow run": result.mlflow_run_id,
-    }
-    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def _table(head: tuple[str, str], rows: Mapping[str, str]) -> str:

@@ -246,7 +246,13 @@ class StoreReader:
         at = self._clock()
         pools = tuple(report_pools(self.store, embedded=True, check=self._heads.check))
         jobs, all_jobs_read = self._jobs(cache, mark, now, is_same)
-        self._note(pools, at)
+        names = {report.status.name for report in pools}
+        self.pool_points = {name: points for name, points in self.pool_points.items() if name in names}
+        for report in pools:
+            points = self.pool_points.setdefault(report.status.name, deque(maxlen=_MOST_POINTS))
+            size = (len(report.status.active), report.status.target)
+            if not points or (points[-1].ready, points[-1].target) != size:
+                points.append(PoolPoint(at, *size))
         old = cache.overview if cache is not None else None
         if cache is not None and old is not None and is_same and _as_shown(old.pools) == _as_shown(pools):
             cache.looked = cache.read = now
@@ -271,16 +277,6 @@ class StoreReader:
             if len(merged) == mark.jobs:
                 return merged, cache.all_jobs_read
         return {line.key: line for line in job_lines(self.store)}, now
-
-    def _note(self, pools: tuple[PoolReport, ...], at: float) -> None:
-        """Add the present size of each pool to the data for the plots."""
-        names = {report.status.name for report in pools}
-        self.pool_points = {name: points for name, points in self.pool_points.items() if name in names}
-        for report in pools:
-            points = self.pool_points.setdefault(report.status.name, deque(maxlen=_MOST_POINTS))
-            size = (len(report.status.active), report.status.target)
-            if not points or (points[-1].ready, points[-1].target) != size:
-                points.append(PoolPoint(at, *size))
 
 
 def _as_shown(pools: tuple[PoolReport, ...]) -> list[object]:
