@@ -265,9 +265,6 @@ class PoolProgress:
     bar. Otherwise, it prints lines.
 
     Without a terminal, a line is printed each time the number of nodes in a state changes.
-
-    Args:
-        doing: Description of the operation, for example "scaling retrain to 3".
     """
 
     def __init__(self, doing: str) -> None:

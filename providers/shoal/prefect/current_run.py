@@ -173,13 +173,7 @@ def current_scope() -> Scope | None:
 
 def current_flow_task(holder: str, ancestors: Ancestors, digest: str | None) -> FlowTask:
     """Describe the current task run, so that it finds the job that an equal task run has submitted in an earlier try of
-    the flow run.
-
-    Args:
-        holder: Holder of the job.
-        ancestors: Holders whose end is also the end of the job.
-        digest: Digest of the code of the task's function (`shoal.jobs.task_spec.code_of`).
-    """
+    the flow run."""
     scope, context = current_scope(), TaskRunContext.get()
     run = str(context.task_run.id if context else uuid4())
     # Outside of a flow, only retries of the task run find its job. In a flow, each try has another state: `run_count`

@@ -112,12 +112,7 @@ def retry_unless_permanent(task: Task[..., Any], task_run: TaskRun, state: State
 
 
 def job_task(function: Callable[P, T], *, run_name: str | Callable[..., str] | None = None) -> Task[P, T]:
-    """Create a Prefect task whose results are not cached, and that is not retried after a permanent error.
-
-    Args:
-        function: The task's function.
-        run_name: Function that returns the name of a task run from its arguments. None: Prefect makes the names.
-    """
+    """Create a Prefect task whose results are not cached, and that is not retried after a permanent error."""
     return task(cache_policy=NO_CACHE, retry_condition_fn=retry_unless_permanent, task_run_name=run_name)(function)
 
 
@@ -264,15 +259,16 @@ class Training:
             self._handle.collect()
         return result
 
-    def finish(self, result: JobResult, emit: Callable[[], None]) -> None:
-        """Send the event about a result. If the job has promoted a model inside a transaction, send the event when the
-        transaction commits, and withdraw the promotion when it rolls back."""
+    def finish(self, result: JobResult) -> None:
+        """Store the report on a result, and send the event. If the job has promoted a model inside a transaction, send
+        the event when the transaction commits, and withdraw the promotion when it rolls back."""
         handle = self._handle
         assert handle is not None
+        self._report(result)
         if self.is_repeated:
             return
         if not result.promoted or not self._transactions.is_open:
-            emit()
+            emit_outcome(self._spec, result)
             if result.promoted and self._transactions.is_rolled_back:
                 self.logger.warning(
                     "Prefect has rolled back the transaction around this task before this try, so the promotion stays. "
@@ -282,7 +278,7 @@ class Training:
 
         def commit() -> None:
             handle.collect()
-            emit()
+            emit_outcome(self._spec, result)
 
         def roll_back() -> None:
             tracking = self._spec.tracking
@@ -290,12 +286,11 @@ class Training:
             said = withdraw_promotion(handle.job_id, handle.attempt, tracking_uri=uri, holder=self._task.holder)
             self.logger.warning("the transaction around the training was rolled back: %s", said)
             decision = result.decision and result.decision.model_copy(update={"sentence": said})
-            self.report(result.model_copy(update={"promoted": False, "decision": decision}))
+            self._report(result.model_copy(update={"promoted": False, "decision": decision}))
 
         self._transactions.finish(commit, roll_back)
 
-    def report(self, result: JobResult) -> None:
-        """Store the report on a training as a Prefect artifact."""
+    def _report(self, result: JobResult) -> None:
         assert self._handle is not None
         points: Sequence[MetricPoint] = ()
         tracking = self._spec.tracking

@@ -177,9 +177,6 @@ class TrainingProgress:
     """An `on_progress` callback that shows a job's progress in Prefect's UI, as a progress artifact of the task run.
 
     A training whose number of steps is not known, such as a user's own function, gets no artifact.
-
-    Args:
-        clock: Function that returns the present time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -215,12 +212,7 @@ class TrainingProgress:
 
 
 class RunLog:
-    """An `on_log` callback that copies a job's log to the log of the Prefect run, up to a number of lines a minute.
-
-    Args:
-        job_id: Id of the job.
-        clock: Function that returns the present time in seconds.
-    """
+    """An `on_log` callback that copies a job's log to the log of the Prefect run, up to a number of lines a minute."""
 
     def __init__(self, job_id: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = get_run_logger()
@@ -264,14 +256,7 @@ _markdown: Any = create_markdown_artifact
 
 
 def store_report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], tracking_uri: str | None) -> None:
-    """Store the report on a training as an artifact of the task run, with the key of its model.
-
-    Args:
-        spec: Spec of the job.
-        result: Result of the job.
-        points: Metrics of the training by step.
-        tracking_uri: URI of the MLflow server or database.
-    """
+    """Store the report on a training as an artifact of the task run, with the key of its model."""
     description = f"{_outcome(result)}: job {result.job_id}"
     try:
         _markdown(report(spec, result, points, tracking_uri), report_key(spec), description, _sync=True)

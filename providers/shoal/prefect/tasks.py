@@ -194,8 +194,7 @@ def distributed_train(
         digest = code_of(job, train_func, args, kwargs)
         training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name, digest)
         result = training.run()
-    training.report(result)
-    training.finish(result, lambda: emit_outcome(job, result))
+    training.finish(result)
     return task_value(result)
 
 
@@ -345,8 +344,7 @@ def many_models(
     training = Training(job, pool_name, code_of(job))
     result = training.run()
     if job.register_as is not None:
-        training.report(result)
-        training.finish(result, lambda: emit_outcome(job, result))
+        training.finish(result)
     return result.to_dict()
 
 

@@ -65,10 +65,6 @@ class TokenAccess:
 
     The first request has the token in its URL. The answer stores a key in a cookie and redirects to the same URL
     without the token, so that the token is not in the browser's history. Later requests need the cookie.
-
-    Args:
-        token: Token of the link.
-        name: Name of the user, for the record of actions.
     """
 
     def __init__(self, token: str, name: str) -> None:

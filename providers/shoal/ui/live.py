@@ -109,11 +109,6 @@ class _Subscriber:
 class StoreReader:
     """Reader of pools and jobs, which all viewers of one server share.
 
-    Args:
-        store: The state store.
-        clock: Returns seconds since the epoch.
-        monotonic: Returns seconds of a clock that never jumps.
-
     Attributes:
         logs: Ends of logs that the heads have sent, and the reason if there is none.
         pool_points: Points for the plot of each pool's size since the start of this server, the oldest first.
@@ -312,9 +307,6 @@ class _Answer(Generic[T]):
 class BackgroundReader(Generic[T]):
     """Cache of values whose reading may take long. Threads read the values; the callers get the last ones at once.
 
-    Args:
-        monotonic: Returns seconds of a clock that never jumps.
-
     Attributes:
         version: Number that increases whenever a value has changed.
     """
@@ -360,12 +352,7 @@ class BackgroundReader(Generic[T]):
 
 
 class HeadAnswers:
-    """Nodes of pools as the heads report them, without a wait for heads that are reached over the network.
-
-    Args:
-        clock: Returns seconds since the epoch.
-        monotonic: Returns seconds of a clock that never jumps.
-    """
+    """Nodes of pools as the heads report them, without a wait for heads that are reached over the network."""
 
     def __init__(self, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -52,11 +52,6 @@ class Pages:
         reader: Reader of the store.
         version: Version of the static files, for their URLs.
         may_train_again: Whether the engine of the page can train again what failed in a run.
-        clock: Returns seconds since the epoch.
-        monotonic: Returns seconds of a clock that never jumps.
-
-    Attributes:
-        reader: The reader.
     """
 
     def __init__(
