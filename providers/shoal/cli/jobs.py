@@ -94,17 +94,10 @@ def tune(
 def run_spec(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool, as_json: bool) -> None:
     """Submit the job that fields of a spec and options of the command describe, follow it unless it is detached, and
     print its result."""
-    from shoal.jobs import parse_spec, submit
+    from shoal.jobs import submit
     from shoal.pool.holder import cli_holder
 
-    options: dict[str, Any] = {"pool_name": pool_name, "job_id": job_id}
-    options = {name: value for name, value in options.items() if value is not None}
-    if detach:
-        options["orphan_after"] = None
-    given = fields.get("run_config") or {}
-    if isinstance(given, dict):
-        fields = {**fields, "run_config": {**given, **options}}
-    job = parse_spec(fields)
+    job = _parse(fields, pool_name=pool_name, job_id=job_id, detach=detach)
     with on_interrupt("cancelling the job", "interrupted: the job was cancelled"), _pool_of(job, detach) as name:
         handle = submit(job.on_pool(name), holder=cli_holder())
         result = None if detach else _follow(handle)
@@ -353,6 +346,20 @@ def read_spec(source: str, framework: str | None = None) -> dict[str, Any]:
             "`shoal train`"
         )
     return found
+
+
+def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool) -> AnyJobSpec:
+    """Build the job spec from the fields of the JSON file and the options of the command."""
+    from shoal.jobs import parse_spec
+
+    options: dict[str, Any] = {"pool_name": pool_name, "job_id": job_id}
+    options = {name: value for name, value in options.items() if value is not None}
+    if detach:
+        options["orphan_after"] = None
+    given = fields.get("run_config") or {}
+    if isinstance(given, dict):
+        fields = {**fields, "run_config": {**given, **options}}
+    return parse_spec(fields)
 
 
 def _brief(text: str | None) -> str | None:
