@@ -31,9 +31,6 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 from airflow.serialization.serialized_objects import DagSerialization
 
 from shoal import history, jobs
-from shoal.airflow.base.pool import TaskKilledError, WorkerLostError
-from shoal.airflow.context import pool_for_run
-from shoal.airflow.links import LINKS
 from shoal.airflow.operators import (
     BatchPredictOperator,
     CleanupPoolOperator,
@@ -44,6 +41,9 @@ from shoal.airflow.operators import (
     SweepPoolsOperator,
     TuneOperator,
 )
+from shoal.airflow.operators.base import TaskKilledError, WorkerLostError
+from shoal.airflow.operators.jobs import LINKS
+from shoal.airflow.pool_for_run import pool_for_run
 from shoal.data.spec import DatasetSpec
 from shoal.errors import (
     InvalidArgumentError,

@@ -121,8 +121,8 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     from shoal.jobs.files import storage
     from shoal.jobs.specs.training import JobSpec
     from shoal.training.boosting.engine import interface_of
-    from shoal.training.boosting.init_model import InitModel
-    from shoal.training.boosting.inputs import checked_data
+    from shoal.training.boosting.model import InitModel
+    from shoal.training.boosting.rows import checked_data
 
     config = request.run_config
     location = config.artifact_location
@@ -186,7 +186,7 @@ def partitions(spec: PartitionsJobSpec, program: PartitionProgram | None) -> Job
     from shoal.jobs import shipped_code
     from shoal.jobs.files import storage
     from shoal.jobs.mlflow import job_run
-    from shoal.training.boosting.inputs import checked_data
+    from shoal.training.boosting.rows import checked_data
     from shoal.training.pytorch.program import may_call_ray
 
     location = spec.run_config.artifact_location
@@ -217,7 +217,7 @@ def search(prepared: Prepared) -> JobCall[SearchResult]:
     from shoal.jobs.files import storage
     from shoal.jobs.mlflow import job_run
     from shoal.training.boosting.engine import interface_of
-    from shoal.training.boosting.inputs import checked_data
+    from shoal.training.boosting.rows import checked_data
 
     given = prepared.spec
     config = given.run_config

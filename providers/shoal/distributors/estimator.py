@@ -16,7 +16,7 @@ from shoal.data.connector import DataConnector
 from shoal.distributors import dispatch
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
-from shoal.training.boosting.direction import Direction
+from shoal.training.boosting.params import Direction
 from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
 from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.mlflow.model_uris import absolute, check_version

@@ -1,7 +1,7 @@
 """Build the names of holders (the owners of operations, leases and jobs). This module covers holders that are users,
 processes, jobs or DAG runs.
 
-`shoal.airflow._run_holder` finds the DAG run of a task, and `shoal.prefect.current_run` builds the names of holders
+`shoal.airflow.deployment` finds the DAG run of a task, and `shoal.prefect.current_run` builds the names of holders
 that are flow runs.
 """
 

@@ -56,7 +56,7 @@ from shoal.jobs.status import JobStatus
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
-from shoal.training.boosting.progress import by_round
+from shoal.training.boosting.messages import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.demand import GangClaim
 from shoal.training.progress import MetricSink, OnProgress, Progress

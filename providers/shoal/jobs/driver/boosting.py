@@ -27,9 +27,9 @@ from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.prediction.engine import pinned
 from shoal.jobs.results import DataResult, JobResult
 from shoal.jobs.specs.training import JobSpec
-from shoal.training.boosting.inputs import check_features
-from shoal.training.boosting.prediction import Output
-from shoal.training.boosting.progress import by_round
+from shoal.training.boosting.messages import by_round
+from shoal.training.boosting.model import Output
+from shoal.training.boosting.rows import check_features
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import complete_libraries, import_lean
 from shoal.training.progress import Progress, bounded

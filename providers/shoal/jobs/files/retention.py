@@ -19,7 +19,7 @@ from shoal.data.staging.staged_data import default_location
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.jobs import credentials
 from shoal.jobs.files import artifacts, staged_rows, storage
-from shoal.jobs.journal import metric_series, study_logs
+from shoal.jobs.journal import attempts, metric_series, study_logs
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
 from shoal.pool import teams
@@ -254,7 +254,9 @@ def prune_jobs(
     with file_lock(lock_file("retention")):
         for job_id in _with_old_attempts(store, before):
             with store.reading() as session:
-                rows, chosen = _rows(session, job_id), _is_chosen_id(session, job_id)
+                rows = _rows(session, job_id)
+                spec = session.scalar(select(Job.spec).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1))
+                chosen = bool(((spec or {}).get("run_config") or {}).get("job_id"))
                 old = unneeded(rows, _promoted(session, job_id), before=before, id_is_chosen=chosen)
             if old and not dry_run:
                 try:
@@ -302,11 +304,6 @@ def _rows(session: Session, job_id: str) -> list[DeletedAttempt]:
     return [DeletedAttempt(*row) for row in session.execute(query)]
 
 
-def _is_chosen_id(session: Session, job_id: str) -> bool:
-    spec = session.scalar(select(Job.spec).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1))
-    return bool(((spec or {}).get("run_config") or {}).get("job_id"))
-
-
 def _promoted(session: Session, job_id: str) -> set[int]:
     query = select(Promotion.attempt).where(Promotion.job_id == job_id, Promotion.state != PromotionState.WITHDRAWN)
     return set(session.scalars(query))
@@ -324,7 +321,11 @@ def _remove(
 
     with act(RetentionStep.REMOVE_FILES):
         for row in old:
-            _remove_files(store, Key(job_id, row.attempt))
+            key = Key(job_id, row.attempt)
+            discard_staged(store, attempts.load(store, key))
+            if key.submission_id in credentials.left():
+                credentials.discard_all(key.submission_id)
+            artifacts.remove(artifacts.folder(key, None), artifacts.claim_of(store, key))
         with suppress(OSError):  # the folder does not exist, or contains files of other attempts
             Path(artifacts.folder(Key(job_id, 1), None)).parent.rmdir()
     with transaction(store, RetentionStep.REMOVE_ROWS) as session:
@@ -344,12 +345,3 @@ def _remove(
             for kind in ("model", "checkpoints"):
                 remove_folder(session, f"{storage.IN_STORE}/{kind}/{job_id}")
     return removed
-
-
-def _remove_files(store: Store, key: Key) -> None:
-    with store.reading() as session:
-        job = session.get_one(Job, (key.job_id, key.attempt))
-    discard_staged(store, job)
-    if key.submission_id in credentials.left():
-        credentials.discard_all(key.submission_id)
-    artifacts.remove(artifacts.folder(key, None), artifacts.claim_of(store, key))

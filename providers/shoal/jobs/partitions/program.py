@@ -14,8 +14,8 @@ from shoal.jobs import shipped_code
 from shoal.jobs.partitions.models import EstimatorTraining, SavedModel
 from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.training.boosting.engine import interface_of
-from shoal.training.boosting.inputs import checked_data
 from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.rows import checked_data
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.code_digest import code_digest
 from shoal.training.pickling import pickled

@@ -15,7 +15,7 @@ from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.option_validation import Settings
-from shoal.training.boosting.direction import Direction, agreed
+from shoal.training.boosting.params import Direction, agreed
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.pytorch.program import is_name

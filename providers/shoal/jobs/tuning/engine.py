@@ -16,9 +16,9 @@ from shoal.jobs.tuning.samplers import grid, pruner_named, sampler_named
 from shoal.jobs.tuning.search import Check, Search, Suggest
 from shoal.jobs.tuning.study_storage import STUDY, require_optuna
 from shoal.jobs.tuning.trials import Ended
-from shoal.training import cluster
-from shoal.training.boosting.direction import Direction, agreed, custom_text
+from shoal.training import cluster, trial_worker
 from shoal.training.boosting.engine import KeepChoice, library_of, with_gpu_choice
+from shoal.training.boosting.params import Direction, agreed, custom_text
 from shoal.training.boosting.trials import TrialPlan, decides_metric
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.placement import GangShape
@@ -29,8 +29,7 @@ from shoal.training.pytorch.program import imported
 from shoal.training.restarts import Restarts
 from shoal.training.scaling import GangSize
 from shoal.training.timeouts import RESOURCES_WAIT_S
-from shoal.training.trials import worker
-from shoal.training.trials.worker import BoostingWork, FunctionWork, Reports, Work
+from shoal.training.trial_worker import BoostingWork, FunctionWork, Reports, Work
 
 if TYPE_CHECKING:
     import optuna
@@ -133,7 +132,7 @@ def run(
         with workers() as gang, progress.display():
             try:
                 gang.run(
-                    worker.serve,
+                    trial_worker.serve,
                     [(work,)] * size.num_workers,
                     timeout=restarts.timeout,
                     report_uneven=False,
@@ -216,7 +215,7 @@ def _told_direction(
         with workers() as gang:
             tasks = [(work, plan.sample())] * size.num_workers
             answers: list[Direction | None]
-            answers = gang.run(worker.direction, tasks, timeout=restarts.timeout, report_uneven=False)
+            answers = gang.run(trial_worker.direction, tasks, timeout=restarts.timeout, report_uneven=False)
             return answers[0]
 
     told = restarts.run(ask, checkpoint=lambda: "the start", shrink=lambda: None)
@@ -297,7 +296,7 @@ def _work(
     assert spec.train is not None
     every = spec.report_every or -(-spec.train.n_estimators // _MOST_REPORTS)
     reports = Reports(0 if type(pruner).__name__ == "NopPruner" else every)
-    return BoostingWork(plan.trials, reports), plan.size, [f"shoal.training.{spec.train.framework}.trials"]
+    return BoostingWork(plan.trials, reports), plan.size, [f"shoal.training.{spec.train.framework}.worker"]
 
 
 def _boosting_plan(spec: TuneJobSpec, code: SearchCode, user_code: UserCode, keep_gpu_choice: KeepChoice) -> TrialPlan:

@@ -22,12 +22,21 @@ from shoal.data.categories import find_categories
 from shoal.data.checks import decimals_of
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
-from shoal.training.boosting.direction import Direction, Directions, agreed, custom_text
-from shoal.training.boosting.init_model import InitModel
-from shoal.training.boosting.inputs import checked_data, refuse_long_eval_sets, shard_datasets
-from shoal.training.boosting.messages import Boosted, Checkpoint, History, Prepared, Segment, Task, segment_length
-from shoal.training.boosting.progress import by_round
+from shoal.training.boosting.messages import (
+    Boosted,
+    Checkpoint,
+    History,
+    Part,
+    Prepared,
+    Segment,
+    Task,
+    by_round,
+    segment_length,
+)
+from shoal.training.boosting.model import InitModel
+from shoal.training.boosting.params import Direction, Directions, agreed, custom_text
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
+from shoal.training.boosting.rows import checked_data, refuse_long_eval_sets, shard_datasets
 from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.context import say
 from shoal.training.gang.child_processes import has_template, import_ahead
@@ -41,7 +50,6 @@ from shoal.training.scaling import GangSize, gpu_wish, wider_workers
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
 
 if TYPE_CHECKING:
-    from shoal.training.boosting.rows import Part
     from shoal.training.gang.gang import Gang
     from shoal.training.gang.worker import WorkerInfo
 

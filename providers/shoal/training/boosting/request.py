@@ -14,10 +14,8 @@ from shoal.data.checks import check_roles
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings
-from shoal.training.boosting.direction import Direction
-from shoal.training.boosting.messages import History
-from shoal.training.boosting.params import json_params
-from shoal.training.boosting.rows import Columns
+from shoal.training.boosting.messages import Columns, History
+from shoal.training.boosting.params import Direction, json_params
 from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.mlflow.model_uris import absolute, check_version
 from shoal.training.run_config import RunConfig

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.gang_position import ALONE
 from shoal.data.spec import DatasetSpec
-from shoal.training.boosting.direction import Direction
+from shoal.training import trial_context
 from shoal.training.boosting.messages import History
+from shoal.training.boosting.params import Direction
 from shoal.training.boosting.trials import BoostingTrials, PrunedError, TrialParams
 from shoal.training.context import GangContext, gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host.forks import ending_forks
 from shoal.training.mlflow.user_calls import after_import
-from shoal.training.trials import context
-from shoal.training.trials.context import TrialContext, TrialPruned, metrics_of, set_current_trial, value_of
+from shoal.training.trial_context import TrialContext, TrialPruned, metrics_of, set_current_trial, value_of
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
@@ -45,7 +45,7 @@ def note_opened_runs(mlflow: ModuleType) -> None:
 
     @functools.wraps(original)
     def start_run(run_id: str | None = None, *args: Any, **options: Any) -> Any:
-        trial = context.running_trial()
+        trial = trial_context.running_trial()
         is_trials = (
             trial is not None
             and trial.mlflow_run is None

@@ -14,10 +14,9 @@ from airflow.sdk import DAG, BaseOperator, TriggerRule
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
-from shoal.airflow._run_holder import ONLY_LEASE
-from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.checks import arguments_of, check_slots, is_a, pool_of
+from shoal.airflow.deployment import ONLY_LEASE
 from shoal.airflow.operators import CleanupPoolOperator, LeasePoolOperator
+from shoal.airflow.operators.base import PoolOperator, arguments_of, check_slots, is_a, pool_of
 from shoal.errors import InvalidArgumentError, shown
 
 _TEARDOWN_ID = "clean_up_pool"

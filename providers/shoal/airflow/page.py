@@ -1,4 +1,4 @@
-"""Check with Airflow's permissions whether a user may see shoal's page, and may change pools and jobs there.
+"""What users of Airflow may do on shoal's page, by Airflow's permissions, and the request that trains a run again.
 
 Airflow serves the applications of plugins to everybody. So each request is checked here. If the check itself fails, the
 request is refused.
@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import logging
 from typing import Any
+from urllib.parse import quote, urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.base_auth_manager import BaseAuthManager
@@ -21,11 +22,13 @@ from airflow.models.dag import DagModel
 from anyio import from_thread
 from fastapi import HTTPException, Request
 
-from shoal.airflow.deployment import deployment_in_database
-from shoal.airflow.settings import has_teams, store_of
+from shoal.airflow.deployment import deployment_in_database, has_teams, store_of
+from shoal.airflow.train_again import instances_text, request_body
+from shoal.errors import InvalidArgumentError
 from shoal.pool.holder import DagRunHolder
 from shoal.pool.teams import ALL_TEAMS
 from shoal.ui.access import Viewer
+from shoal.ui.app import EngineRequest
 
 log = logging.getLogger(__name__)
 
@@ -144,3 +147,22 @@ def _csrf_token(user_id: str) -> str:
     """
     key = conf.get_mandatory_value("api", "secret_key").encode()
     return hmac.new(key, f"shoal csrf {user_id}".encode(), hashlib.sha256).hexdigest()
+
+
+def train_again(holder: str) -> EngineRequest:
+    """Return the request that clears the failed task instances of a DAG run, and what they need.
+
+    Raises:
+        InvalidArgumentError: The holder is no run of this Airflow, or none of the run's tasks has failed.
+    """
+    run = DagRunHolder.of(holder)
+    if run is None or run.deployment not in (None, deployment_in_database()):
+        raise InvalidArgumentError(f"{holder} is no run of this Airflow: use the page of its own Airflow")
+    body = request_body(run.dag_id, run.run_id)
+    base = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
+    return EngineRequest(
+        f"{base}/api/v2/dags/{quote(run.dag_id, safe='')}/clearTaskInstances",
+        body,
+        f"Airflow clears {instances_text(body['task_ids'])} of run {run.run_id}. Trainings that have succeeded keep "
+        "their results.",
+    )

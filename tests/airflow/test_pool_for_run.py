@@ -7,8 +7,8 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TaskGroup, TriggerRule, task, task_group
 from airflow.serialization.serialized_objects import DagSerialization
 
-from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
+from shoal.airflow.pool_for_run import pool_for_run
 from shoal.airflow.sensors import NodesSensor
 from shoal.errors import InvalidArgumentError
 

@@ -1,4 +1,8 @@
-"""ASGI application that builds shoal's page at the first request."""
+"""Airflow plugin that shows the page with pools, jobs and models inside Airflow, at ``/shoal/``.
+
+API servers, schedulers and workers all load plugins. So this package imports only modules that Airflow has loaded
+already, and builds the page at the first request.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,10 @@ import threading
 from collections.abc import Awaitable, Callable, MutableMapping
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import urlsplit
+
+from airflow.configuration import conf
+from airflow.plugins_manager import AirflowPlugin
 
 from shoal.errors import MissingExtraError
 
@@ -26,8 +34,7 @@ def has_extra() -> bool:
 def _page() -> _App:
     if not has_extra():
         raise MissingExtraError("plotly", "ui")
-    from shoal.airflow.plugin.access import AirflowAccess
-    from shoal.airflow.plugin.run_requests import train_again
+    from shoal.airflow.page import AirflowAccess, train_again
     from shoal.ui.app import create_app
 
     return create_app(access=AirflowAccess(), train_again=train_again)
@@ -83,3 +90,35 @@ async def _unavailable(message: str, scope: _Message, send: Callable[[_Message],
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
     await send({"type": "http.response.start", "status": 503, "headers": headers})
     await send({"type": "http.response.body", "body": message.encode()})
+
+
+PREFIX = "/shoal"
+"""Path of the page below the base URL of Airflow."""
+
+
+def page_path() -> str:
+    """Return the path of the page, including the path of Airflow's base URL, such as ``/airflow/shoal/``."""
+    return f"{urlsplit(conf.get('api', 'base_url', fallback='') or '').path.rstrip('/')}{PREFIX}/"
+
+
+def _views() -> list[dict[str, Any]]:
+    """Return two entries for Airflow's menu: one shows the page in a frame, the other in a browser tab of its own.
+    Return no entries if the extra ``ui`` is not installed.
+
+    Airflow's frame allows no new windows, so links to other services work only in the tab.
+    """
+    if not has_extra():
+        return []
+    href = page_path()
+    return [
+        {"name": "Compute pools", "href": href, "destination": "nav", "category": "browse", "url_route": "shoal"},
+        {"name": "Compute pools (own tab)", "href": href, "destination": "nav", "category": "browse"},
+    ]
+
+
+class ShoalPlugin(AirflowPlugin):
+    """Plugin that Airflow finds through the entry point ``airflow.plugins``."""
+
+    name = "shoal"
+    fastapi_apps: list[Any] = [{"app": LazyApp(), "url_prefix": PREFIX, "name": "shoal"}]  # noqa: RUF012 - as Airflow declares it
+    external_views: list[Any] = _views()
