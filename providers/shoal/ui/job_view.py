@@ -215,8 +215,6 @@ _LOG_LINES = 200
 _MOST_POINTS = 2_000
 """Largest number of points of a curve."""
 
-_FACTS = ("kind", "library", "framework", "num_boost_round", "n_estimators", "objective", "num_workers")
-
 
 @dataclass(frozen=True)
 class Phase:
@@ -321,8 +319,9 @@ def _settings(document: Mapping[str, Any]) -> tuple[dict[str, str], str | None, 
         spec = jobs.parse_spec(dict(document))
     except ShoalError:  # this version cannot read the spec, because a newer version of shoal has written it
         return {}, None, None
-    plain = spec.model_dump(mode="json")
-    facts = {name.replace("_", " "): str(plain[name]) for name in _FACTS if plain.get(name) not in (None, "", -1)}
+    facts = {"framework": spec.framework}
+    if rounds := getattr(spec, "n_estimators", None):
+        facts["n estimators"] = str(rounds)
     if spec.register_as is not None:
         facts["model"] = spec.register_as.model
     datasets = [path for dataset in spec.datasets() for path in dataset.paths or ()]

@@ -71,13 +71,10 @@ class Pages:
             lstrip_blocks=True,
         )  # fmt: skip
         self._environment.filters.update(
-            duration=formats.duration,
-            iso=formats.iso,
-            utc=formats.utc,
-            size=formats.size,
-            number=formats.number,
-            count=formats.count,
-            progress=formats.progress,
+            {
+                name: getattr(formats, name)
+                for name in ("duration", "iso", "utc", "size", "number", "count", "progress")
+            },
             redact=redact,
             part=lambda text: quote(str(text), safe=""),
         )
