@@ -26,7 +26,7 @@ from shoal.ui.access import Viewer
 from shoal.ui.formats import RunLinks
 from shoal.ui.job_view import job_view
 from shoal.ui.live import Overview, StoreReader
-from shoal.ui.models import Models
+from shoal.ui.model_view import Models
 
 PAGE_SIZE = 50
 """Number of jobs that one page of the list of jobs shows."""
