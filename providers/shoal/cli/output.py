@@ -23,15 +23,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from shoal.errors import (
-    CapacityError,
-    InvalidArgumentError,
-    JobNotFoundError,
-    ModelNotFoundError,
-    PoolNotFoundError,
-    ScaleError,
-    shown,
-)
+from shoal import errors
 from shoal.redaction import redact
 
 if TYPE_CHECKING:
@@ -70,11 +62,11 @@ def exit_code(error: BaseException) -> ExitCode:
     """Return the exit code of the `shoal` command after an error. The code is FAILED unless the type of the error has
     its own code."""
     match error:
-        case InvalidArgumentError():
+        case errors.InvalidArgumentError():
             return ExitCode.WRONG_ARGUMENT
-        case PoolNotFoundError() | JobNotFoundError() | ModelNotFoundError():
+        case errors.PoolNotFoundError() | errors.JobNotFoundError() | errors.ModelNotFoundError():
             return ExitCode.NOT_FOUND
-        case ScaleError() | CapacityError():
+        case errors.ScaleError() | errors.CapacityError():
             return ExitCode.NO_CAPACITY
         case InterruptedCommandError() | KeyboardInterrupt():
             return ExitCode.INTERRUPTED
@@ -183,7 +175,7 @@ def print_error(error: BaseException, *, as_json: bool, message: str | None = No
         "message": text,
         "exit_code": int(exit_code(error)) if code is None else code,
     }
-    if isinstance(error, ScaleError):
+    if isinstance(error, errors.ScaleError):
         fields["nodes"] = error.nodes
     print_json({"error": fields})
 
@@ -254,8 +246,8 @@ def duration(text: str) -> timedelta:
     """
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise InvalidArgumentError(
-            f"{shown(text)} is not a duration: write hours, days or weeks, such as 36h, 90d or 4w"
+        raise errors.InvalidArgumentError(
+            f"{errors.shown(text)} is not a duration: write hours, days or weeks, such as 36h, 90d or 4w"
         )
     return timedelta(hours=int(found[1]) * _HOURS[found[2]])
 

@@ -25,18 +25,8 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 
 from shoal.errors import JobCancelledError, ShoalError
 from shoal.jobs import AnyJobSpec, JobHandle, JobResult, ModelLine, NoResult, submit, withdraw_promotion
+from shoal.prefect import current_run
 from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
-from shoal.prefect.current_run import (
-    Interrupt,
-    ancestors,
-    current_flow_task,
-    current_holder,
-    in_thread,
-    interrupt_of_task,
-    on_interrupt,
-    time_limits,
-    why_ended,
-)
 from shoal.prefect.reports import RunLog, TrainingProgress, emit_outcome, show_page, store_report
 from shoal.redaction import redact
 
@@ -203,13 +193,13 @@ class Training:
             pool = pool_of(pool_name)
             spec, self._team = spec.on_pool(pool.name), pool.team
         self._spec = spec
-        self._task = current_flow_task(str(current_holder()), ancestors(), digest)
+        self._task = current_run.current_flow_task(str(current_run.current_holder()), current_run.ancestors(), digest)
         self._transactions = Enclosing()
         self._handle: JobHandle | None = None
         self._progress = TrainingProgress()
         self._cancelled = threading.Event()
-        self._limits = time_limits()
-        on_interrupt(self.cancel)
+        self._limits = current_run.time_limits()
+        current_run.on_interrupt(self.cancel)
 
     def run(self) -> JobResult:
         """Submit the job, and wait for its result. If Prefect repeats the task or the flow, attach to the job that was
@@ -240,7 +230,7 @@ class Training:
         show_page(self._handle.job_id)
         try:
             if self._cancelled.is_set():
-                self._handle.cancel(why_ended(self._limits), unless_resubmitted=True)
+                self._handle.cancel(current_run.why_ended(self._limits), unless_resubmitted=True)
             on_log = None if self.is_repeated else RunLog(self._handle.job_id)
             result = self._handle.wait(
                 on_log=on_log, on_progress=self._progress, collect=not self._transactions.is_open
@@ -312,7 +302,7 @@ class Training:
         """
         self._cancelled.set()
         if self._handle is not None:
-            self._handle.cancel(why_ended(self._limits), unless_resubmitted=True)
+            self._handle.cancel(current_run.why_ended(self._limits), unless_resubmitted=True)
 
 
 class TrainingTask(Task[..., Any]):
@@ -361,12 +351,12 @@ def twin(sync: Task[P, T]) -> Task[P, Coroutine[Any, Any, T]]:
 
     @wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        interrupt = Interrupt()
-        token = interrupt_of_task.set(interrupt)
+        interrupt = current_run.Interrupt()
+        token = current_run.interrupt_of_task.set(interrupt)
         try:
-            return await in_thread(lambda: function(*args, **kwargs), interrupt.request)
+            return await current_run.in_thread(lambda: function(*args, **kwargs), interrupt.request)
         finally:
-            interrupt_of_task.reset(token)
+            current_run.interrupt_of_task.reset(token)
 
     call.__name__ = call.__qualname__ = f"a{function.__name__}"
     summary = (inspect.getdoc(function) or "").partition("\n\n")[0]
@@ -407,7 +397,7 @@ def failure_event(spec: AnyJobSpec | Mapping[str, Any] | str | None) -> Iterator
     try:
         yield
     except Exception as error:
-        interrupt = interrupt_of_task.get()
+        interrupt = current_run.interrupt_of_task.get()
         is_cancelled = interrupt is not None and interrupt.is_requested
         if not is_cancelled and not is_retried(error):
             emit_outcome(spec, error)

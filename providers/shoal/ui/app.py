@@ -19,16 +19,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal import jobs
-from shoal.errors import (
-    InvalidArgumentError,
-    JobNotFoundError,
-    ModelNotFoundError,
-    PoolNotFoundError,
-    ShoalError,
-    StoreError,
-    TeamError,
-)
+from shoal import errors, jobs
 from shoal.history import acting_as
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -132,7 +123,7 @@ def create_app(
     app.include_router(router)
     app.include_router(router, prefix="/teams/{team}")
     app.add_middleware(_SecureHeaders)
-    for kind in (StarletteHTTPException, RequestValidationError, ShoalError):
+    for kind in (StarletteHTTPException, RequestValidationError, errors.ShoalError):
         app.add_exception_handler(kind, _on_error)
     return app
 
@@ -276,13 +267,13 @@ async def _on_error(request: Request, error: Exception) -> Response:
             status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
         case RequestValidationError():
             status, message = 400, "the request is not valid: reload the page"
-        case PoolNotFoundError() | JobNotFoundError() | ModelNotFoundError():
+        case errors.PoolNotFoundError() | errors.JobNotFoundError() | errors.ModelNotFoundError():
             status = 404
-        case TeamError():
+        case errors.TeamError():
             status = 403
-        case InvalidArgumentError():
+        case errors.InvalidArgumentError():
             status = 400
-        case StoreError():
+        case errors.StoreError():
             status = 503
         case _:
             status = 409
@@ -312,7 +303,9 @@ def sweep(store: Store, actor: str) -> str:
         InvalidArgumentError: This machine is no host of the store's pools.
     """
     if not is_own_store():
-        raise InvalidArgumentError("this server is no host of the team's pools: run `shoal sweep` on their hosts")
+        raise errors.InvalidArgumentError(
+            "this server is no host of the team's pools: run `shoal sweep` on their hosts"
+        )
     return "; ".join(jobs.sweep(store)) or "nothing to sweep"
 
 
@@ -357,7 +350,7 @@ def _held(store: Store, *, pool: str, lease_id: str) -> LeaseStatus:
     """
     held = {lease.id: lease for lease in ComputePool(pool, store=store).describe().leases}
     if lease_id not in held:
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             f'the lease of pool "{pool}" was already released or has expired, so nothing was changed: reload the page'
         )
     return held[lease_id]
@@ -374,7 +367,9 @@ def check_arguments(name: str, arguments: dict[str, Any]) -> None:
     given = {key: type(value) for key, value in arguments.items()}
     if given != wanted:
         needed = ", ".join(f"{key} ({kind.__name__})" for key, kind in wanted.items()) or "no argument"
-        raise InvalidArgumentError(f"the arguments of the action {name} are not valid: the action needs {needed}")
+        raise errors.InvalidArgumentError(
+            f"the arguments of the action {name} are not valid: the action needs {needed}"
+        )
 
 
 _ACTIONS: dict[str, Callable[..., str]] = {"release": release, "sweep": sweep, "cancel": cancel, "alter": alter}
