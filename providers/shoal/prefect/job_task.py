@@ -63,6 +63,9 @@ def _training_name(spec: Any = None, train_func: Any = None, **_: Any) -> str:
     return f"train {model or fields.get('name') or function}"
 
 
+_TRAINING_RUNS = name_runs("distributed_train", _training_name)
+
+
 _logged: WeakKeyDictionary[ShoalError, UUID] = WeakKeyDictionary()
 """The task runs in whose log an error's refused retry is. Without it the reason would appear twice there, because
 besides Prefect, `is_retried` calls the condition."""
@@ -316,7 +319,7 @@ class TrainingTask(Task[..., Any]):
     @classmethod
     def of(cls, function: Callable[..., Any]) -> TrainingTask:
         """Create a Prefect task from a function that runs a training."""
-        return cls._from(job_task(function, run_name=name_runs("distributed_train", _training_name)))
+        return cls._from(job_task(function, run_name=_TRAINING_RUNS))
 
     def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
         """Run the task, and return the task's result. If `return_state` is True, return the final state of the task run
