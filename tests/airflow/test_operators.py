@@ -44,7 +44,7 @@ from shoal.airflow.operators import (
 from shoal.airflow.operators.base import TaskKilledError, WorkerLostError
 from shoal.airflow.operators.jobs import LINKS
 from shoal.airflow.pool_for_run import pool_for_run
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import (
     InvalidArgumentError,
     JobCancelledError,
@@ -56,11 +56,11 @@ from shoal.errors import (
 from shoal.jobs import JobHandle, JobResult
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import commands
 from shoal.pool.spec import LeaseOptions, PoolSpec
 from shoal.state import Store, deployments
-from shoal.state.process import ProcessId
 from shoal.state.schema import JobState, Lease, Pool, PoolState
 from shoal.training.pytorch.request import launched, spread
 from shoal.training.run_config import RunConfig

@@ -41,8 +41,8 @@ def _add_rows(jobs: int) -> None:
     from shoal.jobs.journal import attempts
     from shoal.jobs.journal.attempts import Key, Order
     from shoal.jobs.journal.tasks import TaskTry
+    from shoal.os_processes import ProcessId
     from shoal.state import Store
-    from shoal.state.process import ProcessId
     from shoal.state.schema import Demand
     from tests.support.job_store import POOL, add_node, add_pool
 

@@ -135,7 +135,7 @@ def _open_files() -> Finding:
 
 def _home() -> Iterator[Finding]:
     from shoal.state.home import home
-    from shoal.state.temp_folder import runtime_root
+    from shoal.state.private_folders import runtime_root
 
     try:
         folder = home()
@@ -207,7 +207,7 @@ def _store() -> Iterator[Finding]:
 
 def _store_mode() -> int | None:
     """Return the mode of the SQLite file of the store; None if there is no such file."""
-    from shoal.state.engines import sqlite_file
+    from shoal.state.databases import sqlite_file
     from shoal.state.home import default_url
 
     try:

@@ -111,7 +111,7 @@ class DagRunHolder:
 def _user_and_host() -> str:
     """Return ``<user>@<host>``, with the uid if it has no name, as in some containers."""
     # DAG files import this module, and must not import the store.
-    from shoal.state.process import hostname
+    from shoal.os_processes import hostname
 
     try:
         user = getpass.getuser()

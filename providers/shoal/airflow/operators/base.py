@@ -24,7 +24,7 @@ from pydantic import BaseModel
 
 from shoal.airflow.connections import ComputePoolHook
 from shoal.airflow.deployment import holder_of, is_single_task_test, team_of
-from shoal.data.spec import is_relative
+from shoal.data.dataset_spec import is_relative
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.training.locations import SQLITE

@@ -14,8 +14,8 @@ from shoal.airflow.connections import database_url, environment_of
 from shoal.airflow.deployment import holder_of, team_of
 from shoal.airflow.operators.base import UNKNOWN, Arguments, CheckedOperator, LabelledOperator, is_known
 from shoal.airflow.results import PROMOTIONS, no_retry_of_permanent_errors, record_failure, record_promotion
-from shoal.environment_variables import variables_set
 from shoal.errors import InvalidArgumentError, ShoalError, shown
+from shoal.os_processes import variables_set
 from shoal.pool.teams import acting_for
 
 if TYPE_CHECKING:

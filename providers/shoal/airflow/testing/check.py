@@ -14,8 +14,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from shoal import own_python
 from shoal.errors import InvalidArgumentError, MissingExtraError, ShoalError, shown
+from shoal.os_processes import python_command
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def check_dags(
     # A process that a DAG file has started may live on and keep its output open, so the output is no pipe.
     with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
         done = subprocess.run(
-            own_python.command("-m", "shoal.airflow.testing.process"),
+            python_command("-m", "shoal.airflow.testing.process"),
             input=json.dumps(request),
             stdout=output,
             stderr=errors,

@@ -34,7 +34,7 @@ from shoal.airflow.operators.jobs import JobOperator, missing_lease
 from shoal.airflow.operators.nodes import OF_THE_RUN, check_block
 from shoal.airflow.results import no_retry_of_permanent_errors
 from shoal.airflow.testing.check import Rule
-from shoal.data.syntax import connection_variable
+from shoal.data.sql import connection_variable
 from shoal.errors import InvalidArgumentError
 
 _Operator = BaseOperator | MappedOperator

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.airflow.testing.check import HEAVY_MODULES, Rule
-from shoal.exit_status import how_ended
+from shoal.os_processes import how_ended
 from shoal.training.host.forks import ending_forks
 from shoal.training.host.process_channel import ProcessChannel
 

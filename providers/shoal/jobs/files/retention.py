@@ -14,8 +14,7 @@ from typing import Any
 from sqlalchemy import Text, cast, func, select, update
 from sqlalchemy.orm import Session, defer
 
-from shoal.data.staging import staged_data
-from shoal.data.staging.staged_data import default_location
+from shoal.data.staged_data import claims, default_location, discard_unused, is_held, unclaim
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.jobs import credentials
 from shoal.jobs.files import artifacts, staged_rows, storage
@@ -103,7 +102,7 @@ def _about(key: Key, action: str) -> Notice:
 def _claims(location: str) -> set[str] | None:
     """Return the ids of the attempts that use a folder of staged data; None if the folder cannot be read."""
     try:
-        return staged_data.claims(location)
+        return claims(location)
     except OSError as error:
         log.warning("the staged data in %s cannot be read, so they are not removed: %s", location, error)
         return None
@@ -112,8 +111,8 @@ def _claims(location: str) -> set[str] | None:
 def _discard_unused(location: str, gone: Collection[str], known: bool) -> bool:
     """Remove a folder of staged data if no job and no process uses it any more, and return whether it was removed."""
     for user in gone:
-        staged_data.unclaim(location, user)
-    return (known or not staged_data.is_held(location, unknown=True)) and staged_data.discard_unused(location)
+        unclaim(location, user)
+    return (known or not is_held(location, unknown=True)) and discard_unused(location)
 
 
 def _tried(location: str, act: Callable[..., bool | None], *args: Any) -> bool:

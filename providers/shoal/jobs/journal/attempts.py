@@ -31,13 +31,13 @@ from shoal.jobs import ids
 from shoal.jobs.journal.stages import Event, may
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import EngineTask
+from shoal.os_processes import ProcessId
 from shoal.pool import teams
 from shoal.pool.holder import python_holder, run_of
 from shoal.pool.journal import usage
 from shoal.pool.journal.lease_limits import SPENT_ADVICE, end_job
 from shoal.redaction import redact
 from shoal.state import Store, stamps
-from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, ActionKind, Base, Job, JobState
 
 

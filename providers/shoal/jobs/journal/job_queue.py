@@ -21,11 +21,11 @@ from shoal.jobs.journal.attempts import Key, get, note_polled
 from shoal.jobs.journal.stages import Event, Stage, may, not_admitted, stage_of
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.scheduling import Entry, Place, Room, drivers_in
+from shoal.os_processes import ProcessId
 from shoal.pool.holder import Ancestors, ends_with, job_of
 from shoal.pool.journal import usage
 from shoal.pool.lease_queue import kept_for
 from shoal.state import Store, stamps
-from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, Demand, Job, JobState, Lease, Node, NodeState, Pool
 from shoal.training.demand import GangClaim, NodeSize
 from shoal.training.host import memory

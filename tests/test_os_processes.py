@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from shoal.state.process import ProcessId, sleep_until_end
+from shoal.os_processes import ProcessId, sleep_until_end
 
 A_MINUTE_S = 60.0
 

@@ -12,9 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from shoal.data import DataConnector
-from shoal.data.spec import DatasetSpec
-from shoal.data.staging.sql import count_values, quoted_column, stage_select
-from shoal.data.syntax import narrowed_query
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.sql import count_values, narrowed_query, quoted_column, stage_select
 from shoal.errors import DataError, InvalidArgumentError
 from tests.support.postgres import PASSWORD, Postgres
 
@@ -110,7 +109,7 @@ def test_mysql_runs_the_query_in_a_read_only_transaction(
         return ("SELECT 1" if statement.startswith("SET") else statement), parameters
 
     sa.event.listen(engine, "rollback", lambda connection: events.append("rollback"))
-    monkeypatch.setattr("shoal.data.staging.sql._engine", lambda url, **options: engine)
+    monkeypatch.setattr("shoal.data.sql._engine", lambda url, **options: engine)
 
     assert stage_select("SELECT id FROM trips", {}, sqlite, str(tmp_path)) == 60
 

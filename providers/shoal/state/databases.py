@@ -18,29 +18,90 @@ write at once, the last one waits for all others. SQLite has no queue: its write
 may be unlucky for long. So a writer that has waited for long does not fail as long as other processes write. It fails
 if one process keeps the lock for too long, probably because that process is paused. On SQLite, shoal checks this
 (`_begin_writing_sqlite`). PostgreSQL has a queue, and ends a transaction that is paused (`_PAUSED_WRITER_S`).
+
+Values are encoded so that both databases return the same. JSON has no NaN and no infinity, but Python's `json` writes
+them nevertheless; PostgreSQL rejects such JSON, and SQLite accepts it. So NaN is written as ``{"$float": "nan"}`` (the
+tag ``$float`` marks an encoded number), and infinity in the same way. PostgreSQL also rejects the character NUL in a
+text, and both reject a lone surrogate (half of a UTF-16 pair, which Python allows in a str), so both are escaped.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import math
 import os
 import random
+import re
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import URL, Connection, CursorResult, Engine, create_engine, event, make_url
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlchemyError, StatementError
 from sqlalchemy.pool import NullPool
 
-from shoal.errors import MissingExtraError, StoreError
-from shoal.redaction import redact_address
-from shoal.state import codec
+from shoal.errors import MissingExtraError, ShoalError, StoreError, StoreUnreachableError
+from shoal.redaction import redact_address, redact_value
+
+_TAG = "$float"
+_SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+_LIKE_TAG = re.compile(r"\$+float")
+"""Pattern of the keys that look like the tag ``$float``. If a user's document contains such a key, one more ``$`` is
+written before the key, so that the user's ``{"$float": "nan"}`` is not read as NaN."""
+
+
+def dump_json(document: Any) -> str:
+    r"""Encode a document as strict JSON in ASCII. NUL and surrogates are written as escapes, such as ``\u0000``."""
+    return json.dumps(_tagged(document), allow_nan=False)
+
+
+def load_json(written: str | bytes) -> Any:
+    """Decode a document that `dump_json` has written."""
+    return json.loads(written, object_hook=_untagged)
+
+
+def storable(text: str) -> str:
+    r"""Escape the characters that databases reject: NUL as ``\x00``, and a lone surrogate as, for example,
+    ``\udc80``."""
+    return text.replace("\0", r"\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _tagged(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_TAG: "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"}
+    if isinstance(value, list | tuple):
+        return [_tagged(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if key := _tag_key(value):
+        return {f"${key}": _tagged(value[key])}
+    return {key: _tagged(item) for key, item in value.items()}
+
+
+def _untagged(value: dict[str, Any]) -> Any:
+    key = _tag_key(value)
+    if key is None:
+        return value
+    inner = value[key]
+    if key != _TAG:
+        return {key[1:]: inner}
+    return _SPECIAL[inner] if isinstance(inner, str) and inner in _SPECIAL else value
+
+
+def _tag_key(value: dict[Any, Any]) -> str | None:
+    """Return the key of a dict that has a single key such as ``$float`` or ``$$float`` (see `_LIKE_TAG`). Return None
+    for all other dicts."""
+    if len(value) != 1:
+        return None
+    [key] = value
+    return key if isinstance(key, str) and _LIKE_TAG.fullmatch(key) else None
+
 
 LOCK_WAIT_S = 30
 """Seconds after which a write transaction on SQLite fails if it cannot get the lock and no other process changes the
@@ -88,7 +149,7 @@ _CONNECT = {
 """Default connection parameters for PostgreSQL. A parameter in the store's URL (`?connect_timeout=3`) replaces the
 default."""
 
-_JSON: dict[str, Any] = {"json_serializer": codec.dumps, "json_deserializer": codec.loads}
+_JSON: dict[str, Any] = {"json_serializer": dump_json, "json_deserializer": load_json}
 
 _READ_ONLY = "shoal_reads"
 
@@ -337,3 +398,113 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+_AWAY = {
+    "database is locked": "another process has been writing for too long: find the process, which may be paused, and "
+    "end it",
+    "lock timeout": "another process has been writing for too long: find it in pg_stat_activity, and end it",
+    "too many": "the server has no connection left, and each node and each process keeps one: raise max_connections",
+    "slots are reserved": "the server has no connection left for this user: raise max_connections",
+    "Connection refused": "no server listens at this address: start it, or check host and port in SHOAL_STATE_URL",
+    "No such file or directory": "no server listens at this socket: start it, or check the socket's folder in "
+    "SHOAL_STATE_URL",
+    "resolve host": "check the host in SHOAL_STATE_URL",
+    "translate host name": "check the host in SHOAL_STATE_URL",
+    "timeout expired": "the server does not answer: check host and port in SHOAL_STATE_URL, and the network between",
+    "starting up": "the server is starting: try again in a moment",
+    "shutting down": "the server is shutting down: try again when it runs again",
+    "recovery mode": "the server is recovering: try again in a moment",
+    "terminating connection": "the server ended the connection: try again when it runs again",
+    "server closed the connection": "the server closed the connection: try again when it runs again",
+    "connection is closed": "the server closed the connection: try again when it runs again",
+}
+"""Advice for errors that may be temporary. Each key is a part of the database's message, and each value is the advice
+to the user. If several keys match, the first key counts."""
+
+_WRONG = {
+    # SQLite
+    "database disk image is malformed": "the file is corrupt: restore a backup, or move it away to start with a new "
+    "store",
+    "file is not a database": "the file is not a SQLite database: move it away, or set SHOAL_HOME to another folder",
+    "attempt to write a readonly database": "the file is read-only: make it writable, or set SHOAL_HOME to another "
+    "folder",
+    "database or disk is full": "the disk is full: free some disk space and run `shoal sweep`",
+    "unable to open database file": "the file cannot be opened: check the folder and its permissions, or set "
+    "SHOAL_HOME to another folder",
+    "disk I/O error": "the disk reports an error: check whether it is full or failing, free some disk space and run "
+    "`shoal sweep`",
+    "no such table": "the file belongs to another program, or its setup was interrupted: run `shoal pool list` to "
+    "create the tables",
+    # PostgreSQL
+    "read-write mode during recovery": "the server is a standby: use the primary in SHOAL_STATE_URL",
+    "password authentication failed": "check user and password in SHOAL_STATE_URL or ~/.pgpass",
+    "no password supplied": "put the password into ~/.pgpass, or into SHOAL_STATE_URL",
+    "pg_hba.conf": "the server does not accept this user from this host: ask its administrator for an entry in "
+    "pg_hba.conf",
+    'role "': "check the user in SHOAL_STATE_URL, or ask the server's administrator to create it",
+    "does not exist": "create the database (`createdb NAME`), or check its name in SHOAL_STATE_URL",
+    "were matched": "the row was deleted meanwhile: look at the present state, and try again",
+}
+"""Advice for errors that last until the user fixes the cause. Each key is a part of the database's message, and each
+value is the advice to the user. If several keys match, the first key counts."""
+
+_SQLSTATES = {
+    "25P03": "this process was paused during a write transaction, and nothing was written: try again",
+    "42501": "the database user lacks rights: make it the owner of the database, or of the schema in its search_path, "
+    "and of shoal's tables",
+    "42P01": "the tables are missing: run `shoal pool list` to create them",
+    "53100": "the server's disk is full: free some disk space there and run `shoal sweep`",
+}
+"""Advice by error code. Each key is a SQLSTATE (PostgreSQL's code for a kind of error), and each value is the advice to
+the user. These codes are checked before the messages."""
+
+
+def shown_url(url: str) -> str:
+    """Return a database URL as text, without user and password."""
+    return redact_value(make_url(url).render_as_string(hide_password=False))
+
+
+def explain(error: SQLAlchemyError, url: str) -> ShoalError:
+    """Convert a database error to the user's error, whose message names the store, the problem and the fix.
+
+    An error of a column type (see `shoal.state.schema`) about a value is the user's error already.
+    """
+    cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
+    if isinstance(cause, ShoalError):
+        return cause
+    text = " ".join(str(cause).split())
+    for kind, advice in _candidates(cause, text):
+        return kind(f"the state store {shown_url(url)} cannot be used ({text}): {advice}")
+    lost = isinstance(error, DBAPIError) and error.connection_invalidated
+    kind = StoreUnreachableError if lost else StoreError
+    return kind(f"the state store {shown_url(url)} cannot be used ({text}): check that it can be reached")
+
+
+def _candidates(cause: BaseException, text: str) -> Iterator[tuple[type[StoreError], str]]:
+    if (code := getattr(cause, "sqlstate", None)) in _SQLSTATES:
+        yield StoreError, _SQLSTATES[code]
+    yield from ((StoreError, advice) for sign, advice in _WRONG.items() if sign in text)
+    yield from ((StoreUnreachableError, advice) for sign, advice in _AWAY.items() if sign in text)
+
+
+SCHEMA_VERSION = "0010"
+"""Newest revision in `migrations/versions`."""
+
+SCRIPTS = Path(__file__).with_name("migrations")
+"""Folder with the Alembic revisions."""
+
+
+def upgrade(connection: Connection) -> None:
+    """Upgrade the database to the newest schema.
+
+    All changes are made in the caller's transaction. If one change fails, no change is made.
+    """
+    # Import Alembic only here, because the import takes 0.3 s, and a store with the newest schema needs no migration.
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(SCRIPTS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")

@@ -1,4 +1,5 @@
-"""Read the sample files of a workflow engine, and write them to a user's folder without overwriting anything."""
+"""Create folders whose mode does not depend on the umask alone, and write sample files of a workflow engine without
+overwriting anything."""
 
 from __future__ import annotations
 
@@ -50,3 +51,18 @@ def write_samples(folder: Path, samples: Mapping[str, str]) -> list[Path]:
     except (OSError, UnicodeError) as error:
         raise InvalidArgumentError(f"{folder} cannot be used as a folder for the files: {error}") from None
     return list(missing)
+
+
+SHARED_MODE = 0o775
+"""Mode of a folder for results. With a umask of 0, too, not every user may write to it."""
+
+
+def create_folder(folder: Path, mode: int = 0o700) -> None:
+    """Create a folder and its missing parents with the same mode. `Path.mkdir` creates parents with mode 0777.
+
+    Raises:
+        OSError: A folder cannot be created.
+    """
+    if not folder.is_dir():
+        create_folder(folder.parent, mode)
+        folder.mkdir(mode, exist_ok=True)

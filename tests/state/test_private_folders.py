@@ -17,7 +17,7 @@ from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
 from shoal.state.home import home, lock_file
-from shoal.state.temp_folder import ROOT_VARIABLE, node_ids, runtime_root, turn_lock
+from shoal.state.private_folders import ROOT_VARIABLE, node_ids, runtime_root, turn_lock
 
 NODE = "0123456789"
 
@@ -52,7 +52,7 @@ def test_two_homes_never_share_a_root(fresh_home, temp, monkeypatch, tmp_path):
 
 @pytest.mark.processes
 def test_processes_that_ask_at_once_get_the_same_root(fresh_home, temp):
-    ask = "from shoal.state.temp_folder import runtime_root; print(runtime_root())"
+    ask = "from shoal.state.private_folders import runtime_root; print(runtime_root())"
     askers = [subprocess.Popen([sys.executable, "-c", ask], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     said = {asker.communicate()[0].strip() for asker in askers}
     assert said == {str(runtime_root())}

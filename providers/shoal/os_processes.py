@@ -1,16 +1,20 @@
-"""Identify a process uniquely by boot id, pid and start time, and this host by its ids.
+"""Processes and the host on which they run: identify them, start Python processes, say how a process ended.
 
-A pid alone does not identify a process, because the kernel reuses pids.
+A process is identified by boot id, pid and start time, because the kernel reuses pids. The Python processes import
+nothing from the folder in which they are started.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -160,3 +164,59 @@ def _pid_namespace() -> str | None:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return None
+
+
+def python_command(*arguments: str, python: str = sys.executable) -> list[str]:
+    """Return the command that runs a Python interpreter with the given arguments.
+
+    A file of the current folder that has the name of a module of the standard library would otherwise be run instead of
+    this module. The option holds for this process only, so a user's script can import the modules in its own folder.
+    """
+    return [python, "-P", *arguments]
+
+
+def start_python(
+    arguments: Sequence[str], *, environment: Mapping[str, str] | None = None, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a Python process that can import this process's shoal.
+
+    Args:
+        arguments: Arguments of the interpreter.
+        environment: Variables of the process. None: those of this process.
+        options: Further arguments of `subprocess.Popen`.
+    """
+    variables = dict(os.environ if environment is None else environment)
+    folders = import_folders(variables.get("PYTHONPATH", ""))
+    variables["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *folders])
+    return subprocess.Popen(python_command(*arguments), env=variables, **options)
+
+
+def import_folders(path: str) -> list[str]:
+    """Return the folders in a value of PYTHONPATH, without empty names. For Python, an empty name, as in ``:/folder``,
+    is the current folder."""
+    return [folder for folder in path.split(os.pathsep) if folder]
+
+
+def how_ended(code: int) -> str:
+    """Return the end of a process as a phrase, such as "was killed by SIGSEGV" or "ended with exit code 3"."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:  # a real-time signal has no name
+        return f"was killed by signal {-code}"
+
+
+@contextlib.contextmanager
+def variables_set(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables until the end of the block, and then give them their earlier values."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,7 +1,12 @@
-"""Define the pydantic models that describe a dataset in a job's JSON spec."""
+"""Define the pydantic models that describe a dataset in a job's JSON spec, and identify its rows by the content of its
+files, so that a retry may use what an earlier attempt wrote."""
 
+from __future__ import annotations
+
+import hashlib
 import json
 import os
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -14,8 +19,10 @@ from pydantic import (
     model_validator,
 )
 
-from shoal.data.staging.staged_data import StagedCopy
-from shoal.data.syntax import Filters, check_connection_name, check_query, parse_filters
+from shoal.data.filters import Filters, parse_filters
+from shoal.data.parquet.files import PACKAGED_URI, list_files, resolve
+from shoal.data.sql import check_connection_name, check_query
+from shoal.data.staged_data import StagedCopy
 from shoal.option_validation import Settings
 
 
@@ -181,3 +188,22 @@ class DatasetSpec(Settings):
 def is_relative(path: str) -> bool:
     """Return whether a path depends on the working folder; False for URIs and for paths in a home folder (``~``)."""
     return "://" not in path and not path.startswith(("/", "~"))
+
+
+def content_of(dataset: DatasetSpec) -> Sequence[object] | None:
+    """Return values that differ if the files of a dataset have changed; None if a change could remain unnoticed.
+
+    A file counts as changed if it was written again. Of rows that shoal has written for the job, such as those of a
+    DataFrame, the content counts, because each submission writes them anew.
+    """
+    files = list_files(dataset.paths)
+    # A staged or packaged file is a copy that the next attempt gets anew, at another path and time.
+    if dataset.staging is not None or all(path.startswith(PACKAGED_URI) for path in dataset.paths):
+        return [_digest(file.path) for file in files]
+    return None if any(file.modified_ns is None for file in files) else files
+
+
+def _digest(path: str) -> str:
+    filesystem, inner = resolve(path)
+    with filesystem.open_input_stream(inner) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

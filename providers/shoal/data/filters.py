@@ -1,15 +1,21 @@
-"""What a dataset's spec may contain: names of columns, SQL queries and filters."""
+"""Filters of the rows of a dataset, and the time range of its rows."""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import date
-from typing import Any, Literal, get_args
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from shoal.errors import DataError, InvalidArgumentError, shown
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def check_present(path: str, name: str, present: Sequence[str]) -> None:
@@ -30,104 +36,6 @@ def check_present(path: str, name: str, present: Sequence[str]) -> None:
         shown = ", ".join(present[:20]) + (", ..." if len(present) > 20 else "")
         hint = f"; its columns are {shown}" if present else "; it has no columns"
     raise DataError(f'{path} has no column "{name}"{hint}')
-
-
-CONNECTION_PREFIX = "SHOAL_CONNECTION_"
-"""Prefix of the names of environment variables that contain the URLs of database connections."""
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_LEADING_COMMENT = re.compile(r"\s*(--[^\n]*(\n|$)|/\*.*?\*/)", re.DOTALL)
-_EXECUTABLE_COMMENT = re.compile(r"/\*M?!")
-_ROWS = "shoal_rows"
-"""Alias of the user's query when it is a subquery in the FROM clause of another query."""
-
-_SELECT = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
-
-
-def check_connection_name(name: str) -> None:
-    """Check that the text is the name of a connection and not a URL, which could contain a password.
-
-    Raises:
-        InvalidArgumentError: If the text is not a legal name.
-    """
-    if not _NAME.fullmatch(name):
-        # The message does not show the value, because the value may be a URL with a password.
-        raise InvalidArgumentError(
-            'connection must be a name of letters, digits, "_", "-" and ".", not a URL: set the environment variable '
-            f"{CONNECTION_PREFIX}<NAME> to the URL and give the name"
-        )
-
-
-def check_query(sql: str, params: Mapping[str, Any]) -> None:
-    """Check, without a database, that SQL text is a single SELECT and that all its parameters have values.
-
-    This check finds mistakes, but cannot prevent that a statement writes. :func:`shoal.data.staging.sql.stage_select`
-    prevents writes with a read-only transaction or connection.
-
-    Raises:
-        InvalidArgumentError: If the statement is not a single SELECT or WITH, or contains a comment that a database
-            runs as SQL. Also if a parameter has no value, or a value has no parameter.
-    """
-    import sqlalchemy as sa
-
-    body = without_end(sql)
-    if ";" in body:
-        # A ";" inside a quoted text or a comment is also refused. Each database has its own rules for quotes and
-        # comments, so this code cannot reliably find the end of a quoted text or comment.
-        raise InvalidArgumentError(
-            'sql contains a ";" before its end: give only one statement. If the ";" belongs to a text value, pass the '
-            "value as a parameter, such as :name with params={'name': ...}"
-        )
-    if executable := _EXECUTABLE_COMMENT.search(body):
-        raise InvalidArgumentError(
-            f'sql contains "{executable[0]}", which begins a comment that MySQL or MariaDB runs as SQL: remove the '
-            "comment. If it belongs to a text value, pass the value as a parameter, such as :name with "
-            "params={'name': ...}"
-        )
-    rest = body
-    while comment := _LEADING_COMMENT.match(rest):
-        rest = rest[comment.end() :]
-    if not _SELECT.match(rest):
-        raise InvalidArgumentError(
-            f"sql must be a SELECT, or a WITH clause followed by a SELECT, not {shown(rest.strip())}"
-        )
-    named = set(sa.text(body).compile().params)
-    if missing := sorted(named - set(params)):
-        raise InvalidArgumentError(
-            f"sql has the parameter :{missing[0]}, but params has no value for it: add the value to params, or "
-            "write \\: if the colon belongs to a text"
-        )
-    if unused := sorted(set(params) - named):
-        raise InvalidArgumentError(
-            f'params has "{unused[0]}", but sql has no parameter :{unused[0]}: correct the name, or remove it from '
-            "params"
-        )
-
-
-def narrowed_query(
-    sql: str, params: Mapping[str, Any], column: str, value: bool | int | float | str
-) -> tuple[str, dict[str, Any]]:
-    """Return a query that selects only the rows of the given query in which a column has a given value."""
-    name = "each_value"
-    while name in params:
-        name += "_"
-    return f"SELECT * FROM {as_table(sql)} WHERE {_ROWS}.{column} = :{name}", {**params, name: value}
-
-
-def as_table(sql: str) -> str:
-    """Return a query as a subquery (in parentheses, with an alias) for the FROM clause of another query."""
-    # The closing parenthesis is on a line of its own, because the query may end in a comment.
-    return f"(\n{without_end(sql)}\n) {_ROWS}"
-
-
-def without_end(sql: str) -> str:
-    """Return a query without a ``;`` at its end."""
-    return sql.rstrip().removesuffix(";")
-
-
-def connection_variable(name: str) -> str:
-    """Return the name of the environment variable for a connection's URL, such as SHOAL_CONNECTION_WAREHOUSE."""
-    return CONNECTION_PREFIX + re.sub(r"[^A-Z0-9]", "_", name.upper())
 
 
 Operator = Literal["=", "!=", "<", ">", "<=", ">=", "in", "not in"]
@@ -244,3 +152,125 @@ def _parse_scalar(value: Any, term: Any) -> Scalar:
 
 def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_DAY = timedelta(days=1)
+_STEP = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """Smallest and largest time of the rows of a dataset. The range includes both times.
+
+    Args:
+        column: Name of the time column.
+        first: Smallest time as text: ISO 8601 for dates and timestamps.
+        last: Largest time as text.
+    """
+
+    column: str
+    first: str
+    last: str
+
+    @classmethod
+    def of(cls, column: str, ends: tuple[Any, Any]) -> TimeRange:
+        """Create a time range from the smallest and the largest value of a column. The values are Python objects."""
+        first, last = map(_text, ends)
+        return cls(column, first, last)
+
+    def __str__(self) -> str:
+        return f"{self.column} from {self.first} to {self.last}"
+
+    def overlaps(self, other: TimeRange) -> bool:
+        """Return whether the two ranges have a time in common.
+
+        A date counts as the whole day, and a timestamp without an offset counts as UTC. The result is False if the
+        columns have different names, or if the times cannot be compared, such as a number and a date.
+        """
+        if self.column != other.column:
+            return False
+        mine = [_parse(self.first), _parse(self.last)]
+        theirs = [_parse(other.first), _parse(other.last)]
+        if len({kind for kind, _, _ in (*mine, *theirs)}) != 1:
+            return False
+        return bool(mine[0][1] <= theirs[1][2] and theirs[0][1] <= mine[1][2])
+
+    def compare_ends(self, other: TimeRange) -> int | None:
+        """Return 1 if this range ends later than the other range, -1 if it ends earlier, and 0 if both ends are equal.
+
+        Times are compared as in :meth:`overlaps`; a date and a timestamp of the same day are equal.
+
+        Returns:
+            The order; None if the columns have different names, or if the times cannot be compared.
+        """
+        mine, theirs = _parse(self.last), _parse(other.last)
+        if self.column != other.column or mine[0] != theirs[0]:
+            return None
+        return int(mine[1] > theirs[2]) - int(mine[2] < theirs[1])
+
+
+def time_column(candidates: Iterable[str], schema: pa.Schema) -> str | None:
+    """Return the only date or timestamp column among some columns of a dataset; None if there are none or several."""
+    import pyarrow as pa
+
+    kinds = ((name, schema.field(name).type) for name in candidates)
+    times = [name for name, kind in kinds if pa.types.is_date(kind) or pa.types.is_timestamp(kind)]
+    return times[0] if len(times) == 1 else None
+
+
+def within(values: pa.ChunkedArray, ranges: Iterable[TimeRange]) -> pa.ChunkedArray:
+    """Return for each value of a time column whether the value is in one of the given ranges.
+
+    A null counts as a value in the ranges, because its time is not known.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    known = pc.unique(values).drop_null()
+    if pa.types.is_floating(known.type):
+        known = known.filter(pc.is_finite(known))
+    known = known.take(pc.sort_indices(known))
+
+    def parsed(index: int) -> tuple[str, Any, Any]:
+        return _parse(_text(known[index].as_py()))
+
+    found = pc.is_null(values)
+    for each in ranges:
+        kind, start, end = _parse(each.first)[0], _parse(each.first)[1], _parse(each.last)[2]
+        if pa.types.is_string(known.type) or pa.types.is_large_string(known.type):
+            # The order of texts may differ from the order of the times that they stand for.
+            texts = [text for text in known.to_pylist() if each.overlaps(TimeRange.of(each.column, (text, text)))]
+            found = pc.or_(found, pc.is_in(values, pa.array(texts, known.type)))
+        elif len(known) and parsed(0)[0] == kind == _parse(each.last)[0]:
+            # Only a few of the values are parsed, because that takes microseconds for each.
+            first = bisect_left(range(len(known)), start, key=lambda index: parsed(index)[2])
+            after = bisect_right(range(len(known)), end, key=lambda index: parsed(index)[1])
+            if first < after:
+                inside = pc.and_(pc.greater_equal(values, known[first]), pc.less_equal(values, known[after - 1]))
+                found = pc.or_(found, pc.fill_null(inside, False))
+    return found
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
+def _parse(text: str) -> tuple[str, Any, Any]:
+    """Parse a value of a time column. Return its kind ("number", "time" or "text"), and the start and the end of the
+    range that the text stands for.
+
+    A date stands for all times of the day, from its beginning to its end. Any other text stands for one value.
+    """
+    try:
+        number = Decimal(text)
+        return ("number", number, number) if number.is_finite() else ("text", text, text)
+    except InvalidOperation:
+        pass
+    try:
+        moment = datetime.fromisoformat(text)
+        utc = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+        return "time", utc, utc + _DAY - _STEP if _DATE.fullmatch(text) else utc
+    except (ValueError, OverflowError):
+        # datetime raises OverflowError for a moment outside the years 1 to 9999.
+        return "text", text, text

@@ -11,11 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from shoal.data import DataConnector
-from shoal.data.spec import DatasetSpec
-from shoal.data.staging import staged_data
-from shoal.data.staging.data_frames import stage_dataframe
-from shoal.state.process import ProcessId, host_id
+from shoal.data import DataConnector, staged_data
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.staged_data import stage_dataframe
+from shoal.os_processes import ProcessId, host_id
 
 TABLE = pa.table({"x": [1, 2, 3]})
 

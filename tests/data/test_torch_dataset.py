@@ -25,10 +25,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector
-from shoal.data.gang_position import ALONE, GangPosition, set_current_position
-from shoal.data.torch import shuffling
-from shoal.data.torch.dataset import TorchDataset
+from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector, torch_dataset
+from shoal.data.planning import ALONE, GangPosition, set_current_position
+from shoal.data.torch_dataset import TorchDataset
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
 from tests.data.conftest import Write
 
@@ -66,7 +65,7 @@ def brief_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the row groups were large: no more than four are shuffled at a time."""
-    monkeypatch.setattr(shuffling, "BUFFER_ROWS", 1)
+    monkeypatch.setattr(torch_dataset, "BUFFER_ROWS", 1)
 
 
 def xs(items: Any) -> list[int]:
@@ -584,7 +583,7 @@ def test_one_row_group_at_a_time_and_the_buffer(
     rows = 20_000
     path = write("a.parquet", rows, **{f"x{i}": np.arange(12 * rows, dtype=np.float64) for i in range(8)})
     group = 8 * 8 * rows
-    monkeypatch.setattr(shuffling, "BUFFER_BYTES", 2 * group)
+    monkeypatch.setattr(torch_dataset, "BUFFER_BYTES", 2 * group)
     dataset = DataConnector.from_parquet(path).to_torch_dataset(1_000, shuffle=shuffle)
     whole, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     _POOLS.append(counted)
@@ -649,8 +648,7 @@ def test_ray_reads_the_same_items(numbers: DataConnector, local_ray: None) -> No
 
 
 def test_without_torch(numbers: DataConnector, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("dataset", "epochs"):
-        monkeypatch.delitem(sys.modules, f"shoal.data.torch.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "shoal.data.torch_dataset", raising=False)
     for name in [name for name in sys.modules if name == "torch" or name.startswith("torch.utils.data")]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=r"shoal\[torch\]"):
