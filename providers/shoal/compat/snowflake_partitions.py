@@ -356,7 +356,7 @@ class DPFRun:
         Raises:
             InvalidArgumentError: The run was restored.
         """
-        from shoal.training.progress import ProgressDisplay
+        from shoal.training.reporting import ProgressDisplay
 
         self._refuse_if_restored("wait")
         if not isinstance(self.work, PartitionResults):
