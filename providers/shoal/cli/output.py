@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal import errors
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
     from shoal.pool.status import PoolStatus

@@ -28,7 +28,7 @@ from shoal.jobs import AnyJobSpec, JobHandle, JobResult, ModelLine, NoResult, su
 from shoal.prefect import current_run
 from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
 from shoal.prefect.reports import RunLog, TrainingProgress, emit_outcome, show_page, store_report
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
     from shoal.jobs.metrics.series import MetricPoint
