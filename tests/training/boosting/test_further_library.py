@@ -35,12 +35,12 @@ def use() -> None:
     import pandas as pd
     import pyarrow as pa
 
-    from shoal.jobs.mlflow import promotion
-    from shoal.jobs.mlflow.model_loading import predictor_of
-    from shoal.jobs.partitions.models import EstimatorTraining, loaded
-    from shoal.jobs.partitions.predictions import predicted_by
-    from shoal.jobs.specs.register import Register
-    from shoal.jobs.specs.training import JobSpec
+    from shoal.jobs.register import Register
+    from shoal.kinds.partitions.models import EstimatorTraining, loaded
+    from shoal.kinds.partitions.predictions import predicted_by
+    from shoal.kinds.training.spec import JobSpec
+    from shoal.models import gate
+    from shoal.models.loading import predictor_of
     from shoal.training.boosting.engine import train
     from shoal.training.boosting.request import TrainRequest
     from shoal.training.boosting.trials import TrialPlan
@@ -93,7 +93,7 @@ def use() -> None:
         assert trial.rounds == 5 and trial.value == pytest.approx(history[4])
 
         output = HistGradient().output_of({}, custom_objective=False)
-        promotion.try_challenger(Register(model="m", metric="rmse", holdout={"paths": (file,)}), output)
+        gate.try_challenger(Register(model="m", metric="rmse", holdout={"paths": (file,)}), output)
 
         training = EstimatorTraining("sklearn", {"learning_rate": 0.2, "seed": 0}, 8, ("a", "b"), "y")
         stored = training(pa.Table.from_pandas(table), "key")
