@@ -32,7 +32,7 @@ from shoal.training.reporting import ProgressDisplay
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult
     from shoal.jobs.handle import JobHandle
-    from shoal.jobs.metrics.series import MetricPoint
+    from shoal.jobs.journal.metric_series import MetricPoint
     from shoal.jobs.status import JobStatus
     from shoal.kinds.search.trials import Ended
 
@@ -331,7 +331,7 @@ def read_spec(source: str, framework: str | None = None) -> dict[str, Any]:
         source: Path of the file, or "-".
         framework: The only framework that the spec may have, and its default.
     """
-    from shoal.jobs.specs.text import fields_of
+    from shoal.jobs.spec_text import fields_of
 
     what = "the spec on stdin" if source == "-" else f'the spec "{source}"'
     try:
