@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from shoal.distributors.call_pool import pool_for_job
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.kind import KindCall, call_of
-from shoal.known_secrets import KnownSecrets
-from shoal.redaction import hiding, redact_value
+from shoal.secrets.hidden_output import SECRETS
+from shoal.secrets.known_secrets import KnownSecrets
+from shoal.secrets.redaction import hiding, redact_value
 from shoal.training.cluster import is_connected
-from shoal.training.host.hidden_output import SECRETS
 from shoal.training.locations import Claim, resolved
 from shoal.training.pytorch.program import Program
 from shoal.training.reporting import ProgressDisplay, say

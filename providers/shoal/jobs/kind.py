@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import unknown_value
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult

@@ -29,7 +29,7 @@ from shoal.kinds.search.spec import TUNE
 from shoal.kinds.search.study_storage import copy_of
 from shoal.kinds.search.trials import Ended
 from shoal.links import Link, mlflow_run_link, model_link
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.home import is_own_store
 from shoal.state.schema import JOB_ENDED, Job

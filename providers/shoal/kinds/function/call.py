@@ -11,7 +11,7 @@ from shoal.jobs import shipped_code
 from shoal.jobs.files import storage
 from shoal.jobs.kind import KindCall
 from shoal.kinds.function.spec import FunctionJobSpec
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.training import locations
 from shoal.training.pytorch.request import FunctionResult, MissingValue
 
