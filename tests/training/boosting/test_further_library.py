@@ -37,10 +37,10 @@ def use() -> None:
 
     from shoal.jobs.mlflow import promotion
     from shoal.jobs.mlflow.model_loading import predictor_of
-    from shoal.jobs.partitions.models import EstimatorTraining, loaded
-    from shoal.jobs.partitions.predictions import predicted_by
-    from shoal.jobs.specs.register import Register
-    from shoal.jobs.specs.training import JobSpec
+    from shoal.jobs.register import Register
+    from shoal.kinds.partitions.models import EstimatorTraining, loaded
+    from shoal.kinds.partitions.predictions import predicted_by
+    from shoal.kinds.training.spec import JobSpec
     from shoal.training.boosting.engine import train
     from shoal.training.boosting.request import TrainRequest
     from shoal.training.boosting.trials import TrialPlan
