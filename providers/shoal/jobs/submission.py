@@ -40,13 +40,13 @@ from shoal.jobs.scheduling import Gang, refuse_without_ray
 from shoal.jobs.specs.base import AnySpec
 from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.status import JobStatus
-from shoal.pool import teams
 from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import python_holder
 from shoal.pool.journal import lease_limits
 from shoal.pool.names import is_pool_name
 from shoal.pool.selection import is_embedded, which_pool
+from shoal.pool.teams import asking_team, require_team, stored_team
 from shoal.pool.waiting import end_if_abandoned
 from shoal.redaction import redact
 from shoal.state import Store
@@ -159,9 +159,9 @@ def submit(
         environment or {},
         endpoint_of,
         clock,
-        teams.asking(team),
+        asking_team(team),
     )
-    teams.require(call.pool.only_team, call.team, f'pool "{pool}"', is_reserved=True)
+    require_team(call.pool.only_team, call.team, f'pool "{pool}"', is_reserved=True)
     for each in earlier_tries.calls(call, spec):
         with suppress(JobTakenError):
             return _submitted(each, spec)
@@ -222,7 +222,7 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
         Gang.of(spec).to_json(),
         call.task,
         label=spec.label,
-        team=teams.stored(call.team),
+        team=stored_team(call.team),
         needs_credentials=is_remote and secrets is not None and secrets.given,
     )
     try:

@@ -15,7 +15,7 @@ from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.state import Store
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("shoal.pool")
 
 _RENEWALS_PER_TTL = 3
 """Number of renewals within a lease's time to live. With 3, a lease stays valid even if two renewals in a row fail."""

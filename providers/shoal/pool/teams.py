@@ -1,8 +1,8 @@
 """The rule that protects the pools, leases and jobs of a team from other teams.
 
-Every request of a user to change them calls `require`. What shoal does by itself is not checked: reconciling, sweeps,
-and the end of jobs and leases of runs that have ended. A process may name any team, so the rule is a guard rail against
-mistakes: a team that has to be separated has a store of its own.
+Every request of a user to change them calls `require_team`. What shoal does by itself is not checked: reconciling,
+sweeps, and the end of jobs and leases of runs that have ended. A process may name any team, so the rule is a guard rail
+against mistakes: a team that has to be separated has a store of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def acting_for(team: str | None) -> Iterator[None]:
         _team.reset(token)
 
 
-def asking(team: str | None = None) -> str | None:
+def asking_team(team: str | None = None) -> str | None:
     """Return the team for which this process acts: `team` if it is given, else that of `acting_for`, else
     ``$SHOAL_TEAM``. None: no team."""
     from shoal.state.codec import storable  # here, because DAG files import this module, but need no store
@@ -42,7 +42,7 @@ def asking(team: str | None = None) -> str | None:
     return storable(team or _team.get() or os.environ.get(TEAM_VARIABLE) or "") or None
 
 
-def stored(team: str | None) -> str | None:
+def stored_team(team: str | None) -> str | None:
     """Return the team to store for a new lease or job of a process that acts for `team`. An administrator's leases and
     jobs belong to no team."""
     return None if team == ALL_TEAMS else team
@@ -61,7 +61,7 @@ def may_change(owner: str | None, team: str | None, *, is_reserved: bool = False
     return owner is None or team in (owner, ALL_TEAMS) or (team is None and not is_reserved)
 
 
-def require(owner: str | None, team: str | None, what: str, *, is_reserved: bool = False) -> None:
+def require_team(owner: str | None, team: str | None, what: str, *, is_reserved: bool = False) -> None:
     """Raise an error if a process may not change a pool, lease or job (see `may_change`).
 
     Args:

@@ -17,7 +17,7 @@ from shoal.errors import (
     StoreError,
     shown,
 )
-from shoal.pool import recorded, teams
+from shoal.pool import recorded
 from shoal.pool.api.requests import Requests
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
@@ -34,6 +34,7 @@ from shoal.pool.selection import which_pool
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
+from shoal.pool.teams import asking_team, stored_team
 from shoal.pool.timeouts import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER
 from shoal.pool.waiting import OnProgress, pause
 from shoal.state import Store, stamps
@@ -109,8 +110,8 @@ class ComputePool:
             self.name = which_pool(self._store, name, team=team)
         self.holder = storable(holder or python_holder())
         self.ancestors = ancestors
-        team = teams.asking(team)
-        self.team = teams.stored(team)
+        team = asking_team(team)
+        self.team = stored_team(team)
         self._requests = Requests(self._store, self.name, self.holder, self._clock, self._spec, team=team)
 
     def __repr__(self) -> str:

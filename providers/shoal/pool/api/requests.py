@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from shoal import history
 from shoal.errors import PoolElsewhereError, PoolStoppingError, StoreError, TeamError
-from shoal.pool import recorded, teams
+from shoal.pool import recorded
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
 from shoal.pool.journal import commands, rows
@@ -21,6 +21,7 @@ from shoal.pool.reconcile import background_process
 from shoal.pool.reconcile.rounds import Clock
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
+from shoal.pool.teams import require_team
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store
 from shoal.state.process import ProcessId
@@ -92,7 +93,7 @@ class Requests:
             if self.spec is not None and (row is None or row.state is not PoolState.UP):
                 owners.add(self.spec.only_team)
             for owner in owners:
-                teams.require(owner, self.team, f'pool "{self.name}"', is_reserved=True)
+                require_team(owner, self.team, f'pool "{self.name}"', is_reserved=True)
             yield session
 
     def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:
@@ -143,7 +144,7 @@ class Requests:
             transaction(self.store, JournalStep.WITHDRAW) if is_own else self.changing(JournalStep.WITHDRAW) as session
         ):
             if lease is not None and not is_own:
-                teams.require(lease.team, self.team, f'the lease of {lease.holder} on pool "{lease.pool}"')
+                require_team(lease.team, self.team, f'the lease of {lease.holder} on pool "{lease.pool}"')
             return withdraw(session, operation_id, reason, self.clock())
 
     def give_up(self, operation_id: str, error: BaseException) -> None:

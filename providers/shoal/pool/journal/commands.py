@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
-from shoal.pool import recorded, teams
+from shoal.pool import recorded
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
 from shoal.pool.holder import Ancestors, ends_with, run_of
@@ -25,6 +25,7 @@ from shoal.pool.journal import lease_limits, rows, usage
 from shoal.pool.lease_queue import grantable, leased, may_resize, queue, taken_by
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions
+from shoal.pool.teams import require_team
 from shoal.pool.timeouts import RETIRE_WITHIN
 from shoal.state import stamps
 from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
@@ -259,7 +260,7 @@ def release(session: Session, name: str, holder: str, now: float, *, team: str |
     snapshot = rows.load(session, name)
     ending = [lease for lease in snapshot.leases if ends_with(lease.holder, lease.ancestors, holder)]
     for lease in ending:
-        teams.require(lease.team, team, f'the lease of {lease.holder} on pool "{name}"')
+        require_team(lease.team, team, f'the lease of {lease.holder} on pool "{name}"')
         session.delete(lease)
     snapshot.pool.touched_at = now
     usage.follow_leases(session, name, now)

@@ -184,4 +184,4 @@ def end_job(
     """
     job.state, job.error, job.error_is_permanent, job.ended_at = state, error, error_is_permanent, now
     job.driver_key = job.sealed_credentials = None
-    usage.end_job(session, job, now)
+    usage.end_use(session, job, now)

@@ -89,7 +89,7 @@ def job_uses(session: Session, job: Job, nodes: int, now: float, *, since_s: flo
     session.add(_begun(session, row, now, ago=since_s))
 
 
-def end_job(session: Session, job: Job, now: float) -> None:
+def end_use(session: Session, job: Job, now: float) -> None:
     """Record that an attempt of a job no longer uses nodes. If the job's driver was lost long ago, the recorded end is
     the driver's last heartbeat."""
     last = job.heartbeat_at or job.started_at or now
