@@ -15,7 +15,7 @@ from shoal.data import DataConnector
 from shoal.jobs import JobSpec, submission
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.pool.reconcile import background_process
+from shoal.pool import background_process
 from shoal.state.process import ProcessId
 from shoal.state.schema import JobState, Node
 from tests.support.job_results import result_of

@@ -41,7 +41,7 @@ from shoal.jobs.reconcile.rounds import start_if_room
 from shoal.jobs.reconcile.target import Target
 from shoal.jobs.remote.handover import DriverKey
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconciling import reconcile
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import JobState, Lease

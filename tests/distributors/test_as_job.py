@@ -28,7 +28,7 @@ from shoal.errors import CapacityTimeoutError, DataError, InvalidArgumentError, 
 from shoal.jobs import FunctionJobSpec, JobSpec, list_jobs
 from shoal.jobs.files.mlflow_database import default_uri
 from shoal.pool.api import list_pools
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.process import ProcessId

@@ -13,8 +13,7 @@ from sqlalchemy import text
 
 from shoal.errors import ShoalError, StoreError
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.rounds import reconcile
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import reconcile, sweep
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import Operation, OperationState

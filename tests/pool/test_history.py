@@ -10,7 +10,7 @@ from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.history import acting_as
 from shoal.jobs import sweep
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconciling import reconcile
 from shoal.state import Store
 from shoal.state.process import hostname
 from shoal.state.schema import Node

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import PoolDownError, ScaleError
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import NodeState, Pool

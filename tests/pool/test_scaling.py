@@ -15,8 +15,7 @@ import shoal
 from shoal.errors import InvalidArgumentError, PoolDownError, PoolNotFoundError, ScaleError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.base import NodeRef, PoolRef
-from shoal.pool.reconcile.rounds import reconcile
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.process import ProcessId
@@ -258,7 +257,7 @@ def test_two_operations_at_once_each_end_with_success_or_a_clear_refusal(up):
 def test_rolling_back_one_operation_never_restores_what_another_has_replaced(up, tiny):
     """2, 3 and 4 asked one on top of the other, then 3 is withdrawn: a failing 4 goes back to 2, and that to 1."""
     from shoal.pool.journal import commands
-    from shoal.pool.journal.rollback import withdraw
+    from shoal.pool.journal.advance import withdraw
     from shoal.pool.spec import ScaleOptions
 
     def request(size: int) -> str:
@@ -278,7 +277,7 @@ def test_rolling_back_one_operation_never_restores_what_another_has_replaced(up,
 
 def test_what_has_succeeded_is_not_rolled_back(up):
     """Its caller is interrupted when the sizes are right already."""
-    from shoal.pool.journal.rollback import withdraw
+    from shoal.pool.journal.advance import withdraw
 
     assert up.scale(2)
     succeeded = up.describe().last_operation.id

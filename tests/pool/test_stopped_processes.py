@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
 from tests.support import ROOT, clocks

@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_URL
 from shoal.errors import InvalidArgumentError, MissingExtraError, PoolDownError, ScaleError
 from shoal.pool.api import ComputePool as CorePool
 from shoal.pool.api import list_pools
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.prefect import ComputePool, distributed_train, pool_lease, wait_for_nodes
 from shoal.prefect._open_blocks import Block, Submissions

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from shoal.pool.holder import DagRunHolder
-from shoal.pool.teams import ALL_TEAMS
+from shoal.pool.holder import ALL_TEAMS, DagRunHolder
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context

@@ -67,7 +67,7 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
     spec = PoolSpec.parse(fields)
     if not connection.password:
         return spec
-    from shoal.pool.backends.ray.token_file import check_token, with_token
+    from shoal.pool.endpoint import check_token, with_token
 
     check_token(spec, f'connection "{connection.conn_id}"', "password")
     return with_token(spec, connection.password) if keep else spec

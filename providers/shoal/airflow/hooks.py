@@ -137,7 +137,7 @@ def _cluster_answer(spec: PoolSpec, token: str | None) -> str:
 
     :raises PoolUnreachableError: The cluster does not answer, or refuses the token.
     """
-    from shoal.pool.backends.ray.client import Cluster
+    from shoal.pool.backends.ray.backend import Cluster
 
     count = len(Cluster(spec, token or None).nodes())
     return f"; the cluster at {spec.address} answers, and has {count} {'node' if count == 1 else 'nodes'}"

@@ -10,7 +10,7 @@ import typer
 from shoal.cli.ending import ExitCode, on_interrupt
 from shoal.cli.output import Json, PoolProgress, describe_counts, fields, print_json, say, show, show_list, table, when
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
-from shoal.pool.names import is_pool_name
+from shoal.pool.spec import is_pool_name
 from shoal.pool.timeouts import RETIRE_WITHIN, ROLLBACK_AFTER
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from shoal.compat.snowflake_stages import RUN_FILE, ModelSerde, PickleSerde, Sta
 from shoal.distributors import ray_launch
 from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError, JobNotFoundError
 from shoal.jobs.files import storage
-from shoal.pool.names import pool_name_of
+from shoal.pool.spec import pool_name_of
 from shoal.state.schema import JobState
 from shoal.training.pytorch.script import Script
 from shoal.training.run_config import RunConfig

@@ -17,12 +17,11 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.scheduling import Gang, fewest_nodes, needs_ray
 from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.local.environment import inherited_environment
+from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.gpus import ALL, Gpu, gpu_turn, look, may_be_contended
 from shoal.pool.holder import job_holder
-from shoal.pool.names import is_pool_name, pool_name_of
 from shoal.pool.selection import defined_pool, which_pool
-from shoal.pool.spec import PoolSpec
+from shoal.pool.spec import PoolSpec, is_pool_name, pool_name_of
 from shoal.pool.timeouts import IDLE_TIMEOUT, JOB_LEASE_TTL
 from shoal.pool.waiting import end_if_abandoned
 from shoal.state import Store

@@ -42,11 +42,10 @@ from shoal.jobs.specs.function import AnyJobSpec, parse_spec
 from shoal.jobs.status import JobStatus
 from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.holder import python_holder
-from shoal.pool.journal import lease_limits
-from shoal.pool.names import is_pool_name
+from shoal.pool.holder import asking_team, python_holder, require_team, stored_team
+from shoal.pool.journal import usage
 from shoal.pool.selection import is_embedded, which_pool
-from shoal.pool.teams import asking_team, require_team, stored_team
+from shoal.pool.spec import is_pool_name
 from shoal.pool.waiting import end_if_abandoned
 from shoal.redaction import redact
 from shoal.state import Store
@@ -283,7 +282,7 @@ def _refusal(call: Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | N
         attempts.check_budget(call.store, call.job_id, spec.run_config.budget_node_hours, call.clock())
         if call.needs_lease:
             with call.store.reading(snapshot=False) as session:
-                lease_limits.check_lease(session, call.pool.name, call.holder)
+                usage.check_lease(session, call.pool.name, call.holder)
     except (InvalidArgumentError, BudgetError, LeaseEndedError) as error:
         return error
     return None

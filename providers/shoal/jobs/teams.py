@@ -6,7 +6,7 @@ from sqlalchemy import select
 
 from shoal.jobs import ids
 from shoal.jobs.journal.attempts import Key
-from shoal.pool.teams import asking_team, require_team
+from shoal.pool.holder import asking_team, require_team
 from shoal.state import Store
 from shoal.state.schema import JOB_ACTIVE, Job, Lease
 

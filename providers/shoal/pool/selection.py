@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from sqlalchemy import select
 
 from shoal.errors import NoPoolError, PoolNotFoundError
-from shoal.pool import recorded
+from shoal.pool import bound_host
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
+from shoal.pool.holder import asking_team, may_change
 from shoal.pool.journal import rows
 from shoal.pool.spec import PoolSpec, is_uri
-from shoal.pool.teams import asking_team, may_change
 from shoal.state import Store
 from shoal.state.schema import Pool, PoolState
 
@@ -43,7 +43,7 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
 
     Inside a job, ``$SHOAL_POOL`` is the pool that the job runs on.
 
-    A pool that is named or given is recorded in this home (`shoal.pool.recorded`). Only recorded pools are selected.
+    A pool that is named or given is recorded in this home (`shoal.pool.bound_host`). Only recorded pools are selected.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -56,12 +56,12 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
         if given:
             if (pool := session.get(Pool, given)) is None:
                 raise PoolNotFoundError(given, rows.pool_names(session))
-            recorded.accept(pool, defined)
+            bound_host.accept(pool, defined)
             return given
         known = rows.pool_names(session)
         asks = asking_team(team)
         pools = session.scalars(select(Pool).where(Pool.name.in_(known)).order_by(Pool.name))
-        mine = [pool for pool in pools if recorded.refusal(pool) is None]
+        mine = [pool for pool in pools if bound_host.refusal(pool) is None]
         usable = [each for each in mine if may_change(each.spec.get("only_team"), asks, is_reserved=True)]
         up = [pool.name for pool in usable if pool.state is PoolState.UP and is_here(pool)]
     candidates = up if up or only_up else [pool.name for pool in mine]

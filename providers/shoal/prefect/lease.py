@@ -10,8 +10,7 @@ import anyio
 from prefect.exceptions import MissingContextError
 
 from shoal.jobs import clean_up
-from shoal.pool.api import ComputePool
-from shoal.pool.lease_renewal import PoolLease
+from shoal.pool.api import ComputePool, PoolLease
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.prefect._open_blocks import Block
 from shoal.prefect._progress import NodeLog

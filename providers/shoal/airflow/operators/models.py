@@ -20,7 +20,7 @@ from shoal.airflow.operators.outcomes import record_failure, record_promotion
 from shoal.airflow.retries import no_retry_of_permanent_errors
 from shoal.environment_variables import variables_set
 from shoal.errors import InvalidArgumentError, ShoalError, shown
-from shoal.pool.teams import acting_for
+from shoal.pool.holder import acting_for
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context

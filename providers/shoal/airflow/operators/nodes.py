@@ -17,9 +17,8 @@ from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits
 from shoal.airflow.deployment import deployment_of_task, other_addresses
 from shoal.airflow.operators.block_checks import check_block
 from shoal.airflow.retries import no_retry_of_permanent_errors
-from shoal.pool.holder import DagRunHolder
+from shoal.pool.holder import DagRunHolder, acting_for
 from shoal.pool.spec import LeaseOptions
-from shoal.pool.teams import acting_for
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context

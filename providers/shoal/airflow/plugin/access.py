@@ -23,8 +23,7 @@ from fastapi import HTTPException, Request
 
 from shoal.airflow.deployment import deployment_in_database
 from shoal.airflow.settings import has_teams, store_of
-from shoal.pool.holder import DagRunHolder
-from shoal.pool.teams import ALL_TEAMS
+from shoal.pool.holder import ALL_TEAMS, DagRunHolder
 from shoal.ui.access import Viewer
 
 log = logging.getLogger(__name__)

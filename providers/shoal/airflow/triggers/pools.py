@@ -13,7 +13,7 @@ from shoal.airflow.triggers.base import Update, Wait, WaitTrigger, isolated
 from shoal.errors import PoolNotFoundError, ScaleError
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import rows
-from shoal.pool.snapshot import Snapshot
+from shoal.pool.scaling_plan import Snapshot
 from shoal.pool.status import PoolStatus, status_of
 from shoal.state import Store
 from shoal.state.schema import Operation, OperationState

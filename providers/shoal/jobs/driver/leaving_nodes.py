@@ -12,7 +12,7 @@ import time
 
 from shoal.jobs.timeouts import LEAVING_PERIOD_S
 from shoal.pool.journal import commands
-from shoal.pool.journal.steps import JournalStep, transaction
+from shoal.pool.journal.rows import JournalStep, transaction
 from shoal.state import Store
 from shoal.training import cluster
 

@@ -60,8 +60,8 @@ from shoal.node_register import NodeRegister
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.endpoint import NO_GCS, is_on_loopback
+from shoal.pool.holder import TEAM_VARIABLE
 from shoal.pool.spec import PoolSpec
-from shoal.pool.teams import TEAM_VARIABLE
 from shoal.redaction import hiding
 from shoal.state import Store, codec
 from shoal.state.process import ProcessId

@@ -21,7 +21,7 @@ from shoal.jobs.journal import metric_series, study_logs
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
 from shoal.pool.bound_host import is_on_this_host
-from shoal.pool.teams import asking_team, may_change
+from shoal.pool.holder import asking_team, may_change
 from shoal.state import Store
 from shoal.state.home import file_lock, lock_file
 from shoal.state.schema import JOB_ENDED, Job, JobState, Pool, Promotion, PromotionState

@@ -16,8 +16,7 @@ from shoal.errors import ShoalError
 from shoal.jobs import credentials
 from shoal.jobs.files import artifacts, staged_data_claims, storage, working_folder
 from shoal.jobs.journal.attempts import Key
-from shoal.pool.holder import job_holder
-from shoal.pool.notice import Notice
+from shoal.pool.holder import Notice, job_holder
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job
 

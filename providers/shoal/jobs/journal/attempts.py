@@ -31,10 +31,9 @@ from shoal.jobs import ids
 from shoal.jobs.journal.stages import Stage, may_become
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import EngineTask
-from shoal.pool.holder import python_holder, run_of
+from shoal.pool.holder import may_change, python_holder, require_team, run_of
 from shoal.pool.journal import usage
-from shoal.pool.journal.lease_limits import SPENT_ADVICE, end_job
-from shoal.pool.teams import may_change, require_team
+from shoal.pool.journal.usage import SPENT_ADVICE, end_job
 from shoal.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId

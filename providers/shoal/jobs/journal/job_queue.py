@@ -23,7 +23,7 @@ from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.scheduling import Entry, Gang, NodeSize, Place, Room, drivers_in
 from shoal.pool.holder import Ancestors, ends_with, job_of
 from shoal.pool.journal import usage
-from shoal.pool.lease_queue import kept_for
+from shoal.pool.scaling_plan import kept_for
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, Demand, Job, JobState, Lease, Node, NodeState, Pool

@@ -29,7 +29,7 @@ from shoal.jobs.mlflow.registry import (
     quoted,
 )
 from shoal.jobs.timeouts import DELETION_LOCK_TTL_S
-from shoal.pool.teams import ALL_TEAMS, asking_team, may_change
+from shoal.pool.holder import ALL_TEAMS, asking_team, may_change
 from shoal.state import Store
 from shoal.state.schema import JOB_ACTIVE, Job
 
