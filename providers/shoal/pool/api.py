@@ -1,4 +1,6 @@
-"""The class `ComputePool`, by which all parts of shoal start, scale, lease and end pools."""
+"""The class `ComputePool`, by which all parts of shoal start, scale, lease and end pools; the lease in the hands of its
+holder; and the same as plain functions, some of which work on all pools, such as `list_pools`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The host and the home that may act on a pool: only its own host can start and end the nodes of a local pool."""
+"""The host and the home that may act on a pool: only its own host can start and end the nodes of a local pool, and a
+process starts programs, reads files and follows addresses only for the pools that its home has recorded.
+
+Everyone who can write to the store can write a pool's row. So a home keeps those settings of a pool that lead to
+programs, files and requests: when the pool is started from here, and when a user names a pool that all hosts may use or
+gives its settings. shoal does nothing by itself for a pool whose row has other settings.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +128,7 @@ ANYWHERE = ""
 
 def is_here(pool: Pool) -> bool:
     """Return whether this process can start and end a pool's nodes: this machine can, and the home has recorded the
-    pool as its row is now (`shoal.pool.recorded`)."""
+    pool as its row is now."""
     return is_on_this_host(pool) and refusal(pool) is None
 
 

@@ -1,5 +1,9 @@
 """Addresses of a pool's head node, the token for requests to the head's API, and the variables with which Ray connects
-to the head."""
+to the head.
+
+For a pool on a Ray cluster, the store contains only the paths of the files with the token and the trusted certificates.
+The reconciler and the drivers of jobs read the files.
+"""
 
 from __future__ import annotations
 

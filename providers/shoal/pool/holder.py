@@ -1,8 +1,12 @@
-"""Build the names of holders (the owners of operations, leases and jobs). This module covers holders that are users,
-processes, jobs or DAG runs.
+"""Who uses a pool: the names of holders (the owners of operations, leases and jobs) that are users, processes, jobs or
+DAG runs, and the rule that protects the pools, leases and jobs of a team from other teams.
 
 `shoal.airflow._run_holder` finds the DAG run of a task, and `shoal.prefect._run_holder` builds the names of holders
 that are flow runs.
+
+Every request of a user to change something of a team calls `require_team`. What shoal does by itself is not checked:
+reconciling, sweeps, and the end of jobs and leases of runs that have ended. A process may name any team, so the rule is
+a guard rail against mistakes: a team that has to be separated has a store of its own.
 """
 
 from __future__ import annotations

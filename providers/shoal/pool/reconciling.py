@@ -9,6 +9,8 @@ Reconciling has four steps:
 4. In another transaction, delete the rows of the nodes that have ended, and record which nodes could not be ended.
 
 If the process is killed between two steps, the next run continues from the rows in the database.
+
+A sweep of this host also ends the nodes that have no row in the database.
 """
 
 from __future__ import annotations

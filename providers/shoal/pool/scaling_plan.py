@@ -1,5 +1,5 @@
-"""Decide which nodes of a pool to start, drain (give no new work) and end, and which operations have succeeded or
-failed.
+"""Decide which nodes of a pool to start, drain (give no new work) and end, which operations have succeeded or failed,
+and in which order waiting leases are granted.
 
 All functions are pure: they do no I/O and read no clock, so tests can check them with made-up rows and times. To drain
 a node means to give it no new work, and to end it when it is idle or its grace period has passed.

@@ -1,8 +1,6 @@
 """The supervisor process of one local node. Its command is ``python -m shoal.pool.supervisor NODE_ID EPOCH``, where
 EPOCH is how many times the pool had been started when the node was planned.
 
-How the node starts, and what is logged if it does not start, is in `shoal.pool.backends.local.node_start`.
-
 The supervisor claims its node's row (writes its own process id there) before it starts the node. Then it reads the row
 every second. It ends the node and itself when the row is deleted, belongs to another supervisor, or has the state
 `ending`. So a node without a valid row does not keep running, even if the process that planned the node was paused or

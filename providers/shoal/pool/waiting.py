@@ -1,5 +1,6 @@
-"""Wait for a pool. The waiting process itself reconciles the pool (starts and ends its nodes), so it does not depend on
-the background reconciler."""
+"""Write a pool's operations into the store, and wait until they have ended. The waiting process itself reconciles the
+pool (starts and ends its nodes), so it does not depend on the background reconciler.
+"""
 
 from __future__ import annotations
 

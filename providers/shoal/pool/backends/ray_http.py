@@ -1,5 +1,6 @@
-"""Client for the HTTP API of a Ray head, used for the jobs of all pools and for the nodes of `ray://` pools. The client
-works without Ray installed."""
+"""Client for the HTTP API of a Ray head, used for the jobs of all pools, and for the nodes and small scripts of pools
+on existing Ray clusters. The client works without Ray installed.
+"""
 
 from __future__ import annotations
 

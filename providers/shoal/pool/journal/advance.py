@@ -1,5 +1,6 @@
-"""Update a pool's rows: delete expired leases, end operations, grant waiting leases, and record which nodes to start
-and end."""
+"""Update a pool's rows: delete expired leases, end operations (an operation that is rolled back restores the size that
+the pool or the lease had before), grant waiting leases, and record which nodes to start and end.
+"""
 
 from __future__ import annotations
 

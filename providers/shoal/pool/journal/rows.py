@@ -1,7 +1,12 @@
-"""Read the database rows of a pool, make simple changes to them, and move their times after a jump of the clock.
+"""Read the database rows of a pool, make simple changes to them, delete old ones, and move their times after a jump of
+the clock.
 
 Every function of this package works inside the caller's transaction. So the rows of demands, operations and nodes
 change together or not at all, and no process sees a part of a change.
+
+Every transaction on a pool's rows, and every action on its processes or files, is one step (`JournalStep`). A process
+may die before, during or after any step, and the next sweep continues from there. The crash tests kill a process at
+every step. So every change of a pool has to be part of a step, or the tests do not cover it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Record the number of nodes that each lease and each job uses (table `usage`), and compute their node-seconds.
+"""Record the number of nodes that each lease and each job uses (table `usage`), compute their node-seconds, and end the
+leases over their limits and the jobs of these leases.
 
 A lease uses its nodes from its grant to its end, even while the nodes still start. A job uses the nodes of its workers,
 and one node (the head, on which its driver runs) while it has no workers.
 
 The transaction that changes a lease or a job also writes the row of its use. So the record is complete even if every
-process is killed.
+process is killed. Every reconcile round checks the limits, so a limit holds even if the process that requested the
+lease is dead or does not release the lease.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@ replicas of one worker group, and names the pods that have to go. It uses a RayC
 
 A row of a `kuberay://` pool is assigned to a pod as soon as the pod exists, and is ready when the pod's Ray node has
 joined the cluster. So demand, leases and rollback work as in other pools.
+
+A Kubernetes Lease owns each RayCluster that shoal creates. Processes that reconcile the pool renew the Lease. If all of
+them are gone for good, `reaper` deletes the Lease, and Kubernetes then deletes the RayCluster and all that the operator
+has created for it.
 """
 
 from __future__ import annotations
@@ -189,7 +193,8 @@ class KubeRayBackend(ClusterBackend):
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
         """Report the nodes whose pod or Ray node is gone, assign pods to the rows that wait, and say why these wait.
 
-        As long as nothing has changed, only some of the calls send requests (see `quiet`).
+        A look reads the RayCluster, its pods and Ray's nodes. Each process that reconciles a pool or waits for it looks
+        at it every second, in each home. So a look that has found nothing to report counts for a while.
         """
         return look(spec, nodes, self._look) if nodes else Seen()
 

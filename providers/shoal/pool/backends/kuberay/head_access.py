@@ -1,4 +1,6 @@
-"""How requests reach Ray's HTTP API: the head's service, the proxy of the Kubernetes API server, or a given URL."""
+"""How requests reach the Kubernetes API (the service account of a pod, or a kubeconfig file) and Ray's HTTP API (the
+head's service, the proxy of the Kubernetes API server, or a given URL).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decide how a RayCluster has to change so that a pool gets its size: pure, without requests.
+"""Decide how a RayCluster has to change so that a pool gets its size, and which row has which pod. All of it is pure.
 
 The operator has traps, which the JSON patches avoid:
 
@@ -10,6 +10,10 @@ The operator has traps, which the JSON patches avoid:
 Each patch tests the identity and version of the RayCluster, and writes the pool's decision into an annotation. So of
 two processes that patch at the same time, one fails and looks again, and a process with an older decision changes
 nothing.
+
+The name of a Lease contains the identity of one start of a pool. So no request of another pool, or of an earlier start
+of this pool, reaches it. Whether it has expired is judged by the clock of the Kubernetes API alone, which records the
+time of each change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Start and end nodes on this machine. Each node is owned by a detached supervisor process."""
+"""Start and end nodes on this machine. Each node is owned by a detached supervisor process.
+
+Without bytecode of the installed packages, a node takes many seconds longer to start: installers such as uv do not
+compile packages, and a variable or a read-only folder may prevent that Python does.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """HTTP server on a pool's head that starts the drivers of jobs, and answers requests in the format of Ray's Job API.
 
 Ray's dashboard also implements this API. But the dashboard consists of several processes on each head, and for each job
-it starts a process in addition to the job's driver.
+it starts a process in addition to the job's driver. Here a driver is a command, or the fork of a process that has
+already imported the drivers' modules.
 """
 
 from __future__ import annotations
