@@ -25,7 +25,7 @@ SCALE = """
 from shoal.pool.backends import BACKENDS
 from tests.support.tiny_backend import TinyBackend
 BACKENDS["local"] = TinyBackend
-from shoal.pool.reconcile import background_process
+from shoal.pool import background_process
 from shoal.pool.api import ComputePool
 background_process.ensure_running = lambda: None
 from shoal.errors import ShoalError

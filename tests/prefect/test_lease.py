@@ -459,7 +459,7 @@ _KILLED = """
 import os, signal
 from prefect import flow, task, unmapped
 from shoal.pool.backends import BACKENDS
-from shoal.pool.reconcile import background_process
+from shoal.pool import background_process
 from shoal.prefect import pool_lease
 from tests.support.tiny_backend import TinyBackend
 

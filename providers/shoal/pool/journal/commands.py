@@ -1,7 +1,7 @@
 """Write the requests of users to the database rows of a pool: up, scale, lease, renew, release, alter, down and delete.
 
 Every function works inside the caller's transaction, and either raises an error or writes the request to the rows.
-`shoal.pool.reconcile` carries the request out.
+`shoal.pool.reconciling` carries the request out.
 """
 
 from __future__ import annotations
