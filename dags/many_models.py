@@ -46,7 +46,7 @@ def spec_of_the_night(day: date, rounds: int) -> dict[str, Any]:
     :param day: Date of the run. No row of this day or of a later day is used.
     :param rounds: Number of boosting rounds.
     """
-    from shoal.examples.flights_data import daily_files
+    from shoal.examples.flights import daily_files
 
     last_week = day - timedelta(days=7)
     begin = last_week - timedelta(days=90)

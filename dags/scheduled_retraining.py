@@ -78,7 +78,7 @@ def scheduled_retraining() -> None:
     @task
     def prepare(artifacts: str = "") -> dict[str, Any]:
         """Write the Parquet files of the months if they do not exist, and return the spec of the training job."""
-        from shoal.examples.flights_data import month_files, months_before, recent_files
+        from shoal.examples.flights import month_files, months_before, recent_files
 
         context = get_current_context()
         run, month, rounds = context["dag_run"], context["params"]["month"], context["params"]["rounds"]

@@ -53,7 +53,7 @@ def score_on_promotion() -> None:
     @task(multiple_outputs=True)
     def choose() -> dict[str, Any]:
         """Return the model, the dataset and the output folder of the prediction."""
-        from shoal.examples.flights_data import months_before, recent_files
+        from shoal.examples.flights import months_before, recent_files
         from shoal.state.home import subfolder
 
         context = get_current_context()

@@ -104,7 +104,7 @@ def check_model_loads(result: JobResult) -> None:
     """
     import mlflow
 
-    from shoal.jobs.files.mlflow_database import default_uri
+    from shoal.jobs.files.storage import default_uri
 
     mlflow.set_tracking_uri(default_uri())
     model = mlflow.xgboost.load_model(f"models:/{MODEL}/{result.model_version}")

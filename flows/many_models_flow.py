@@ -19,7 +19,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from shoal.examples.flights_data import daily_files
+from shoal.examples.flights import daily_files
 from shoal.jobs import for_each, summary, summary_headline, summary_table
 from shoal.prefect import clean_up_run, distributed_train, pool_lease
 

@@ -24,8 +24,7 @@ from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
 from shoal import RunConfig
-from shoal.examples.flights import POOL, retraining_spec
-from shoal.examples.flights_data import months_before, recent_files
+from shoal.examples.flights import POOL, months_before, recent_files, retraining_spec
 from shoal.jobs import JobSpec
 from shoal.prefect import clean_up_run, distributed_train, pool_lease, wait_for_nodes
 

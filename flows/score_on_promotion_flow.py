@@ -14,8 +14,7 @@ from prefect.events import DeploymentEventTrigger
 from prefect.runtime import flow_run
 
 from shoal.data import DataConnector
-from shoal.examples.flights import POOL
-from shoal.examples.flights_data import months_before, recent_files
+from shoal.examples.flights import POOL, months_before, recent_files
 from shoal.prefect import batch_predict, clean_up_run, pool_lease
 from shoal.state.home import subfolder
 

@@ -23,7 +23,7 @@ def test_the_files_are_all_dags_of_the_repository(tmp_path):
 @pytest.mark.parametrize(("zone", "month", "day"), [("UTC", "2026-10", 30), ("Asia/Tokyo", "2026-11", 1)])
 def test_days_and_months_are_those_of_the_schedules_time_zone(monkeypatch, zone, month, day):
     moment = datetime(2026, 11, 30, 18, tzinfo=UTC)  # 03:00 on 1 December in Tokyo
-    monkeypatch.setattr("shoal.examples.flights_data.recent_files", list)
+    monkeypatch.setattr("shoal.examples.flights.recent_files", list)
     monkeypatch.setattr("shoal.examples.delays.scheduled_spec", lambda at: SimpleNamespace(document=lambda: at.date()))
     monkeypatch.setattr("shoal.jobs.for_each", lambda spec, *args, **kwargs: spec)
     run = SimpleNamespace(logical_date=moment, run_after=moment)

@@ -28,10 +28,9 @@ from examples.local_airflow import LocalAirflow
 from shoal import ComputePool, RunConfig, jobs
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig
 from shoal.errors import ShoalError
-from shoal.examples.flights import retraining_spec
-from shoal.examples.flights_data import months_before
+from shoal.examples.flights import months_before, retraining_spec
 from shoal.jobs import JobResult, JobStatus
-from shoal.jobs.files.mlflow_database import default_uri
+from shoal.jobs.files.storage import default_uri
 from shoal.state.schema import JobState
 from tests.airflow.real_airflow import (
     POOL,

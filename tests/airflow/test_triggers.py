@@ -37,8 +37,8 @@ from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts, sealed_credentials
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.stages import is_waiting
+from shoal.jobs.reconcile.look import Target
 from shoal.jobs.reconcile.rounds import start_if_room
-from shoal.jobs.reconcile.target import Target
 from shoal.jobs.remote.handover import DriverKey
 from shoal.pool.api import ComputePool
 from shoal.pool.reconciling import reconcile
@@ -57,7 +57,7 @@ from tests.support.waiting import wait_until
 def at(head, monkeypatch):
     """Where jobs are sent to: a head that is an HTTP server."""
     monkeypatch.setattr("shoal.jobs.submission.pool_endpoint", lambda name, store: head.endpoint)
-    monkeypatch.setattr("shoal.jobs.reconcile.target.pool_endpoint", lambda name, store: head.endpoint)
+    monkeypatch.setattr("shoal.jobs.reconcile.look.pool_endpoint", lambda name, store: head.endpoint)
     return head
 
 
@@ -212,7 +212,7 @@ def test_a_task_that_is_killed_before_it_is_deferred_takes_its_job_with_it(store
 
 
 def test_another_triggerer_goes_on_where_the_killed_one_was(store, at, spec, shown, monkeypatch):
-    monkeypatch.setattr("shoal.jobs.reconcile.polling.POLL_PERIOD_S", 0.0)
+    monkeypatch.setattr("shoal.jobs.reconcile.look.POLL_PERIOD_S", 0.0)
     handle = submit(spec)
     runs(handle, "one", "two")
 
@@ -262,7 +262,7 @@ def test_all_waits_share_one_thread_and_none_reads_the_store_in_the_event_loop(s
 
 def test_a_wait_polls_its_job_and_finds_that_its_driver_was_lost(store, at, spec, shown, monkeypatch):
     monkeypatch.setattr("shoal.airflow.triggers.jobs._SILENT_S", 0.0)
-    monkeypatch.setattr("shoal.jobs.reconcile.polling.POLL_PERIOD_S", 0.0)
+    monkeypatch.setattr("shoal.jobs.reconcile.look.POLL_PERIOD_S", 0.0)
     handle = submit(spec)
     runs(handle)
     polled = attempts.load(Store(), key_of(handle)).last_polled_at

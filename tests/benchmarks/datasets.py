@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from shoal.examples.flights_data import FEATURES, LABEL, month_files
+from shoal.examples.flights import FEATURES, LABEL, month_files
 
 _GROUPS_PER_FILE = 10
 _ROWS_PER_GROUP = 50_000

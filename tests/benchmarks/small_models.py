@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from shoal.examples.flights_data import FEATURES, LABEL, month_files
+from shoal.examples.flights import FEATURES, LABEL, month_files
 from tests.benchmarks.report import table
 from tests.benchmarks.side import Side
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal.examples.flights_data import FEATURES, LABEL, month_files
+from shoal.examples.flights import FEATURES, LABEL, month_files
 from tests.benchmarks.datasets import Data
 from tests.benchmarks.report import table
 

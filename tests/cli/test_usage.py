@@ -8,8 +8,8 @@ import pytest
 
 import shoal.cli
 from shoal import __version__
-from shoal.cli import ending
-from shoal.cli.ending import InterruptedCommandError, on_interrupt
+from shoal.cli import output
+from shoal.cli.output import InterruptedCommandError, on_interrupt
 from shoal.errors import CapacityError, InvalidArgumentError, JobFailedError, PoolDownError, ScaleError
 from tests.cli.conftest import document
 
@@ -192,16 +192,16 @@ def test_main_is_the_console_script():
 
 def test_an_interrupt_says_what_became_of_it(capfd):
     with pytest.raises(InterruptedCommandError, match="it was undone"), on_interrupt("undoing", "it was undone"):
-        ending._interrupt(signal.SIGTERM, None)
+        output._interrupt(signal.SIGTERM, None)
     assert "interrupted: undoing" in capfd.readouterr().err
 
 
 def test_an_interrupt_while_undoing_says_that_it_is_not_through(capfd):
     def interrupted_twice():
         try:
-            ending._interrupt(signal.SIGINT, None)
+            output._interrupt(signal.SIGINT, None)
         finally:
-            ending._interrupt(signal.SIGINT, None)
+            output._interrupt(signal.SIGINT, None)
 
     with pytest.raises(InterruptedCommandError, match="everything was undone"), on_interrupt("undoing", "undone"):
         interrupted_twice()

@@ -23,7 +23,7 @@ from shoal.compat.snowflake import (
     PartitionStatus,
     RunStatus,
 )
-from shoal.compat.snowflake_stages import stage_root
+from shoal.compat.snowflake_partitions import stage_root
 from shoal.errors import InvalidArgumentError
 from tests.support.homes import new_home
 

@@ -18,8 +18,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from shoal.airflow.assets import PROMOTIONS, model_asset
 from shoal.data import DataConnector
 from shoal.data.syntax import describe_filters
-from shoal.examples.flights import retraining_spec
-from shoal.examples.flights_data import FEATURES, LABEL
+from shoal.examples.flights import FEATURES, LABEL, retraining_spec
 from shoal.jobs import FunctionJobSpec, JobSpec
 from tests.support.guides import ROOT, examples
 
@@ -95,7 +94,7 @@ def test_a_network_that_fails_stops_neither_the_other_nor_the_report(bag):
 def few_flights(fresh_home, monkeypatch):
     """Flights of few rows: one a month, of the carrier with the month's number."""
     rows = pd.DataFrame({name: range(1, 13) for name in (*FEATURES, LABEL)})
-    monkeypatch.setattr("shoal.examples.flights_data._joined", lambda: rows)
+    monkeypatch.setattr("shoal.examples.flights._joined", lambda: rows)
     return rows
 
 
@@ -218,7 +217,7 @@ class TestScoreOnPromotion:
     def choose(self, bag, fresh_home, monkeypatch):
         """Runs the task `choose` in a run of a date; the flights are one row a month."""
         rows = pd.DataFrame({name: range(1, 13) for name in (*FEATURES, LABEL)})
-        monkeypatch.setattr("shoal.examples.flights_data._joined", lambda: rows)
+        monkeypatch.setattr("shoal.examples.flights._joined", lambda: rows)
         choose = bag.dags["score_on_promotion"].get_task("choose").python_callable
 
         def run(version=None, events=()):

@@ -26,7 +26,7 @@ from shoal.distributors.pytorch import Response, get_context
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityTimeoutError, DataError, InvalidArgumentError, JobFailedError
 from shoal.jobs import FunctionJobSpec, JobSpec, list_jobs
-from shoal.jobs.files.mlflow_database import default_uri
+from shoal.jobs.files.storage import default_uri
 from shoal.pool.api import list_pools
 from shoal.pool.reconciling import sweep
 from shoal.state import Store
@@ -356,9 +356,9 @@ def test_a_call_that_needs_two_gpus_waits_for_both(tiny, gpu_machine):
         pass
     fields = {"dataset": {"paths": ["/x"]}, "input_cols": ["x"], "label_col": "y"}
     spec = JobSpec.parse({**fields, "scaling_config": {"num_workers": 2, "use_gpu": True}})
-    assert least_gpus_of(spec) == 2
-    assert least_gpus_of(spec.model_copy(update={"run_config": RunConfig(clamp=True)})) == 1
-    assert least_gpus_of(JobSpec.parse(fields)) == 1
+    assert least_gpus_of(spec.demand()) == 2
+    assert least_gpus_of(spec.model_copy(update={"run_config": RunConfig(clamp=True)}).demand()) == 1
+    assert least_gpus_of(JobSpec.parse(fields).demand()) == 1
 
 
 def test_an_embedded_pool_has_all_gpus_and_another_waits_for_them(tiny, gpu_machine):

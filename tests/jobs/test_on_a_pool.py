@@ -27,9 +27,9 @@ from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig,
 from shoal.errors import JobCancelledError, JobFailedError, TrainingError
 from shoal.jobs import JobHandle, JobSpec, Register, Tracking, skipping_if_unchanged
 from shoal.jobs.files.logs import log_path
-from shoal.jobs.head_client import JobClient
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.reconcile.look import JobClient
 from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.process import ProcessId

@@ -17,10 +17,10 @@ from shoal.jobs.files.logs import log_path
 from shoal.jobs.files.retention import prune_jobs
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.reconcile import sending
-from shoal.jobs.reconcile.sending import Supplies
+from shoal.jobs.reconcile import acts
+from shoal.jobs.reconcile.acts import Supplies
+from shoal.jobs.reconcile.look import Target
 from shoal.jobs.reconcile.settle import settle_jobs
-from shoal.jobs.reconcile.target import Target
 from shoal.jobs.results import JobResult
 from shoal.state import Store
 from shoal.state.home import home
@@ -132,7 +132,7 @@ def test_a_job_that_was_moved_to_another_pool_is_not_sent(store, spec, head):
     target = Target(store, key, "ours", find_endpoint=lambda _: head.endpoint)
 
     with pytest.raises(JobError, match=r'submitted to pool "theirs".*names pool "ours"'):
-        sending.send(target, Supplies())
+        acts.send(target, Supplies())
 
     assert head.jobs == {}
     assert attempts.load(store, key).state is JobState.FAILED

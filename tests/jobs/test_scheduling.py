@@ -9,19 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data.spec import DatasetSpec
+from shoal.distributors.call_pool import gpus_of
+from shoal.distributors.lightgbm import LightGBMEstimator
 from shoal.jobs import FunctionJobSpec, JobSpec
-from shoal.jobs.scheduling import DRIVER_BYTES, Entry, Gang, NodeSize, Room, drivers_in, fewest_nodes, in_order, next_up
+from shoal.jobs.scheduling import DRIVER_BYTES, Entry, Room, drivers_in, fewest_nodes, in_order, next_up
 from shoal.jobs.specs.prediction import PredictJobSpec
+from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.spec import PoolSpec
+from shoal.training.cluster import Node
+from shoal.training.demand import GangClaim, NodeSize
 from shoal.training.pytorch.request import PyTorchScalingConfig, SpreadScalingConfig, WorkerResourceConfig
 from shoal.training.scaling import ScalingConfig
 
-ONE_CPU = Gang(workers=1, cpus=1)
+ONE_CPU = GangClaim(workers=1, cpus=1)
 TWO_NODES = (NodeSize(2, 0), NodeSize(2, 0))
 
 
 def entry(
-    name: str, *, holder: str = "a", priority: int = 0, at: float = 0.0, waits: bool = True, gang: Gang = ONE_CPU,
+    name: str, *, holder: str = "a", priority: int = 0, at: float = 0.0, waits: bool = True, gang: GangClaim = ONE_CPU,
     most_nodes: int | None = None,
 ):  # fmt: skip
     return Entry((name, 1), holder, priority, at, waits, gang, most_nodes)
@@ -65,16 +70,16 @@ WAITING = [entry(name, at=at) for at, name in enumerate("123456")]
         (WAITING, Room(0, TWO_NODES), "1"),
         (WAITING, Room(None, ()), "123456"),
         ([entry("r", waits=False), *WAITING], Room(10, TWO_NODES), "123"),
-        ([entry("r", waits=False, gang=Gang()), *WAITING], Room(10, TWO_NODES), ""),
-        ([entry("r", waits=False, gang=Gang(workers=9, cpus=9)), *WAITING], Room(10, TWO_NODES), ""),
-        ([entry("b", at=-1, gang=Gang(workers=9, cpus=9)), *WAITING], Room(10, TWO_NODES), "b"),
-        ([entry("r", waits=False), entry("b", at=-1, gang=Gang(4, 1)), *WAITING], Room(10, TWO_NODES), ""),
-        ([entry("g", gang=Gang(1, 1, 1)), entry("h", at=1, gang=Gang(1, 1, 1))], Room(10, (NodeSize(4, 1),)), "g"),
-        ([entry("z", at=-1, gang=Gang(1, 0)), *WAITING], Room(10, (NodeSize(1, 0),)), "z1"),
-        ([entry(name, gang=Gang(), most_nodes=1) for name in "xyz"], Room(10, TWO_NODES), "xy"),
-        ([entry(name, gang=Gang(), most_nodes=1) for name in "xyz"], Room(10, (NodeSize(0, 0), *TWO_NODES)), "xy"),
-        ([entry(name, gang=Gang(), most_nodes=3) for name in "xy"], Room(10, (NodeSize(0, 0), *TWO_NODES)), "x"),
-        ([entry(name, gang=Gang(2, 2), most_nodes=1) for name in "xy"], Room(10, TWO_NODES), "x"),
+        ([entry("r", waits=False, gang=GangClaim()), *WAITING], Room(10, TWO_NODES), ""),
+        ([entry("r", waits=False, gang=GangClaim(workers=9, cpus=9)), *WAITING], Room(10, TWO_NODES), ""),
+        ([entry("b", at=-1, gang=GangClaim(workers=9, cpus=9)), *WAITING], Room(10, TWO_NODES), "b"),
+        ([entry("r", waits=False), entry("b", at=-1, gang=GangClaim(4, 1)), *WAITING], Room(10, TWO_NODES), ""),
+        ([entry(name, gang=GangClaim(1, 1, 1)) for name in "gh"], Room(10, (NodeSize(4, 1),)), "g"),
+        ([entry("z", at=-1, gang=GangClaim(1, 0)), *WAITING], Room(10, (NodeSize(1, 0),)), "z1"),
+        ([entry(name, gang=GangClaim(), most_nodes=1) for name in "xyz"], Room(10, TWO_NODES), "xy"),
+        ([entry(name, gang=GangClaim(), most_nodes=1) for name in "xyz"], Room(10, (NodeSize(0, 0), *TWO_NODES)), "xy"),
+        ([entry(name, gang=GangClaim(), most_nodes=3) for name in "xy"], Room(10, (NodeSize(0, 0), *TWO_NODES)), "x"),
+        ([entry(name, gang=GangClaim(2, 2), most_nodes=1) for name in "xy"], Room(10, TWO_NODES), "x"),
     ],
     ids=[
         "CPUs", "drivers", "always one", "nodes not known", "beside a running one", "a running one takes all",
@@ -87,7 +92,7 @@ def test_jobs_start_that_there_is_room_for(entries, room, started):
     assert names(next_up(entries, room)) == started
 
 
-GANGS = st.builds(Gang, st.integers(-2, 5).filter(bool), st.integers(-1, 4), st.integers(-1, 2), st.booleans())
+GANGS = st.builds(GangClaim, st.integers(-2, 5).filter(bool), st.integers(-1, 4), st.integers(-1, 2), st.booleans())
 ENTRIES = st.lists(
     st.builds(
         Entry,
@@ -211,10 +216,10 @@ GPUS = (NodeSize(8, 2), NodeSize(8, 2))
     ],
 )
 def test_what_the_workers_of_a_job_take(spec, nodes, claim):
-    gang = Gang.of(spec)
+    gang = spec.demand().gang
 
     assert gang.claim(nodes) == claim
-    assert Gang(**gang.to_json()) == gang
+    assert GangClaim(**gang.to_json()) == gang
 
 
 @pytest.mark.parametrize(
@@ -232,9 +237,20 @@ def test_what_the_workers_of_a_job_take(spec, nodes, claim):
 )
 def test_the_fewest_nodes_on_which_the_workers_fit(spec, options, nodes):
     pool = PoolSpec(**{"name": "p", "max_nodes": 4, "cpus_per_node": 2, "gpus_per_node": 0, **options})
-    assert fewest_nodes(spec, pool) == nodes
+    assert fewest_nodes(spec.demand(), pool) == nodes
 
 
 def test_a_quarter_of_the_memory_is_for_drivers():
     assert drivers_in(0) == 1
     assert drivers_in(4 * 5 * DRIVER_BYTES) == 5
+
+
+@pytest.mark.parametrize("given", [{"device": "cuda"}, {"device_type": "cuda"}])
+def test_the_queue_the_embedded_pool_and_the_engine_see_the_gpu_of_a_lightgbm_training(given):
+    params = LightGBMEstimator(5, params=given).params
+    columns = {"dataset": {"paths": ["/x.parquet"]}, "input_cols": ["a"], "label_col": "y"}
+    demand = JobSpec(framework="lightgbm", **columns, params=params).demand()
+
+    assert (demand.gang.gpus, gpus_of(demand), demand.needs_ray) == (1, ALL, True)
+    assert demand.size([Node(name="a", cpus=4, gpus=1)], clamp=False).gpus_per_worker == 1
+    assert not demand.could_fit(NodeSize(4, 0), 2)

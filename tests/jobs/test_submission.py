@@ -33,16 +33,16 @@ from shoal.errors import (
 )
 from shoal.jobs import JobHandle, JobSpec, Tracking, credentials, submission
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.files import artifacts, working_folder
+from shoal.jobs.files import artifacts, storage
 from shoal.jobs.files.logs import LogFollower, log_path
-from shoal.jobs.files.sweep import discard_leftovers
+from shoal.jobs.files.retention import discard_leftovers
 from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.reconcile import sending
+from shoal.jobs.reconcile import acts
+from shoal.jobs.reconcile.acts import Supplies
+from shoal.jobs.reconcile.look import Target
 from shoal.jobs.reconcile.rounds import host_round
-from shoal.jobs.reconcile.sending import Supplies
-from shoal.jobs.reconcile.target import Target
 from shoal.jobs.results import JobResult
 from shoal.jobs.timeouts import HEAD_PATIENCE_S
 from shoal.pool.api import ComputePool
@@ -449,7 +449,7 @@ class TestTwoSenders:
 
     def second_sends(self, first: JobHandle, endpoint: Callable[[], Endpoint]) -> bool:
         target = replace(first.target, find_endpoint=lambda _: endpoint())
-        return sending.send(target, Supplies(Secrets({"AWS_SECRET_ACCESS_KEY": "of the second"})))
+        return acts.send(target, Supplies(Secrets({"AWS_SECRET_ACCESS_KEY": "of the second"})))
 
     def test_the_one_that_fails_attaches_to_the_job_that_runs(self, store, head, submit, spec):
         first = submit(spec)
@@ -934,7 +934,7 @@ class TestCancel:
         def refuse(submission_id: str) -> None:
             raise PermissionError("not yours")
 
-        monkeypatch.setattr(working_folder, "discard", refuse)
+        monkeypatch.setattr(storage, "discard", refuse)
         assert handle.cancel()
 
         assert not folder.exists()

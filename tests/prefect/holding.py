@@ -15,7 +15,7 @@ from shoal.jobs import cleanup
 from shoal.pool import background_process
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import BACKENDS
-from shoal.prefect import _training, clean_up_run, distributed_train, pool_lease
+from shoal.prefect import clean_up_run, distributed_train, job_task, pool_lease
 from shoal.state import home
 from tests.support import waiting_jobs
 from tests.support.tiny_backend import TinyBackend
@@ -23,7 +23,7 @@ from tests.support.tiny_backend import TinyBackend
 # In the process of a run too, which loads this file; a test must not import it.
 BACKENDS["local"] = TinyBackend
 background_process.ensure_running = lambda: None
-_training.submit = waiting_jobs.submit
+job_task.submit = waiting_jobs.submit
 cleanup.settle_jobs = lambda _: []  # it would start the jobs
 
 

@@ -19,9 +19,9 @@ from shoal.prefect import (
     apromote_model,
     distributed_train,
     emit_alerts,
-    events,
+    job_task,
     promote_model,
-    retries,
+    reports,
     retry_unless_permanent,
 )
 from tests.support.job_results import decided, result_of
@@ -41,8 +41,8 @@ SPEC = {
 def sent(server, fresh_home, monkeypatch):
     """The events that were sent, as Prefect has made them."""
     sent = []
-    emit = events.emit_event
-    monkeypatch.setattr(events, "emit_event", lambda *args, **kwargs: sent.append(emit(*args, **kwargs)))
+    emit = reports.emit_event
+    monkeypatch.setattr(reports, "emit_event", lambda *args, **kwargs: sent.append(emit(*args, **kwargs)))
     return sent
 
 
@@ -65,7 +65,7 @@ def ends(monkeypatch):
     """Sets how the next job ends."""
 
     def as_(outcome) -> None:
-        monkeypatch.setattr("shoal.prefect._training.submit", lambda *_, **__: Job(outcome))
+        monkeypatch.setattr("shoal.prefect.job_task.submit", lambda *_, **__: Job(outcome))
 
     return as_
 
@@ -116,7 +116,7 @@ def warned(monkeypatch):
         real = get_run_logger()  # raises an error outside of a run
         return SimpleNamespace(warning=lambda text, *args: (warned.append(text % args), real.warning(text, *args)))
 
-    monkeypatch.setattr(retries, "get_run_logger", logger)
+    monkeypatch.setattr(job_task, "get_run_logger", logger)
     return warned
 
 
@@ -143,7 +143,7 @@ def test_a_failure_is_sent_once_and_a_refused_retry_is_logged(sent, warned, monk
     tries = []
 
     def next_job_ends_with(error) -> None:
-        monkeypatch.setattr("shoal.prefect._training.submit", lambda *_, **__: tries.append(str(error)) or Job(error))
+        monkeypatch.setattr("shoal.prefect.job_task.submit", lambda *_, **__: tries.append(str(error)) or Job(error))
 
     @flow
     def train():
@@ -187,7 +187,7 @@ class Endless(Job):
 def endless(monkeypatch):
     """The job that each training submits."""
     job = Endless()
-    monkeypatch.setattr("shoal.prefect._training.submit", lambda *_, **__: job)
+    monkeypatch.setattr("shoal.prefect.job_task.submit", lambda *_, **__: job)
     return job
 
 
@@ -277,7 +277,7 @@ def test_an_event_that_cannot_be_sent_fails_no_task(server, fresh_home, ends, mo
     def refuse(*_, **__):
         raise OSError("no route to the server")
 
-    monkeypatch.setattr(events, "emit_event", refuse)
+    monkeypatch.setattr(reports, "emit_event", refuse)
     ends(result(True))
     assert train() == "Completed"
     logged("the Prefect event about the training could not be sent: no route to the server")
@@ -285,8 +285,8 @@ def test_an_event_that_cannot_be_sent_fails_no_task(server, fresh_home, ends, mo
 
 def test_stale_models_and_waiting_jobs_are_events(sent, monkeypatch):
     stale, waits = StaleModel("delays", "champion", 71.0, "7"), WaitingJob("job", "retrain", "cli:me", 2, 1.5)
-    monkeypatch.setattr(events, "stale_models", lambda bound, models: [stale])
-    monkeypatch.setattr(events, "waiting_jobs", lambda bound: [waits])
+    monkeypatch.setattr(reports, "stale_models", lambda bound, models: [stale])
+    monkeypatch.setattr(reports, "waiting_jobs", lambda bound: [waits])
     said = emit_alerts(promoted_within=timedelta(days=70), started_within=timedelta(hours=1))
     assert said == [str(stale), str(waits)] == [event.payload["text"] for event in sent]
     assert [(event.event, event.resource.id) for event in sent] == [

@@ -22,9 +22,9 @@ from shoal.pool.api import list_pools
 from shoal.pool.reconciling import sweep
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.prefect import ComputePool, distributed_train, pool_lease, wait_for_nodes
-from shoal.prefect._open_blocks import Block, Submissions
-from shoal.prefect._progress import NodeLog
+from shoal.prefect.current_run import Block, Submissions
 from shoal.prefect.lease import PoolLeaseContext
+from shoal.prefect.reports import NodeLog
 from shoal.state import Store
 from tests.support import clocks, waiting_jobs
 from tests.support.pool_processes import nothing_left

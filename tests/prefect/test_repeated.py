@@ -43,7 +43,7 @@ def model(tmp_path: Path) -> Path:
 def trained(server, store, head, model, monkeypatch) -> Iterator[Callable[[], int]]:  # noqa: F811
     """Count the trainings; each succeeds at once, on a head that is an HTTP server."""
     where = lambda name: head.endpoint  # noqa: E731
-    monkeypatch.setattr("shoal.prefect._training.submit", functools.partial(jobs.submit, endpoint_of=where))
+    monkeypatch.setattr("shoal.prefect.job_task.submit", functools.partial(jobs.submit, endpoint_of=where))
     over = threading.Event()
 
     def drive() -> None:

@@ -10,10 +10,9 @@ import pytest
 
 from shoal.jobs import parse_spec
 from shoal.jobs.metrics.series import MetricPoint
-from shoal.prefect import _progress, abatch_predict, adistributed_train, batch_predict, distributed_train
-from shoal.prefect._names import prediction_name, training_name
-from shoal.prefect._progress import LINES_PER_MINUTE, RunLog, TrainingProgress
-from shoal.prefect._training import report, report_key, sparkline
+from shoal.prefect import abatch_predict, adistributed_train, batch_predict, distributed_train, reports
+from shoal.prefect.job_task import prediction_name, training_name
+from shoal.prefect.reports import LINES_PER_MINUTE, RunLog, TrainingProgress, report, report_key, sparkline
 from shoal.training.progress import Progress
 from tests.support.job_results import result_of
 
@@ -87,9 +86,9 @@ class Api:
             info=lambda text, *args: self.logged.append(text % args if args else text),
             warning=lambda text, *args: self.logged.append(text % args),
         )
-        monkeypatch.setattr(_progress, "get_run_logger", lambda: logger)
-        monkeypatch.setattr(_progress, "_create", lambda percent, key, text, _sync: self.write(key, percent) or "id")
-        monkeypatch.setattr(_progress, "_update", lambda artifact, percent, text, _sync: self.write(artifact, percent))
+        monkeypatch.setattr(reports, "get_run_logger", lambda: logger)
+        monkeypatch.setattr(reports, "_create", lambda percent, key, text, _sync: self.write(key, percent) or "id")
+        monkeypatch.setattr(reports, "_update", lambda artifact, percent, text, _sync: self.write(artifact, percent))
 
     def write(self, name: str | None, percent: float) -> None:
         if self.fails:

@@ -133,7 +133,7 @@ def heartbeats(client: SyncPrefectClient, run_id: str) -> int:
 
 
 _PROMOTED = f"""
-from shoal.prefect.events import emit_outcome
+from shoal.prefect.reports import emit_outcome
 from tests.support.job_results import result_of
 spec = {{"register": {{"model": "{MODEL}", "metric": "rmse"}}}}
 for promoted, version in ((False, "6"), (True, "7")):

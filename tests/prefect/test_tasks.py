@@ -34,8 +34,8 @@ from shoal.prefect import (
     tune,
     wait_for_nodes,
 )
-from shoal.prefect._names import many_models_name
-from shoal.prefect._progress import NodeLog
+from shoal.prefect.job_task import many_models_name
+from shoal.prefect.reports import NodeLog
 from shoal.training.progress import Progress
 from tests.support.job_results import result_of
 from tests.support.tiny_node import FAIL_FILE
@@ -161,7 +161,7 @@ def test_a_function_is_trained_with_its_arguments(up, monkeypatch, tmp_path):
         asked.append(spec)
         raise JobFailedError("job failed: no rank is left")
 
-    monkeypatch.setattr("shoal.prefect._training.submit", submit)
+    monkeypatch.setattr("shoal.prefect.job_task.submit", submit)
 
     @flow
     def train():
@@ -188,7 +188,7 @@ def test_a_prediction_is_a_job(up, monkeypatch, tmp_path):
         asked.append(spec)
         raise JobFailedError("job failed: far enough")
 
-    monkeypatch.setattr("shoal.prefect._training.submit", submit)
+    monkeypatch.setattr("shoal.prefect.job_task.submit", submit)
     dataset = DataConnector.from_parquet(tmp_path)
 
     @flow
@@ -211,7 +211,7 @@ def test_models_per_partition_are_a_job(up, monkeypatch, tmp_path):
         asked.append(spec)
         raise JobFailedError("job failed: far enough")
 
-    monkeypatch.setattr("shoal.prefect._training.submit", submit)
+    monkeypatch.setattr("shoal.prefect.job_task.submit", submit)
     dataset = DataConnector.from_parquet(tmp_path)
 
     @flow
@@ -240,7 +240,7 @@ def test_a_search_is_a_job(up, monkeypatch, tmp_path):
         asked.append(spec)
         raise JobFailedError("job failed: far enough")
 
-    monkeypatch.setattr("shoal.prefect._training.submit", submit)
+    monkeypatch.setattr("shoal.prefect.job_task.submit", submit)
     train = {"dataset": {"paths": [str(tmp_path)]}, "input_cols": ["a"], "label_col": "y"}
 
     @flow
@@ -262,7 +262,7 @@ def test_a_retry_asks_for_the_same_job_and_another_task_run_for_another(up, monk
         asked.append((holder, task.run, spec.run_config.pool_name))
         raise JobFailedError("job failed: eta is no number")
 
-    monkeypatch.setattr("shoal.prefect._training.submit", submit)
+    monkeypatch.setattr("shoal.prefect.job_task.submit", submit)
     spec = {"dataset": {"paths": ["x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
 
     @flow
@@ -293,7 +293,7 @@ class Reporting:
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_jobs_progress_is_an_artifact_of_the_task_run(up, monkeypatch, is_async):
-    monkeypatch.setattr("shoal.prefect._training.submit", lambda *_, **__: Reporting())
+    monkeypatch.setattr("shoal.prefect.job_task.submit", lambda *_, **__: Reporting())
     monkeypatch.setenv("SHOAL_UI_URL", "https://shoal.example")
     spec = {"dataset": {"paths": ["x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
 
@@ -332,7 +332,7 @@ class Skipped:
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_training_without_new_rows_is_a_skipped_task_run(up, monkeypatch, is_async):
     asked = []
-    monkeypatch.setattr("shoal.prefect._training.submit", lambda spec, **_: asked.append(spec) or Skipped())
+    monkeypatch.setattr("shoal.prefect.job_task.submit", lambda spec, **_: asked.append(spec) or Skipped())
     register = {"model": "m", "metric": "rmse", "holdout": {"paths": ["x.parquet"]}}
     spec = {"dataset": {"paths": ["x.parquet"]}, "input_cols": ["x"], "label_col": "y", "register": register}
 

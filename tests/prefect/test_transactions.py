@@ -13,7 +13,7 @@ from prefect.transactions import atransaction, transaction
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.prefect import adistributed_train, distributed_train
-from shoal.prefect._training import Enclosing
+from shoal.prefect.job_task import Enclosing
 from shoal.state import Store
 from tests.prefect import test_repeated
 from tests.prefect.test_repeated import SPEC, job_of, model, trained  # noqa: F401
@@ -36,7 +36,7 @@ def happened(trained, monkeypatch):  # noqa: F811
         happened.append(("withdrawn", attempt))
         return WITHDRAWN
 
-    monkeypatch.setattr("shoal.prefect._training.withdraw_promotion", withdraw)
+    monkeypatch.setattr("shoal.prefect.job_task.withdraw_promotion", withdraw)
     monkeypatch.setattr(
         "shoal.prefect.tasks.emit_outcome", lambda spec, result: happened.append(("sent", result.attempt))
     )
@@ -58,7 +58,7 @@ def test_a_rolled_back_promotion_is_withdrawn_and_trained_again(happened, traine
     def store_report(spec, result, *_):
         reports.append((result.attempt, result.promoted, result.decision.sentence))
 
-    monkeypatch.setattr("shoal.prefect._training.store_report", store_report)
+    monkeypatch.setattr("shoal.prefect.job_task.store_report", store_report)
 
     @flow(retries=1)
     def retrain():

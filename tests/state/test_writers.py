@@ -15,9 +15,9 @@ from shoal.errors import StoreUnreachableError
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission
-from shoal.jobs.scheduling import Gang
 from shoal.state import Store, engines
 from shoal.state.schema import Lock
+from shoal.training.demand import GangClaim
 from tests.support.job_store import POOL, add_node, add_pool
 
 LIMIT_S = 0.02
@@ -131,7 +131,7 @@ def test_a_submission_without_room_keeps_other_writers_waiting_for_two_statement
     keys = [Key(f"job-{number}", 1) for number in range(2)]
 
     def submit(key: Key) -> Admission:
-        order = Order(key.job_id, POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, Gang(1, 1).to_json())
+        order = Order(key.job_id, POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, GangClaim(1, 1).to_json())
         attempts.ask(store, order, 0.0)
         return job_queue.admit(store, key, 1.0, {})
 

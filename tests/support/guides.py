@@ -51,7 +51,7 @@ def flights(tmp_path_factory):
     import pyarrow.parquet as pq
 
     folder = tmp_path_factory.mktemp("docs")
-    subprocess.run([sys.executable, "-m", "shoal.examples.flights_data"], cwd=folder, check=True)
+    subprocess.run([sys.executable, "-m", "shoal.examples.flights"], cwd=folder, check=True)
     months = sorted((folder / "flights").iterdir())
     for month in months[3:]:
         month.unlink()

@@ -25,7 +25,7 @@ from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.steps import At, JobStep
 from shoal.jobs.reconcile import rounds
-from shoal.jobs.reconcile.target import Target
+from shoal.jobs.reconcile.look import Target
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store, steps
 

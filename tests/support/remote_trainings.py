@@ -18,8 +18,7 @@ import pandas as pd
 from shoal import ComputePool
 from shoal.data import DataConnector
 from shoal.errors import ShoalError
-from shoal.jobs import AnyJobSpec, JobSpec, load_results, spec_of, submit
-from shoal.jobs.files import code_store
+from shoal.jobs import AnyJobSpec, JobSpec, load_results, shipped_code, spec_of, submit
 from shoal.training.boosting.user_code import UserCode
 
 ROUNDS = 60
@@ -81,7 +80,7 @@ def boosted(settings: Settings, framework: str, data: Any) -> JobSpec:
 
     return JobSpec(
         framework=framework, dataset=data, input_cols=("a", "b"), label_col="y", n_estimators=ROUNDS, tracking=None,
-        params={"max_depth": 2}, user_code=code_store.store_user_code(UserCode(objective=logistic)),
+        params={"max_depth": 2}, user_code=shipped_code.store_user_code(UserCode(objective=logistic)),
         scaling_config={"num_workers": 2, "num_cpu_per_worker": 1}, run_config=settings.config(framework),
     )  # fmt: skip
 

@@ -13,8 +13,8 @@ import pytest
 
 from shoal.data.gang_position import GangPosition
 from shoal.training import progress
-from shoal.training.boosting import progress as boosting
-from shoal.training.boosting.progress import RoundReporter, by_round
+from shoal.training.boosting import messages as boosting
+from shoal.training.boosting.messages import RoundReporter, by_round
 from shoal.training.context import GangContext
 from shoal.training.progress import Progress, ProgressDisplay
 

@@ -34,12 +34,12 @@ from shoal.pool.backends.ray_http import RayHead
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, deployments
 from shoal.state.schema import Job, JobState, Pool
-from shoal.ui import models, trials_view
+from shoal.ui import job_view, models
 from shoal.ui.access import TokenAccess, Viewer
 from shoal.ui.app import EngineRequest, create_app, router, static_files
+from shoal.ui.formats import RunLinks
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
-from shoal.ui.run_links import RunLinks
 from shoal.ui.server import below
 from tests.support import ui_systems
 from tests.support.browser import TOKEN
@@ -215,7 +215,7 @@ def test_the_trials_of_a_search_are_on_its_page_the_best_first(client, store, mo
     assert plots["bars"]["names"][0] == "eta"
     assert sum(plots["bars"]["values"]) == pytest.approx(1)
     assert "install the extra" not in page
-    monkeypatch.setattr(trials_view, "find_spec", lambda name: None)
+    monkeypatch.setattr(job_view, "find_spec", lambda name: None)
     ui_systems.write(store, ui_systems.job("later", "retrain", JobState.PENDING, 1))  # else the page is kept
     wait_until(lambda: "install the extra <code>tune" in client.get("/jobs/a-search").text, "a new page")
 
@@ -589,7 +589,7 @@ def test_deleted_jobs_go_away(store):
 
 
 def test_the_mark_of_the_store_is_the_same_on_both_databases(either_store):
-    from shoal.jobs.journal.listing import job_lines, store_mark
+    from shoal.jobs.status import job_lines, store_mark
 
     store = Store()
     before = store_mark(store)

@@ -1,4 +1,4 @@
-"""The `shoal` command: subcommands, error messages and exit codes.
+"""The `shoal` command: its errors and exit codes, and the commands that belong to no group.
 
 Modules that take long to import are imported only by the commands that need them, so that `shoal --help` stays fast.
 """
@@ -6,24 +6,48 @@ Modules that take long to import are imported only by the commands that need the
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 from typer.core import TyperGroup
 
 from shoal import __version__
-from shoal.cli import doctor, ending, history, init, jobs, many, models, pools, ui
-from shoal.cli.ending import EPILOG, ExitCode, InterruptedCommandError, exit_code
-from shoal.cli.output import Json, print_error, print_json, show
-from shoal.errors import ShoalError
+from shoal.cli import jobs, many, models, pools
+from shoal.cli.output import (
+    EPILOG,
+    ExitCode,
+    InterruptedCommandError,
+    Json,
+    duration,
+    exit_code,
+    handle_signals,
+    print_error,
+    print_json,
+    require_pool_if,
+    show,
+    show_list,
+    when,
+)
+from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.sample_files import write_samples
 
 # Base class of typer's usage errors. Older releases of typer import this class from click, and newer releases contain
 # their own copy. So the class is found by its name among the base classes of `typer.BadParameter`.
 _UsageError: type[BaseException] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
+
+_SIGNS = {"ok": ("ok    ", "green"), "note": ("note  ", "yellow"), "broken": ("BROKEN", "bold red")}
+
+_SAMPLES = "shoal.init"
+"""Group of entry points. Each entry point is a function that returns the texts of the samples for one workflow engine,
+by name of the file, for a folder. Entry points are used because the modules of the CLI must not import the modules for
+workflow engines."""
 
 
 def _other_commands() -> dict[str, EntryPoint]:
@@ -131,13 +155,110 @@ app.add_typer(jobs.app, name="jobs")
 app.add_typer(many.app, name="many")
 app.add_typer(models.app, name="models")
 app.command()(pools.sweep)
-app.command()(history.history)
-app.command()(doctor.doctor)
-app.command()(init.init)
-app.command()(ui.ui)
+
+
+@app.command()
+def history(
+    pool_name: Annotated[
+        str | None, typer.Option("--pool", metavar="NAME", help="List only actions on this pool and its jobs.")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", help="List only actions of this kind, such as scaled or cancelled.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(metavar="AGE", help="Age of the oldest line: hours, days or weeks, such as 7d.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Greatest number of lines.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """List actions on pools, jobs and models, the newest first: who acted, when, and with which outcome."""
+    from shoal.history import read
+
+    oldest = None if since is None else time.time() - duration(since).total_seconds()
+    found = read(pool=pool_name, kind=kind, since=oldest, limit=limit)
+    require_pool_if(not found, pool_name)
+    rows = [(when(one.at), one.actor, one.kind.value, one.pool, one.subject, one.detail, one.outcome) for one in found]
+    columns = ("TIME", "ACTOR", "ACTION", "POOL", "SUBJECT", "DETAIL", "OUTCOME")
+    show_list({"history": found}, columns, rows, "no actions found", as_json=as_json)
+
+
+@app.command()
+def doctor(
+    pool: Annotated[
+        str | None,
+        typer.Option("--pool", help="Check the nodes of this ray:// or kuberay:// pool instead of this machine."),
+    ] = None,
+    artifact_location: Annotated[
+        str | None, typer.Option(help="With --pool: URI or path to which the nodes must be able to write.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check this machine, or the nodes of a ray:// or kuberay:// pool, and print how to fix each problem. The exit code
+    is 1 if local pools, or jobs on the given pool, cannot work."""
+    from shoal.cli.doctor_checks import all_checks
+    from shoal.pool.api import ComputePool
+
+    if pool is None and artifact_location is not None:
+        raise InvalidArgumentError(
+            "--artifact-location is checked only on the nodes of a pool: add --pool, or remove --artifact-location"
+        )
+    checks = list(all_checks()) if pool is None else ComputePool(pool).preflight(artifact_location)
+    what = "local pools" if pool is None else f"jobs on pool {pool}"
+    broken = [check for check in checks if check.status == "broken"]
+    if as_json:
+        print_json({"ok": not broken, "checks": checks})
+    else:
+        width = max((len(check.name) for check in checks), default=0)
+        for check in checks:
+            show(Text.assemble(_SIGNS[check.status], "  ", check.name.ljust(width), "  ", check.found))
+            if check.advice:
+                show(Text(" " * (8 + width + 2) + "-> " + check.advice, style="dim"))
+        where = " on this machine" if pool is None else ""
+        names = ", ".join(check.name for check in broken)
+        show("", f"{what} cannot work, because of: {names}" if broken else f"{what} can work{where}")
+    if broken:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command()
+def init(
+    engine: Annotated[str, typer.Argument(help="Workflow engine: airflow or prefect.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for the files, for example Airflow's folder of DAGs.")],
+    as_json: Json = False,
+) -> None:
+    """Write sample files to a folder: DAGs or flows that train, predict, warn and clean up; for Prefect, also their
+    deployments.
+
+    Files that exist are not overwritten.
+    """
+    known = {each.name: each for each in entry_points(group=_SAMPLES)}
+    if engine not in known:
+        raise InvalidArgumentError(f'there are no samples for "{engine}": use {" or ".join(sorted(known))}')
+    samples: Callable[[Path], dict[str, str]] = known[engine].load()
+    written = write_samples(folder, samples(folder))
+    if as_json:
+        print_json({"written": [str(path) for path in written]})
+    else:
+        show(*(f"wrote {path}" for path in written) if written else (f"{folder} already has these files",))
+
+
+@app.command()
+def ui(
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, metavar="PORT", help="Port on 127.0.0.1. 0: any free port.")
+    ] = 0,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the link; open no browser.")] = False,
+) -> None:
+    """Show pools, jobs and models on a web page of this machine, until Ctrl-C is pressed.
+
+    The page listens on 127.0.0.1 only, and needs the token in the printed link.
+    """
+    from shoal.ui.server import serve
+
+    serve(port, opens_browser=not no_browser)
 
 
 def main() -> None:
     """Run the `shoal` command. This function is the entry point of the console script."""
-    ending.install()
+    handle_signals()
     app()

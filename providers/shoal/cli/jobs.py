@@ -13,8 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from shoal.cli.ending import on_interrupt
-from shoal.cli.output import Json, duration, fields, print_json, require_pool_if, say, show, show_list, table, when
+from shoal.cli.output import (
+    Json,
+    duration,
+    fields,
+    on_interrupt,
+    print_json,
+    require_pool_if,
+    say,
+    show,
+    show_list,
+    table,
+    when,
+)
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.training.progress import ProgressDisplay
 

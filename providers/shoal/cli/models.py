@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.ending import ExitCode
-from shoal.cli.output import Json, duration, fields, print_json, say, show, show_list, table, when
+from shoal.cli.output import ExitCode, Json, duration, fields, print_json, say, show, show_list, table, when
 
 if TYPE_CHECKING:
     from shoal.jobs import HistoryEntry, VersionStatus

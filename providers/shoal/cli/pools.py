@@ -7,8 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.ending import ExitCode, on_interrupt
-from shoal.cli.output import Json, PoolProgress, describe_counts, fields, print_json, say, show, show_list, table, when
+from shoal.cli.output import (
+    ExitCode,
+    Json,
+    PoolProgress,
+    describe_counts,
+    fields,
+    on_interrupt,
+    print_json,
+    say,
+    show,
+    show_list,
+    table,
+    when,
+)
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.pool.spec import is_pool_name
 from shoal.pool.timeouts import RETIRE_WITHIN, ROLLBACK_AFTER

@@ -1,44 +1,484 @@
-"""Snowflake's names for functions and models per partition: `DPF`, `ManyModelTraining`, `ManyModelInference` and what
-belongs to them.
+"""Snowflake's names for functions and models per partition: `DPF`, `ManyModelTraining`, `ManyModelInference`, their
+runs, and stages.
+
+A stage is a folder here: a path, a URI, or a name, which stands for a folder in ``$SHOAL_HOME/stages``. Artifacts are
+in ``<stage>/<run_id>/<partition_id>/``, as in Snowflake.
 
 Sources: https://docs.snowflake.com/en/developer-guide/snowflake-ml/process-data-across-partitions and
 https://docs.snowflake.com/en/developer-guide/snowflake-ml/train-models-across-partitions
-
 """
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from enum import StrEnum
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from urllib.parse import quote
 
-from shoal.compat.snowflake_jobs import ClusterRun, DPFRun, JobRun, ManyModelRun, RunWork
-from shoal.compat.snowflake_stages import (
-    RUN_FILE,
-    ModelSerde,
-    PartitionConnector,
-    PartitionContext,
-    PickleSerde,
-    StageArtifactsManager,
-    checked_name,
-    connector_to,
-    stage_root,
-)
-from shoal.errors import InvalidArgumentError
+from shoal.data.connector import DataConnector
+from shoal.data.parquet.source import ParquetSource
+from shoal.data.spec import TorchDefaults
+from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError, JobNotFoundError
 from shoal.jobs.files import storage
+from shoal.state.home import home
+from shoal.state.schema import JobState
 from shoal.training.cluster import is_connected
-from shoal.training.locations import filesystem
+from shoal.training.locations import filesystem, local_path, resolved
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from shoal.distributors import SubmittedCall
+    from shoal.jobs.partitions.results import PartitionResult, PartitionResults
+
+
+RUN_FILE = ".shoal-run.json"
+"""Name of the file in the folder of a run that names its job."""
+
+TORCH_DEFAULTS = TorchDefaults(expand_dims=True, drop_last_batch=True)
+"""Shapes that Snowflake gives to tensors."""
+
+
+def connector_to(path: str) -> DataConnector:
+    """Return a connector to Parquet files, whose tensors have Snowflake's shapes."""
+    return DataConnector(ParquetSource(path), torch_defaults=TORCH_DEFAULTS)
+
+
+def stage_root(stage_name: str) -> str:
+    """Return the folder or URI of a stage: a path or URI itself, or the folder of a name such as ``@db.schema.stage``.
+
+    Raises:
+        InvalidArgumentError: The name is empty.
+    """
+    name = stage_name.removeprefix("@").rstrip("/")
+    if not name:
+        raise InvalidArgumentError("stage_name is empty: give a path, a URI or a name")
+    if stage_name.startswith("@") or ("/" not in name and "://" not in name):
+        first, *rest = name.split("/")
+        return "/".join([str(home() / "stages" / quote(first, safe="")), *rest])
+    return local_path(resolved(name, "stage_name")).rstrip("/")
+
+
+class StageArtifactsManager:
+    """The artifacts of a partition: files in a folder of the stage.
+
+    Args:
+        folder: Folder or URI.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def list(self) -> list[str]:
+        """Return the names of the files."""
+        fs, root = filesystem(self.folder)
+        try:
+            found = fs.ls(root, detail=False)
+        except FileNotFoundError:
+            return []
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+
+    def get(self, filename: str, read_function: Callable[[str], Any] | None = None) -> Any:
+        """Read an artifact: with ``pickle``, or with a function of the path of a local copy."""
+        with tempfile.TemporaryDirectory(prefix="shoal-artifact-") as folder:
+            path = self.download(filename, folder)
+            if read_function is not None:
+                return read_function(path)
+            with open(path, "rb") as file:
+                return pickle.load(file)
+
+    def download(self, filename: str, local_dir: str) -> str:
+        """Copy an artifact to a local directory, and return the path of the copy."""
+        path = os.path.join(local_dir, checked_name(filename))
+        Path(path).write_bytes(storage.read(f"{self.folder}/{filename}"))
+        return path
+
+    def put(self, obj: Any, filename: str, write_function: Callable[[Any, str], Any] | None = None) -> None:
+        """Write an artifact: with ``pickle``, or with a function of the object and the path of a local file."""
+        target = f"{self.folder}/{checked_name(filename)}"
+        if write_function is None:
+            import cloudpickle
+
+            storage.write(target, cloudpickle.dumps(obj))
+            return
+        with tempfile.TemporaryDirectory(prefix="shoal-artifact-") as folder:
+            path = os.path.join(folder, filename)
+            write_function(obj, path)
+            storage.write(target, Path(path).read_bytes())
+
+
+def checked_name(filename: str) -> str:
+    """Return the name of an artifact.
+
+    Raises:
+        InvalidArgumentError: The name is a path.
+    """
+    if not filename or "/" in filename or filename in (".", "..", RUN_FILE):
+        raise InvalidArgumentError(f"{filename!r} is no name of an artifact: give a plain file name, without folders")
+    return filename
+
+
+class PartitionContext:
+    """Context of a partition, which Snowflake passes to the function as second argument.
+
+    Args:
+        partition_id: Value of the column as text, or the path of the file below the stage's folder.
+        run_folder: Folder of the run in the stage.
+    """
+
+    def __init__(self, partition_id: str, run_folder: str) -> None:
+        self.partition_id = partition_id
+        self._artifacts = StageArtifactsManager(f"{run_folder}/{partition_id}")
+
+    def upload_to_stage(self, obj: Any, filename: str, write_function: Callable[[Any, str], Any] | None = None) -> None:
+        """Write an artifact of this partition; see `StageArtifactsManager.put`."""
+        self._artifacts.put(obj, filename, write_function)
+
+    def download_from_stage(
+        self, filename: str, stage_path: str | None = None, read_function: Callable[[str], Any] | None = None
+    ) -> Any:
+        """Read an artifact of this partition, or of the folder `stage_path`, such as ``@stage/run_id/partition_id``."""
+        found = self._artifacts if stage_path is None else StageArtifactsManager(stage_root(stage_path))
+        return found.get(filename, read_function)
+
+    def with_session(self, func: Callable[[Any], Any]) -> Any:
+        """Refuse the call, because there is no Snowflake session here.
+
+        Raises:
+            InvalidArgumentError: Always.
+        """
+        raise InvalidArgumentError(
+            "with_session needs a session of Snowflake: return the rows with upload_to_stage, or write them with a "
+            "connection that the function opens"
+        )
+
+
+class PartitionConnector:
+    """Connector to the rows of a partition, which Snowflake passes to the function as first argument.
+
+    Args:
+        rows: Rows of the partition.
+        folder: Empty local folder that is removed when the function has returned.
+    """
+
+    def __init__(self, rows: pd.DataFrame, folder: str) -> None:
+        self._rows = rows
+        self._folder = folder
+
+    def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
+        """Return the rows, or the first `limit` rows."""
+        return self._rows if limit is None else self._rows.head(limit)
+
+    def to_torch_dataset(self, **options: Any) -> Any:
+        """Return a torch dataset of the rows; the options are those of `DataConnector.to_torch_dataset`."""
+        return self._connector.to_torch_dataset(**options)
+
+    @cached_property
+    def _connector(self) -> Any:
+        path = os.path.join(self._folder, "rows.parquet")
+        self._rows.to_parquet(path)
+        return connector_to(path)
+
+
+class ModelSerde(ABC):
+    """How a model is stored in a file. Subclasses define `filename`, `write` and `read`."""
+
+    @property
+    @abstractmethod
+    def filename(self) -> str:
+        """Return the name of the file."""
+
+    @abstractmethod
+    def write(self, model: Any, file_path: str) -> None:
+        """Write a model into a file."""
+
+    @abstractmethod
+    def read(self, file_path: str) -> Any:
+        """Read a model from a file."""
+
+
+class PickleSerde(ModelSerde):
+    """Models as pickle, in the file ``model.pkl``."""
+
+    filename: ClassVar[str] = "model.pkl"
+
+    def write(self, model: Any, file_path: str) -> None:
+        """Pickle a model into a file."""
+        import cloudpickle
+
+        Path(file_path).write_bytes(cloudpickle.dumps(model))
+
+    def read(self, file_path: str) -> Any:
+        """Unpickle a model from a file."""
+        with open(file_path, "rb") as file:
+            return pickle.load(file)
+
+
+class TorchSerde(ModelSerde):
+    """PyTorch models, in the file ``model.pth``."""
+
+    filename: ClassVar[str] = "model.pth"
+
+    def write(self, model: Any, file_path: str) -> None:
+        """Write a model with ``torch.save``."""
+        import torch
+
+        torch.save(model, file_path)
+
+    def read(self, file_path: str) -> Any:
+        """Read a model with ``torch.load``."""
+        import torch
+
+        return torch.load(file_path, weights_only=False)
+
+
 _FILE = "file"
+
+
+class RunStatus(StrEnum):
+    """Status of a run, with Snowflake's members."""
+
+    IN_PROGRESS = "IN_PROGRESS"
+    SUCCESS = "SUCCESS"
+    PARTIAL_FAILURE = "PARTIAL_FAILURE"
+    FAILURE = "FAILURE"
+    CANCELLED = "CANCELLED"
+
+
+class PartitionStatus(StrEnum):
+    """Status of a partition, with Snowflake's members. shoal knows only partitions that have ended: DONE, FAILED, and
+    INTERNAL_ERROR if the process of the function was lost."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    DONE = "DONE"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+    INTERNAL_ERROR = "INTERNAL_ERROR"
+
+
+@dataclass(frozen=True)
+class PartitionDetails:
+    """Outcome of a partition, with Snowflake's attributes.
+
+    Args:
+        partition_id: Id of the partition.
+        result: What shoal knows of the partition.
+        stage_artifacts_manager: Artifacts that the function has uploaded.
+    """
+
+    partition_id: str
+    result: PartitionResult
+    stage_artifacts_manager: StageArtifactsManager
+
+    @property
+    def status(self) -> PartitionStatus:
+        """Return DONE, FAILED, or INTERNAL_ERROR if the process of the function was lost."""
+        if self.result.status == "succeeded":
+            return PartitionStatus.DONE
+        is_lost = self.result.error.startswith("the process of the function")
+        return PartitionStatus.INTERNAL_ERROR if is_lost else PartitionStatus.FAILED
+
+    @property
+    def logs(self) -> str:
+        """Return the end of what the function has printed, and the reason of its failure."""
+        return "\n".join(filter(None, (self.result.log.rstrip("\n"), self.result.error)))
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """A run that is a job.
+
+    Args:
+        call: Handle of the job.
+    """
+
+    call: SubmittedCall[Any]
+
+    def document(self) -> dict[str, str]:
+        """Return what `DPFRun.restore_from` needs, as plain data."""
+        return {"job_id": self.call.job_id}
+
+    @property
+    def status(self) -> RunStatus:
+        """Return the present status."""
+        found = self.call.status()
+        if found.state in (JobState.PENDING, JobState.RUNNING):
+            return RunStatus.IN_PROGRESS
+        if found.state is JobState.CANCELLED:
+            return RunStatus.CANCELLED
+        if found.result is None or found.result.partitions is None:
+            return RunStatus.FAILURE
+        return RunStatus.PARTIAL_FAILURE if found.result.partitions.get("failed") else RunStatus.SUCCESS
+
+    def wait(self, show_progress: bool) -> None:
+        """Wait until the job has ended."""
+        from shoal.training.progress import ProgressDisplay
+
+        with suppress(JobFailedError, JobCancelledError), ProgressDisplay(first_line_s=0.0) as display:
+            self.call.job.wait(None, None, display.show if show_progress else None)
+
+    def cancel(self) -> None:
+        """Cancel the job."""
+        self.call.cancel()
+
+    def results(self) -> PartitionResults:
+        """Return the outcomes of the partitions that have ended."""
+        from shoal.jobs import partitions_so_far
+
+        if self.call.status().state is JobState.SUCCEEDED:
+            results: PartitionResults = self.call.result()
+            return results
+        return partitions_so_far(self.call.job_id)
+
+
+@dataclass(frozen=True)
+class ClusterRun:
+    """A run that has ended in the Ray cluster of a function of `remote`.
+
+    Args:
+        found: Outcomes of all partitions.
+    """
+
+    found: PartitionResults
+
+    def document(self) -> dict[str, str]:
+        """Return what `DPFRun.restore_from` needs, as plain data."""
+        return {"manifest": self.found.manifest, "digest": self.found.digest}
+
+    @property
+    def status(self) -> RunStatus:
+        """Return PARTIAL_FAILURE if a partition failed, else SUCCESS."""
+        failed = any(each.status != "succeeded" for each in self.found)
+        return RunStatus.PARTIAL_FAILURE if failed else RunStatus.SUCCESS
+
+    def wait(self, show_progress: bool) -> None:
+        """Return at once."""
+
+    def cancel(self) -> None:
+        """Do nothing."""
+
+    def results(self) -> PartitionResults:
+        """Return the outcomes of all partitions."""
+        return self.found
+
+
+RunWork = JobRun | ClusterRun
+
+
+class DPFRun:
+    """Run of a `DPF`, with the methods of Snowflake's class. `DPF.run` and `restore_from` return one.
+
+    Args:
+        run_id: Id of the run.
+        folder: Folder of the run in the stage.
+        work: The job of the run, or its outcomes.
+        is_restored: Whether the run was restored, so that it can be neither awaited nor cancelled.
+    """
+
+    def __init__(self, run_id: str, folder: str, work: RunWork, *, is_restored: bool = False) -> None:
+        self.run_id = run_id
+        self.work = work
+        self._folder = folder
+        self._is_restored = is_restored
+
+    @classmethod
+    def restore_from(cls, run_id: str, stage_name: str) -> Self:
+        """Return a run that was started before, in this or another process.
+
+        Raises:
+            InvalidArgumentError: The stage has no such run, or its job was removed.
+        """
+        from shoal.distributors import attach
+        from shoal.jobs.partitions.results import PartitionResults
+
+        folder = f"{stage_root(stage_name)}/{run_id}"
+        work: RunWork
+        try:
+            document = json.loads(storage.read(f"{folder}/{RUN_FILE}"))
+            if "manifest" in document:
+                work = ClusterRun(PartitionResults(**document))
+            else:
+                work = JobRun(attach(document["job_id"]))
+        except (OSError, ValueError, KeyError, JobNotFoundError) as error:
+            raise InvalidArgumentError(f"the stage {stage_name} has no run {run_id} ({error})") from error
+        return cls(run_id, folder, work, is_restored=True)
+
+    @property
+    def status(self) -> RunStatus:
+        """Return the present status."""
+        return self.work.status
+
+    def wait(self, show_progress: bool = True) -> RunStatus:
+        """Wait until the run has ended, and return its status.
+
+        Args:
+            show_progress: Whether to show a progress bar, in a terminal.
+
+        Raises:
+            InvalidArgumentError: The run was restored.
+        """
+        self._refuse_if_restored("wait")
+        self.work.wait(show_progress)
+        return self.status
+
+    def cancel(self) -> None:
+        """Cancel the run. The outcomes of the partitions that have ended remain.
+
+        Raises:
+            InvalidArgumentError: The run was restored.
+        """
+        self._refuse_if_restored("cancel")
+        self.work.cancel()
+
+    def get_progress(self) -> dict[str, list[PartitionDetails]]:
+        """Return the outcomes of the partitions that have ended, by status."""
+        found: dict[str, list[PartitionDetails]] = {}
+        for details in self.partition_details.values():
+            found.setdefault(details.status.value, []).append(details)
+        return found
+
+    @property
+    def partition_details(self) -> dict[str, PartitionDetails]:
+        """Return the outcomes of the partitions that have ended, by id."""
+        found = {}
+        for each in self.work.results():
+            partition_id = str(each.key)
+            artifacts = StageArtifactsManager(f"{self._folder}/{partition_id}")
+            found[partition_id] = PartitionDetails(partition_id, each, artifacts)
+        return found
+
+    def _refuse_if_restored(self, what: str) -> None:
+        if self._is_restored:
+            raise InvalidArgumentError(
+                f"{what}() is not possible for a restored run: read its status and its partitions"
+            )
+
+
+class ManyModelRun(DPFRun):
+    """Run of a `ManyModelTraining`."""
+
+    serde: ModelSerde = PickleSerde()
+
+    def get_model(self, partition_id: str) -> Any:
+        """Return the model of a partition.
+
+        Raises:
+            FileNotFoundError: The partition has no model.
+        """
+        artifacts = StageArtifactsManager(f"{self._folder}/{partition_id}")
+        return artifacts.get(self.serde.filename, self.serde.read)
 
 
 @dataclass(frozen=True)

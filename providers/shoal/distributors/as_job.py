@@ -117,12 +117,12 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
         DataError: The footers of the Parquet files show that the data cannot be used.
         InvalidArgumentError: The folder for the model cannot be written, or early stopping needs `direction`.
     """
-    from shoal.jobs import load_training
-    from shoal.jobs.files import code_store, storage
+    from shoal.jobs import load_training, shipped_code
+    from shoal.jobs.files import storage
     from shoal.jobs.specs.training import JobSpec
     from shoal.training.boosting.engine import interface_of
-    from shoal.training.boosting.init_model import InitModel
-    from shoal.training.boosting.inputs import checked_data
+    from shoal.training.boosting.model import InitModel
+    from shoal.training.boosting.rows import checked_data
 
     config = request.run_config
     location = config.artifact_location
@@ -132,11 +132,11 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     if request.early_stopping_rounds is not None:
         interface_of(request.framework).refuse_untold(user_code, request.direction)
     if request.init_model is not None and importlib.util.find_spec(request.framework):
-        InitModel.read(request.framework, code_store.read(request.init_model)).check(request, train.source)
+        InitModel.read(request.framework, shipped_code.read(request.init_model)).check(request, train.source)
     locations.try_out(storage.root(location))
 
     def spec(pool_name: str) -> JobSpec:
-        stored = code_store.store_user_code(user_code) if user_code else None
+        stored = shipped_code.store_user_code(user_code) if user_code else None
         return JobSpec(**_on_pool(request, pool_name), user_code=stored)
 
     def read(result: JobResult) -> T:
@@ -153,7 +153,8 @@ def function(
     Raises:
         InvalidArgumentError: The folder for the results cannot be written.
     """
-    from shoal.jobs.files import code_store, storage
+    from shoal.jobs import shipped_code
+    from shoal.jobs.files import storage
     from shoal.jobs.specs.function import FunctionJobSpec
     from shoal.training.pytorch.program import FRAMEWORK, may_call_ray
 
@@ -162,7 +163,7 @@ def function(
     locations.try_out(storage.root(location))
 
     def spec(pool_name: str) -> FunctionJobSpec:
-        stored = code_store.store(program)
+        stored = shipped_code.store(program)
         return FunctionJobSpec(**_on_pool(request, pool_name), program=stored, returns=returns)
 
     read = partial(submitted_call.function_value, location=location, returns=returns)
@@ -182,9 +183,10 @@ def partitions(spec: PartitionsJobSpec, program: PartitionProgram | None) -> Job
     Raises:
         InvalidArgumentError: The folder for the results cannot be written.
     """
-    from shoal.jobs.files import code_store, storage
+    from shoal.jobs import shipped_code
+    from shoal.jobs.files import storage
     from shoal.jobs.mlflow import job_run
-    from shoal.training.boosting.inputs import checked_data
+    from shoal.training.boosting.rows import checked_data
     from shoal.training.pytorch.program import may_call_ray
 
     location = spec.run_config.artifact_location
@@ -194,7 +196,7 @@ def partitions(spec: PartitionsJobSpec, program: PartitionProgram | None) -> Job
         checked_data(spec.estimator.request(spec.dataset, spec.run_config))
 
     def on_pool(pool_name: str) -> PartitionsJobSpec:
-        changed: dict[str, Any] = {} if program is None else {"program": code_store.store(program.content)}
+        changed: dict[str, Any] = {} if program is None else {"program": shipped_code.store(program.content)}
         if "tracking" not in spec.model_fields_set and spec.register_as is None:
             changed["tracking"] = job_run.tracking_of_training(os.environ)
         return spec.model_copy(update=changed).on_pool(pool_name)
@@ -211,10 +213,11 @@ def search(prepared: Prepared) -> JobCall[SearchResult]:
         DataError: The footers of the Parquet files show that the data cannot be used.
         InvalidArgumentError: The folder for the model cannot be written, or the search needs `direction`.
     """
-    from shoal.jobs.files import code_store, storage
+    from shoal.jobs import shipped_code
+    from shoal.jobs.files import storage
     from shoal.jobs.mlflow import job_run
     from shoal.training.boosting.engine import interface_of
-    from shoal.training.boosting.inputs import checked_data
+    from shoal.training.boosting.rows import checked_data
 
     given = prepared.spec
     config = given.run_config
@@ -231,8 +234,8 @@ def search(prepared: Prepared) -> JobCall[SearchResult]:
 
     def spec(pool_name: str) -> TuneJobSpec:
         stored = {
-            "program": code_store.store(prepared.code.dumps()) if prepared.code else None,
-            "user_code": code_store.store_user_code(prepared.user_code) if prepared.user_code else None,
+            "program": shipped_code.store(prepared.code.dumps()) if prepared.code else None,
+            "user_code": shipped_code.store_user_code(prepared.user_code) if prepared.user_code else None,
         }
         return given.on_pool(pool_name).model_copy(update=stored)
 

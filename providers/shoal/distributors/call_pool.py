@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from importlib.util import find_spec
+from typing import Any
 
 from shoal.errors import JobError, NoPoolError, PoolNotFoundError
 from shoal.jobs.journal import attempts
-from shoal.jobs.scheduling import Gang, fewest_nodes, needs_ray
-from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec
+from shoal.jobs.scheduling import fewest_nodes
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.gpus import ALL, Gpu, gpu_turn, look, may_be_contended
@@ -30,8 +30,8 @@ from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, PoolState
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node
+from shoal.training.demand import GangDemand
 from shoal.training.pytorch.request import FunctionRequest
-from shoal.training.xgboost.params import has_cuda
 
 _DIGEST_LENGTH = 8
 """Number of hexadecimal digits of the hash that shortens a long pool name. A pool name has at most 40 characters."""
@@ -99,7 +99,7 @@ def pool_for(
 
 
 def pool_for_job(
-    spec: AnyJobSpec | TrainRequest | FunctionRequest, job_id: str | None = None, *, may_call_ray: bool = False
+    spec: AnyJobSpec | TrainRequest | FunctionRequest, job_id: str | None = None, *, may_call_ray: bool | None = None
 ) -> AbstractContextManager[str]:
     """Yield the name of the pool that a job uses (see `pool_for`). No nodes are leased for the job, unless the pool is
     named by its URI.
@@ -107,47 +107,42 @@ def pool_for_job(
     Args:
         spec: Spec of the job, or the request of an estimator or distributor.
         job_id: Id of the job that an embedded pool ends with; None: the pool ends with this process.
-        may_call_ray: Whether the job's function may call Ray itself.
+        may_call_ray: Whether the job's function may call Ray itself. None: as the kind of the spec says.
     """
+    if may_call_ray is None:
+        may_call_ray = getattr(spec, "may_call_ray", False)
+    demand = spec.demand()
 
     def embedded(why: str) -> AbstractContextManager[str]:
-        gpus, least_gpus, ray = gpus_of(spec), least_gpus_of(spec), may_call_ray or ray_for(spec)
-        timeout_s = spec.run_config.timeout
+        gpus, least_gpus, timeout_s = gpus_of(demand), least_gpus_of(demand), spec.run_config.timeout
+        ray = may_call_ray or ray_for(demand)
         return embedded_pool(gpus=gpus, least_gpus=least_gpus, ray=ray, job_id=job_id, timeout_s=timeout_s, why=why)
 
     return pool_for(
-        spec.run_config.pool_name, embedded, size_on=lambda pool, _: fewest_nodes(spec, pool), job_id=job_id
+        spec.run_config.pool_name, embedded, size_on=lambda pool, _: fewest_nodes(demand, pool), job_id=job_id
     )
 
 
-def gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
+def gpus_of(demand: GangDemand[Any]) -> int:
     """Return the number of GPUs that an embedded pool needs for a job: `ALL` if the job's workers may use GPUs, else
     0."""
-    gang = Gang.of(spec)
-    if isinstance(spec, FunctionRequest):
-        return ALL if gang.gpus or gang.per_gpu else 0
-    # XGBoost uses GPUs by default if its wheel supports CUDA. Only an import of XGBoost, which takes a second, shows
-    # whether the wheel supports CUDA. The import is skipped on a machine without GPUs, because XGBoost uses no GPU
-    # there anyway.
-    if gang.gpus < 0 and may_be_contended(os.environ) and find_spec("xgboost") and not has_cuda():
+    # On a machine without GPUs, the reason is not asked for, because this may import the library of the training.
+    if demand.gang.gpus < 0 and may_be_contended(os.environ) and demand.why_cpu():
         return 0
-    return ALL if gang.gpus else 0
+    return ALL if demand.gang.gpus or demand.counts_gpus else 0
 
 
-def least_gpus_of(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> int:
+def least_gpus_of(demand: GangDemand[Any]) -> int:
     """Return the smallest number of GPUs that an embedded pool must have to run a job that uses GPUs."""
-    gang = Gang.of(spec)
-    is_fixed = gang.workers > 0 and gang.gpus > 0 and not spec.run_config.clamp
+    gang = demand.gang
+    is_fixed = gang.workers > 0 and gang.gpus > 0 and not demand.run_config.clamp
     return gang.workers * gang.gpus if is_fixed else 1
 
 
-def ray_for(spec: AnyJobSpec | TrainRequest | FunctionRequest) -> bool:
-    """Return whether an embedded pool for a job has to run Ray. This is the case if the job itself needs Ray, if it
-    calls a function that a spec names and that may call Ray, or if the job may use GPUs of this machine, because a pool
-    without Ray has no GPUs."""
-    if isinstance(spec, FunctionJobSpec) or needs_ray(spec):
-        return True
-    return gpus_of(spec) != 0 and may_be_contended(os.environ)
+def ray_for(demand: GangDemand[Any]) -> bool:
+    """Return whether an embedded pool for a job has to run Ray: the job itself needs Ray, or it may use GPUs of this
+    machine, because a pool without Ray has no GPUs."""
+    return demand.needs_ray or (gpus_of(demand) != 0 and may_be_contended(os.environ))
 
 
 @contextmanager

@@ -128,10 +128,10 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
         return as_job.training(request, user_code, returned)
 
     def train_here() -> T:
-        from shoal.jobs.files import code_store
+        from shoal.jobs import shipped_code
         from shoal.training.boosting.engine import train
 
-        content = None if request.init_model is None else code_store.read(request.init_model)
+        content = None if request.init_model is None else shipped_code.read(request.init_model)
         env = worker_environment(request.run_config)
         with _secrets_hidden(request.run_config):
             return returned(train(request, user_code=user_code, init_model=content, env=env))

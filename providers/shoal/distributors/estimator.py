@@ -16,7 +16,7 @@ from shoal.data.connector import DataConnector
 from shoal.distributors import dispatch
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
-from shoal.training.boosting.direction import Direction
+from shoal.training.boosting.params import Direction
 from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
 from shoal.training.boosting.user_code import Metric, Objective, UserCode
 from shoal.training.mlflow.model_uris import absolute, check_version
@@ -270,16 +270,16 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         model = init_model if xgb_model is None else xgb_model
         if model is None:
             return None
-        from shoal.jobs.files import code_store
+        from shoal.jobs import shipped_code
 
         if not isinstance(model, str | os.PathLike):
             self._require()
-            return code_store.store(self._library().serialised(model))
+            return shipped_code.store(self._library().serialised(model))
         from shoal.jobs.mlflow import init_model as loading
 
         named = os.fspath(model)
         check_version(named)
-        return code_store.store(loading.load(absolute(named), self._framework))
+        return shipped_code.store(loading.load(absolute(named), self._framework))
 
     def _trained(self, input_cols: tuple[str, ...], base_margin_cols: tuple[str, ...], result: TrainResult) -> BoosterT:
         """Store a trained model in this estimator, and return the model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from shoal.examples.flights_data import FEATURES, LABEL, month_files, months_before, recent_files
+from shoal.examples.flights import FEATURES, LABEL, month_files, months_before, recent_files
 
 if TYPE_CHECKING:
     from shoal.jobs import FunctionJobSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.errors import MissingExtraError
-from shoal.examples.flights_data import complete
+from shoal.examples.flights import complete
 from shoal.state.home import subfolder
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from shoal.jobs.handle import JobTimeoutError as JobTimeoutError
     from shoal.jobs.journal.tasks import FlowTask as FlowTask
     from shoal.jobs.journal.tasks import TaskTry as TaskTry
+    from shoal.jobs.kind import parse_spec as parse_spec
     from shoal.jobs.many.for_each import for_each as for_each
     from shoal.jobs.many.summary import Message as Message
     from shoal.jobs.many.summary import ModelLine as ModelLine
@@ -54,10 +55,9 @@ if TYPE_CHECKING:
     from shoal.jobs.results import PromotionResult as PromotionResult
     from shoal.jobs.results import RecentVersion as RecentVersion
     from shoal.jobs.results import SearchSummary as SearchSummary
-    from shoal.jobs.specs.function import AnyJobSpec as AnyJobSpec
+    from shoal.jobs.specs.base import AnyJobSpec as AnyJobSpec
     from shoal.jobs.specs.function import FunctionJobSpec as FunctionJobSpec
     from shoal.jobs.specs.function import FunctionRegister as FunctionRegister
-    from shoal.jobs.specs.function import parse_spec as parse_spec
     from shoal.jobs.specs.partitions import PartitionsJobSpec as PartitionsJobSpec
     from shoal.jobs.specs.partitions import PartitionsScalingConfig as PartitionsScalingConfig
     from shoal.jobs.specs.prediction import PredictJobSpec as PredictJobSpec

@@ -13,15 +13,15 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts, metric_series
 from shoal.jobs.journal.stages import is_waiting
+from shoal.jobs.kind import parse_spec
 from shoal.jobs.metrics.series import MetricPoint
-from shoal.jobs.reconcile import ending, look
-from shoal.jobs.reconcile.polling import bounded_pause, pause_after
+from shoal.jobs.reconcile import acts, look
+from shoal.jobs.reconcile.acts import Supplies
+from shoal.jobs.reconcile.look import Target, bounded_pause, pause_after
 from shoal.jobs.reconcile.rounds import Waiter
-from shoal.jobs.reconcile.sending import Supplies
-from shoal.jobs.reconcile.target import Target
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import Place
-from shoal.jobs.specs.function import AnyJobSpec, parse_spec
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.status import JobStatus, progress_of
 from shoal.jobs.timeouts import CLEAN_UP_PATIENCE_S, CLEAN_UP_PERIOD_S, HEAD_CHECK_S, SHORTEST_PAUSE_S
 from shoal.own_pauses import waited_since
@@ -240,7 +240,7 @@ class JobHandle:
         """
         job = attempts.load(self._store, self._key)
         by_user = teams.require(job, self.target.actor)
-        done = ending.cancel(
+        done = acts.cancel(
             self.target,
             job,
             reason,

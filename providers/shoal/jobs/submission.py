@@ -1,4 +1,7 @@
-"""Submit jobs to the HTTP endpoint of a pool's head, reattach to jobs, and list jobs; the submitter needs no Ray."""
+"""Submit jobs to a pool, or attach to jobs that were submitted before, also by an earlier try of an engine's task.
+
+The submitter needs no Ray: it asks the HTTP endpoint of the pool's head.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import count
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import (
@@ -20,38 +25,173 @@ from shoal.errors import (
     StoreError,
     shown,
 )
-from shoal.jobs import credentials, earlier_tries, ids
-from shoal.jobs.call import Call
+from shoal.jobs import credentials, ids, shipped_code
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.environment import code
-from shoal.jobs.files import staged_data_claims
+from shoal.jobs.files import artifacts, staged_rows
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.journal.stages import is_waiting
-from shoal.jobs.journal.tasks import EngineTask, JobTakenError
-from shoal.jobs.reconcile import ending, rounds, sending
+from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
+from shoal.jobs.journal.tasks import EngineTask, FlowTask, JobTakenError, TaskTry, jobs_of
+from shoal.jobs.kind import parse_spec
+from shoal.jobs.reconcile import acts, rounds
+from shoal.jobs.reconcile.acts import Supplies
 from shoal.jobs.reconcile.decide import End, Silence
-from shoal.jobs.reconcile.look import address, find_head
-from shoal.jobs.reconcile.sending import Supplies
-from shoal.jobs.reconcile.target import Target, pool_endpoint
-from shoal.jobs.remote import frames, package, reachability
-from shoal.jobs.scheduling import Gang, refuse_without_ray
-from shoal.jobs.specs.base import AnySpec
-from shoal.jobs.specs.function import AnyJobSpec, parse_spec
+from shoal.jobs.reconcile.look import Target, address, find_head, pool_endpoint
+from shoal.jobs.remote import package, reachability
+from shoal.jobs.results import JobResult
+from shoal.jobs.scheduling import refuse_without_ray
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.status import JobStatus
 from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.holder import asking_team, python_holder, require_team, stored_team
+from shoal.pool.holder import asking_team, python_holder, stored_team
 from shoal.pool.journal import usage
 from shoal.pool.selection import is_embedded, which_pool
-from shoal.pool.spec import is_pool_name
+from shoal.pool.spec import PoolSpec, is_pool_name
 from shoal.pool.waiting import end_if_abandoned
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.codec import storable
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, Job, JobState
+
+
+def calls(call: Call, spec: AnyJobSpec) -> Iterator[Call]:
+    """Yield the call with each job id that its task may use, in this order.
+
+    Equal task runs of a flow run have the ids of the first job, of the second job, and so on. The task run uses the
+    first one that no other task run of the same try uses. If the caller has chosen the job id, equal task runs share
+    the job.
+    """
+    task, chosen = call.task, spec.run_config.job_id
+    if not isinstance(task, FlowTask):
+        yield call
+    elif chosen is not None:
+        yield replace(call, task=replace(task, run=chosen))
+    else:
+        for number in count(1):
+            place = f"{task.digest} {number}"
+            yield replace(call, job_id=ids.job_id(spec.framework, task.key, str(spec.fingerprint), place))
+
+
+def taken_over(call: Call, task: EngineTask, spec: AnyJobSpec) -> JobHandle | None:
+    """Return a handle of the job of an earlier try of the task, if this try takes over that job; otherwise None.
+
+    This try takes over the newest job that is unfinished or has succeeded, unless a user wants a new one, or the
+    function or the arguments have changed, or the files of the result are gone. It does not matter whether a caller
+    already got the result of the job, because the engine may not have stored it. The other unfinished jobs are ended,
+    so that a task never has two jobs at a time.
+
+    Raises:
+        JobError: The job belongs to another try or run of the task (`EngineTask.check`).
+    """
+    found: JobHandle | None = None
+    for job in _jobs(call, task, spec):
+        task.check(job)
+        target = call.target(job)
+        if found is not None or not task.takes_over(job) or not _has_files(job, spec):
+            _leave(target, job)
+        elif stage_of(job) is Stage.UNQUEUED:
+            _leave_unqueued(target, job, spec.fingerprint)
+        else:
+            found = _joined(call, target, task, spec)
+    return found
+
+
+def _jobs(call: Call, task: EngineTask, spec: AnyJobSpec) -> list[Job]:
+    """Return the rows of attempts that this and earlier tries of the task have submitted, the newest first."""
+    if isinstance(task, TaskTry):
+        return jobs_of(call.store, call.holder, task)
+    newest = attempts.find_latest(call.store, call.job_id)
+    # If the caller has chosen the job id, the job may belong to another flow run, or have another spec.
+    is_equal = newest and newest.task_key == task.key and newest.spec["fingerprint"] == spec.fingerprint
+    return [newest] if newest and is_equal else []
+
+
+def _has_files(job: Job, spec: AnyJobSpec) -> bool:
+    """Return whether the result's files still exist, if the job has succeeded."""
+    if job.state is not JobState.SUCCEEDED:
+        return True
+    return artifacts.exist(JobResult.model_validate(job.result), spec.run_config.artifact_location)
+
+
+def _leave(target: Target, job: Job) -> None:
+    """End a job that this try does not take over, or mark its result as returned, so that no later submission gets
+    it."""
+    if job.state not in JOB_ENDED:
+        acts.cancel(target, job, "a later try of the task does not use the job")
+    elif job.state is JobState.SUCCEEDED and job.collected_at is None:
+        attempts.collect(target.store, target.key, target.clock())
+
+
+def _leave_unqueued(target: Target, job: Job, fingerprint: str | None) -> None:
+    """End a job that its submitter has not put into the queue yet, unless its spec is the spec of this try.
+
+    This try does not take over such a job, because only the submitter has the job's credentials.
+    """
+    why = "another try of the task submits the task's job with another spec"
+    is_other = job.spec["fingerprint"] != fingerprint
+    if is_other and not acts.record(target, job, End(JobState.CANCELLED, why)):
+        acts.cancel(target, job, why)  # a driver has started the job meanwhile, so the job is running
+
+
+def _joined(call: Call, target: Target, task: EngineTask, spec: AnyJobSpec) -> JobHandle | None:
+    """Attach this try to the job; return None if the job has failed or was cancelled."""
+    joined = attempts.join(call.store, target.key, call.clock(), task, detach=call.orphan_after is None)
+    if joined is None:
+        return None
+    supplies = Supplies()
+    if joined.state not in JOB_ENDED:
+        if joined.state is JobState.PENDING and joined.needs_credentials:
+            supplies.secrets = call.secrets(spec, credentials.hide(spec.document())[1])
+        joined = rounds.Waiter(target, supplies).round()
+    return None if joined.state in (JobState.FAILED, JobState.CANCELLED) else JobHandle(target, joined, supplies)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Arguments of a call of `submit`, or their defaults.
+
+    Attributes:
+        library: Library with which this process loads the trained model; None if it loads none.
+        needs_lease: Whether the holder must still have its lease on the pool, if it has had one.
+        team: Team for which the caller acts.
+    """
+
+    store: Store
+    holder: str
+    task: EngineTask | None
+    pool: PoolSpec
+    job_id: str
+    orphan_after: float | None
+    library: str | None
+    needs_lease: bool
+    connection_url: Callable[[str], str | None] | None
+    secret_of: Callable[[str], str | None] | None
+    environment: Mapping[str, str]
+    endpoint_of: Callable[[str], Endpoint] | None
+    clock: Callable[[], float]
+    team: str | None = None
+
+    def target(self, job: Job) -> Target:
+        """Return an attempt as a target for rounds of reconciling. It may run on another pool than the call's."""
+        key = Key(job.id, job.attempt)
+        return Target(self.store, key, job.pool, actor=self.holder, find_endpoint=self.endpoint_of, clock=self.clock)
+
+    def secrets(self, spec: AnyJobSpec, uris: Mapping[str, str]) -> Secrets:
+        """Return the credentials for the driver of a job.
+
+        Args:
+            spec: Spec of the job.
+            uris: URIs with credentials in the spec, from `credentials.hide`.
+        """
+        environment = {**os.environ, **self.environment}
+        hidden = credentials.secrets_of(spec.run_config.secret_env, environment, self.secret_of)
+        named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
+        databases = credentials.connections(named, environment, self.connection_url)
+        return Secrets({**credentials.from_environment(environment), **databases, **hidden}, uris, frozenset(hidden))
+
 
 MOST_LISTED = 1_000_000
 """Upper bound of `limit` in `list_jobs`; SQLite refuses integers of more than 63 bits."""
@@ -100,7 +240,7 @@ def submit(
             It is called only for variables that this process does not have.
         environment: Settings of storage and MLflow for the driver, in addition to those in the environment of this
             process.
-        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.reconcile.target.pool_endpoint` by default.
+        endpoint_of: Finds the head of a pool; :func:`shoal.jobs.reconcile.look.pool_endpoint` by default.
         clock: Function that returns the present time in seconds since the epoch.
         returns_model: Whether this process loads the trained model, and so needs the same version of the model's
             library as the pool.
@@ -127,7 +267,7 @@ def submit(
         DataError: The data that were staged for the job do not exist any more.
         JobError: The pool's head does not answer, or refused the job.
     """
-    if not isinstance(spec, AnySpec):
+    if not isinstance(spec, AnyJobSpec):
         raise InvalidArgumentError(
             f"a job is submitted by a spec, not by an object of type {type(spec).__name__}: make a spec of a dict with "
             "shoal.jobs.parse_spec"
@@ -161,7 +301,7 @@ def submit(
         asking_team(team),
     )
     require_team(call.pool.only_team, call.team, f'pool "{pool}"', is_reserved=True)
-    for each in earlier_tries.calls(call, spec):
+    for each in calls(call, spec):
         with suppress(JobTakenError):
             return _submitted(each, spec)
     raise AssertionError("unreachable: there is always another job id")
@@ -176,10 +316,10 @@ def _submitted(call: Call, spec: AnyJobSpec) -> JobHandle:
     newest = attempts.find_latest(call.store, call.job_id)
     if newest is not None and newest.state not in JOB_ENDED:
         end_if_abandoned(call.store, newest.pool)
-    if call.task is not None and (found := earlier_tries.taken_over(call, call.task, spec)) is not None:
+    if call.task is not None and (found := taken_over(call, call.task, spec)) is not None:
         return found
     spec = reachability.located(spec, call.pool)
-    with frames.sent_for(spec, call.pool) as (sent, packaged):
+    with package.sent_for(spec, call.pool) as (sent, packaged):
         # If the attempt that is found was lost or has failed, the next call creates a new one.
         while (handle := _attempt(call, sent, packaged)) is None:
             pass
@@ -188,7 +328,7 @@ def _submitted(call: Call, spec: AnyJobSpec) -> JobHandle:
 
 def _identified(spec: AnyJobSpec, pool: str, *, known_as: str | None) -> AnyJobSpec:
     """Complete a spec with the caller's settings and the job's fingerprint, and store its code."""
-    config = spec.run_config.model_copy(update={"code": code.stored(spec.run_config.code)})
+    config = spec.run_config.model_copy(update={"code": shipped_code.stored(spec.run_config.code)})
     given = spec.model_copy(update={"run_config": config})
     digest = fingerprint(given.identifying(known_as, os.environ))
     return given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
@@ -198,7 +338,7 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
     """Find the job's unfinished attempt or create one, and send it; return None if the attempt found is of no use."""
     files = None
     document, uris = credentials.hide(spec.document())
-    is_remote = frames.is_remote(call.pool)
+    is_remote = package.is_remote(call.pool)
     if is_remote:
         document, files = package.taken_along(document, packaged)
     endpoint = call.endpoint_of(call.pool.name) if call.endpoint_of else pool_endpoint(call.pool.name, call.store)
@@ -218,7 +358,7 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
         address(endpoint),
         call.orphan_after,
         spec.run_config.priority,
-        Gang.of(spec).to_json(),
+        spec.demand().gang.to_json(),
         call.task,
         label=spec.label,
         team=stored_team(call.team),
@@ -291,11 +431,11 @@ def _refusal(call: Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | N
 def _claim(target: Target, job: Job, locations: Collection[str]) -> None:
     """Record in directories of staged data that the attempt uses them. If this fails, the attempt has failed."""
     try:
-        staged_data_claims.claim(target.key, locations)
+        staged_rows.claim(target.key, locations)
     except Exception as error:  # Different storages raise different exceptions, so all types are caught.
         why = str(error) if isinstance(error, DataError) else f"the staged data cannot be used: {redact(str(error))}"
         # If another process has started the attempt meanwhile, the attempt goes on, and nothing is raised.
-        if ending.record(target, job, End(JobState.FAILED, why)):
+        if acts.record(target, job, End(JobState.FAILED, why)):
             raise (type(error) if isinstance(error, DataError) else DataAccessError)(why) from error
 
 
@@ -309,7 +449,7 @@ def _is_usable(target: Target, supplies: Supplies, job: Job, order: Order, stage
         # If the attempt belongs to an earlier submission, it uses that submission's staged data. The data that were
         # staged for this call are then not claimed.
         _claim(target, job, parse_spec(job.spec).staged().intersection(staged))
-        if job.endpoint == order.endpoint and sending.send(target, supplies):
+        if job.endpoint == order.endpoint and acts.send(target, supplies):
             return True
     return rounds.Waiter(target, supplies).round().state not in (JobState.FAILED, JobState.CANCELLED)
 
@@ -375,7 +515,7 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
     return [JobStatus.of(job, places.get(key), used.get(key)) for job, key in zip(found, keys, strict=True)]
 
 
-def fingerprint(spec: AnySpec) -> str:
+def fingerprint(spec: AnyJobSpec) -> str:
     """Compute the digest of a spec. If a job is submitted again, the equal digest shows that it is the same job.
 
     The digest depends on the content of staged data, but not on their folder. A task that runs again writes its

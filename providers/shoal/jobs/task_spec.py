@@ -7,19 +7,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError, shown
-from shoal.jobs import ids
-from shoal.jobs.files import code_store
+from shoal.jobs import ids, shipped_code
+from shoal.jobs.kind import spec_class
 from shoal.jobs.scheduling import refuse_too_many_workers, refuse_without_ray
-from shoal.jobs.specs.base import AnySpec
-from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, kind_of
+from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.specs.function import FunctionJobSpec
 from shoal.jobs.specs.partitions import PARTITIONS, PartitionsJobSpec
-from shoal.jobs.specs.training import JobSpec
 from shoal.pool.selection import pool_without_folder
 from shoal.pool.spec import PoolSpec
 from shoal.training.pytorch.program import FRAMEWORK, TrainFunc, check_train_func, is_name
@@ -51,11 +50,11 @@ def spec_of(
             them.
     """
     check_train_func(train_func, args, kwargs, framework=framework, fields=given)
-    if isinstance(given, AnySpec):
+    if isinstance(given, AnyJobSpec):
         return given
     fields = _fields(given, framework, train_func, args, kwargs)
     if train_func is None or is_name(train_func):
-        return _parsed(kind_of(fields), fields)
+        return _parsed(spec_class(fields), fields)
     from shoal.training.pytorch.program import Program, name_of
 
     program = Program.of(train_func, args, kwargs or {})
@@ -63,7 +62,7 @@ def spec_of(
     named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
     spec = _parsed(FunctionJobSpec, {**named, **fields})
     pool_name = spec.run_config.pool_name
-    stored = code_store.store(program.dumps(lambda folder: pool_without_folder(folder, pool_name)))
+    stored = shipped_code.store(program.dumps(lambda folder: pool_without_folder(folder, pool_name)))
     return spec.model_copy(update={"program": stored})
 
 
@@ -93,7 +92,7 @@ def models_spec_of(
     spec = _models_spec(_fields_of_models(fields, function, kwargs))
     saved = SavedModel(partial(function, **kwargs) if kwargs else function)
     program = program_of(saved)
-    return spec.model_copy(update={"program": code_store.store(program.content), "code_digest": program.digest})
+    return spec.model_copy(update={"program": shipped_code.store(program.content), "code_digest": program.digest})
 
 
 def check_models_spec(
@@ -125,9 +124,7 @@ def _fields_of_models(
 
 
 def _models_spec(fields: dict[str, Any]) -> PartitionsJobSpec:
-    spec = _parsed(PartitionsJobSpec, fields)
-    assert isinstance(spec, PartitionsJobSpec)
-    return spec
+    return cast("PartitionsJobSpec", _parsed(PartitionsJobSpec, fields))
 
 
 def code_of(
@@ -154,7 +151,7 @@ def code_of(
         return code_digest(Program.of(train_func, args, kwargs or {}))
     if digest := getattr(spec, "code_digest", None):
         return str(digest)
-    stored = spec.user_code if isinstance(spec, JobSpec) else getattr(spec, "program", None)
+    stored = getattr(spec, "program", None) or getattr(spec, "user_code", None)
     return stored and stored.rpartition("/")[2]  # the file's name is the digest of the pickled code
 
 
@@ -183,16 +180,16 @@ def check_spec(
             job can never run on the pool.
     """
     spec, of_workers = None, None
-    if isinstance(given, AnySpec):
+    if isinstance(given, AnyJobSpec):
         spec = of_workers = given
     else:
         fields = _fields(given, **others)
         if not is_known(fields.get("framework")):
             return None
         if is_known(fields):
-            spec = of_workers = kind_of(fields).parse(fields)
+            spec = of_workers = spec_class(fields).parse(fields)
         else:
-            kind_of(fields).check(fields, is_known)
+            spec_class(fields).check(fields, is_known)
             of_workers = _workers(fields, is_known)
     if pool is not None and of_workers is not None:
         refuse_without_ray(of_workers, pool)
@@ -237,7 +234,7 @@ def _replaced(fields: Any, location: Sequence[Any], value: Any) -> Any:
     return copy
 
 
-_ABOUT_WORKERS = ("scaling_config", "room_for", "run_config", "params")
+_ABOUT_WORKERS = ("framework", "scaling_config", "room_for", "run_config", "params")
 
 
 def _workers(fields: Mapping[str, Any], is_known: Callable[[Any], bool]) -> AnyJobSpec | None:
@@ -245,14 +242,14 @@ def _workers(fields: Mapping[str, Any], is_known: Callable[[Any], bool]) -> AnyJ
     given = {name: fields[name] for name in _ABOUT_WORKERS if name in fields}
     if not is_known(given):
         return None
-    kind = kind_of(fields)
+    kind = spec_class(fields)
     types: dict[str, Any] = {name: kind.model_fields[name].annotation for name in given}
     parsed = {name: TypeAdapter(types[name]).validate_python(value) for name, value in given.items()}
     return kind.model_construct(**{"dataset": DatasetSpec.model_construct(), **parsed})
 
 
 def label_of(given: AnyJobSpec | Mapping[str, Any] | None, **others: Any) -> str:
-    """Return what a job is about (see `AnySpec.label`), before its function is stored.
+    """Return what a job is about (see `AnyJobSpec.label`), before its function is stored.
 
     Args:
         given: A spec, or the fields of a spec.
@@ -261,7 +258,7 @@ def label_of(given: AnyJobSpec | Mapping[str, Any] | None, **others: Any) -> str
     Raises:
         InvalidArgumentError: Fields are wrong.
     """
-    if isinstance(given, AnySpec):
+    if isinstance(given, AnyJobSpec):
         return given.label
     fields = _fields(given, **others)
     train_func = others.get("train_func")
@@ -270,7 +267,7 @@ def label_of(given: AnyJobSpec | Mapping[str, Any] | None, **others: Any) -> str
 
         is_script = isinstance(train_func, str | os.PathLike)
         fields = {"name": os.path.basename(train_func) if is_script else name_of(train_func), **fields}
-    return _parsed(kind_of(fields), fields).label
+    return _parsed(spec_class(fields), fields).label
 
 
 def _fields(
@@ -322,7 +319,7 @@ def skipping_if_unchanged(spec: AnyJobSpec, wanted: bool | str | None) -> AnyJob
             )
         return spec
     if wanted is None and register.skip_if_unchanged is None:
-        wanted = True if isinstance(spec, JobSpec) and spec.user_code is None else None
+        wanted = True if spec.skips_by_default else None
     if wanted is None:
         return spec
     return type(spec).parse({**spec.document(), "register": {**register.model_dump(), "skip_if_unchanged": wanted}})

@@ -1,7 +1,7 @@
 """Who uses a pool: the names of holders (the owners of operations, leases and jobs) that are users, processes, jobs or
 DAG runs, and the rule that protects the pools, leases and jobs of a team from other teams.
 
-`shoal.airflow._run_holder` finds the DAG run of a task, and `shoal.prefect._run_holder` builds the names of holders
+`shoal.airflow._run_holder` finds the DAG run of a task, and `shoal.prefect.current_run` builds the names of holders
 that are flow runs.
 
 Every request of a user to change something of a team calls `require_team`. What shoal does by itself is not checked:

@@ -13,7 +13,7 @@ from prefect.logging import get_logger
 
 from shoal.jobs import cleanup
 from shoal.jobs.cleanup import RunEnd
-from shoal.prefect._run_holder import ENGINE, holder_of
+from shoal.prefect.current_run import ENGINE, holder_of
 
 
 def clean_up_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:

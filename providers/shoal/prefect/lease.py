@@ -12,10 +12,9 @@ from prefect.exceptions import MissingContextError
 from shoal.jobs import clean_up
 from shoal.pool.api import ComputePool, PoolLease
 from shoal.pool.timeouts import LEASE_TTL
-from shoal.prefect._open_blocks import Block
-from shoal.prefect._progress import NodeLog
-from shoal.prefect._run_holder import ancestors, current_holder, in_thread
 from shoal.prefect.blocks import PoolSource, defines, pool_of
+from shoal.prefect.current_run import Block, ancestors, current_holder, in_thread
+from shoal.prefect.reports import NodeLog
 
 
 def pool_lease(

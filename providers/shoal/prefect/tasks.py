@@ -24,13 +24,20 @@ from shoal.jobs import (
 )
 from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
-from shoal.prefect._names import many_models_name, prediction_name, search_name
-from shoal.prefect._progress import NodeLog
-from shoal.prefect._run_holder import current_holder, lease_holder
-from shoal.prefect._training import Training, TrainingTask, task_value, twin
 from shoal.prefect.blocks import PoolSource, database_url, pool_of
-from shoal.prefect.events import emit_outcome, failure_event
-from shoal.prefect.retries import job_task
+from shoal.prefect.current_run import current_holder, lease_holder
+from shoal.prefect.job_task import (
+    Training,
+    TrainingTask,
+    failure_event,
+    job_task,
+    many_models_name,
+    prediction_name,
+    search_name,
+    task_value,
+    twin,
+)
+from shoal.prefect.reports import NodeLog, emit_outcome
 from shoal.training.pytorch.program import TrainFunc
 
 _CLEANED = "its Prefect run cleaned up"

@@ -1,33 +1,222 @@
-"""Build the contents of a job's page from the job's rows in the store, its log and its results."""
+"""Build the contents of a job's page, with its partitions or trials, from rows, logs and results."""
 
 from __future__ import annotations
 
+import math
+import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 from shoal import jobs
 from shoal.errors import ShoalError
+from shoal.jobs import PartitionResults, load_partitions, partitions_so_far
 from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
-from shoal.jobs.journal import attempts
-from shoal.jobs.journal.listing import JobLine
+from shoal.jobs.journal import attempts, study_logs
+from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.metrics.series import MetricPoint
+from shoal.jobs.partitions.keys import shown_key
 from shoal.jobs.results import JobResult
-from shoal.jobs.status import JobStatus
+from shoal.jobs.specs.partitions import PARTITIONS
+from shoal.jobs.specs.tuning import TUNE
+from shoal.jobs.status import JobLine, JobStatus
+from shoal.jobs.tuning import trials
+from shoal.jobs.tuning.study_storage import copy_of
+from shoal.jobs.tuning.trials import Ended
 from shoal.links import Link, mlflow_run_link, model_link
 from shoal.redaction import redact
 from shoal.state import Store
 from shoal.state.home import is_own_store
-from shoal.state.schema import JOB_ENDED
+from shoal.state.schema import JOB_ENDED, Job
 from shoal.training.boosting.request import TrainResult, WorkerStats
-from shoal.ui.formats import finite
+from shoal.ui.formats import RunLinks, finite
 from shoal.ui.live import BackgroundReader
-from shoal.ui.partitions_view import PartitionsView, partitions_view
-from shoal.ui.run_links import RunLinks
-from shoal.ui.trials_view import TrialsView, trials_view
+
+_MOST_TRIALS = 200
+"""Largest number of trials in the table."""
+
+_MOST_PARAMS = 8
+"""Largest number of parameters of which the values are plotted."""
+
+_LEAST_COMPLETE = 4
+"""Number of trials with a value from which on importances are estimated. PED-ANOVA compares the best tenth, but at
+least two trials, with the others."""
+
+
+@dataclass(frozen=True)
+class TrialsView:
+    """The trials of a search that have ended.
+
+    Attributes:
+        best: The trials, the best first, at most 200.
+        plots: Title, text in place of the picture, and data of each plot; empty if no trial has a value.
+        lacks_optuna: Whether the importances of the parameters are missing, because Optuna is not installed here.
+    """
+
+    best: Sequence[Ended]
+    plots: Sequence[tuple[str, str, Mapping[str, Any]]]
+    lacks_optuna: bool
+
+
+def trials_view(store: Store, key: Key, job: Job, result: JobResult | None) -> TrialsView | None:
+    """Return the trials of a search; None if the job is no search, or no trial has ended."""
+    if job.spec.get("framework") != TUNE:
+        return None
+    study = study_logs.study_of(store, key)
+    found = trials.read(store, key.job_id, study)
+    # Before the result, the direction is known only if the spec has it; the table then has the newest trials first.
+    direction = result.search.direction if result and result.search else job.spec.get("direction")
+    if not found:
+        return None
+    complete = [each for each in found if each.state == "complete" and each.value is not None]
+    name = job.spec.get("metric") or "value"
+    plots: list[tuple[str, str, Mapping[str, Any]]] = []
+    if complete:
+        plots.append(("Value of each trial", f"{name} of each trial", _history(complete, name, direction)))
+    if any(each.params for each in complete):
+        plots.append(("Value by parameter", f"{name} by the values of each parameter", _slices(complete, name)))
+    can_estimate = len(complete) >= _LEAST_COMPLETE
+    has_optuna = find_spec("optuna") is not None
+    if can_estimate and has_optuna and (importances := _importances(store, key, study, len(found))):
+        text = ", ".join(f"{name} {value:.0%}" for name, value in importances)
+        data = {"kind": "bars", "names": [each[0] for each in importances], "values": [each[1] for each in importances]}
+        plots.append(("Importance of the parameters (PED-ANOVA)", text, data))
+    return TrialsView(_ordered(found, direction)[:_MOST_TRIALS], plots, can_estimate and not has_optuna)
+
+
+def _ordered(found: Sequence[Ended], direction: str | None) -> list[Ended]:
+    if direction is None:
+        return [*reversed(found)]
+    sign = -1 if direction == "maximize" else 1
+    rank = {"complete": 0, "pruned": 1}
+    return sorted(found, key=lambda each: (rank.get(each.state, 2), sign * (each.value or 0.0), each.number))
+
+
+def _history(complete: Sequence[Ended], name: str, direction: str | None) -> dict[str, Any]:
+    """Return the data of the plot of the values, with the best value so far if the direction is known."""
+    best: list[float | None] = []
+    for each in complete if direction else ():
+        assert each.value is not None
+        better = max if direction == "maximize" else min
+        best.append(each.value if not best or best[-1] is None else better(best[-1], each.value))
+    return {
+        "kind": "history",
+        "metric": name,
+        "x": [each.number for each in complete],
+        "y": [finite(each.value) for each in complete],
+        "best": [finite(value) for value in best],
+    }
+
+
+def _slices(complete: Sequence[Ended], name: str) -> dict[str, Any]:
+    """Return the data of the plots of the values by each parameter."""
+    names = list(dict.fromkeys(param for each in complete for param in each.params))[:_MOST_PARAMS]
+    params = []
+    for param in names:
+        having = [each for each in complete if param in each.params]
+        values = [each.params[param] for each in having]
+        is_number = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        params.append(
+            {
+                "name": param,
+                "x": values if is_number else [str(value) for value in values],
+                "y": [finite(each.value) for each in having],
+                "numbers": [each.number for each in having],
+            }
+        )
+    return {"kind": "slices", "metric": name, "params": params}
+
+
+@lru_cache(maxsize=64)
+def _importances(store: Store, key: Key, study: int, _ended: int) -> tuple[tuple[str, float], ...]:
+    """Return the importance of each parameter, the largest first; empty if it cannot be estimated."""
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    try:
+        with warnings.catch_warnings(action="ignore"):  # PED-ANOVA is experimental in some versions
+            found = get_param_importances(copy_of(store, key, study), evaluator=PedAnovaImportanceEvaluator())
+    except (ShoalError, ValueError, RuntimeError, ZeroDivisionError):
+        return ()  # such as for one parameter with one value
+    return tuple((name, value) for name, value in found.items() if math.isfinite(value))
+
+
+_MOST_LINES = 50
+"""Number of partitions that the page shows. `shoal many list` shows all."""
+
+_READ_EVERY_S = 10.0
+"""Seconds after which the result files of a running job are read again. There are up to a thousand of them."""
+
+
+@dataclass(frozen=True)
+class PartitionLine:
+    """A partition, as the page shows it."""
+
+    key: str
+    status: str
+    rows: int
+    seconds: float
+    attempts: int
+    error: str
+
+
+@dataclass(frozen=True)
+class PartitionsView:
+    """The partitions of a job that have ended.
+
+    Attributes:
+        counts: Number of partitions by status.
+        worst: Those that failed, then the slowest, at most 50.
+    """
+
+    counts: Mapping[str, int]
+    worst: Sequence[PartitionLine]
+
+    @property
+    def total(self) -> int:
+        """Return the number of partitions that have ended."""
+        return sum(self.counts.values())
+
+
+def partitions_view(job: Job, result: JobResult | None, location: str | None) -> PartitionsView | None:
+    """Return the partitions of an attempt; None if it has none, or if their files are not on this machine."""
+    if job.spec.get("framework") != PARTITIONS or (location is not None and "://" in location):
+        return None
+    if result is not None:
+        return _of_result(result.model_dump_json())
+    return _so_far(job.id, job.attempt, int(time.monotonic() // _READ_EVERY_S))
+
+
+@lru_cache(maxsize=64)
+def _of_result(result: str) -> PartitionsView | None:
+    try:
+        return _view(load_partitions(JobResult.model_validate_json(result)))
+    except (OSError, ValueError, ShoalError):
+        return None  # the files were removed, or are on another host
+
+
+@lru_cache(maxsize=16)
+def _so_far(job_id: str, attempt: int, _turn: int) -> PartitionsView | None:
+    try:
+        return _view(partitions_so_far(job_id, attempt=attempt))
+    except (OSError, ValueError, ShoalError):
+        return None
+
+
+def _view(results: PartitionResults) -> PartitionsView | None:
+    if not len(results):
+        return None
+    worst = sorted(results, key=lambda each: (each.status == "succeeded", -each.seconds))[:_MOST_LINES]
+    lines = [
+        PartitionLine(shown_key(each.key), each.status, each.rows, each.seconds, each.attempts, each.error)
+        for each in worst
+    ]
+    return PartitionsView(results.counts, lines)
+
 
 _LOG_BYTES = 32_768
 """Number of bytes at the end of a job's log that the page shows."""

@@ -22,8 +22,8 @@ from shoal.background_threads import BackgroundThread
 from shoal.errors import ShoalError
 from shoal.jobs.journal import metric_series
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.listing import JobLine, StoreMark, job_lines, store_mark
 from shoal.jobs.metrics.series import MetricPoint
+from shoal.jobs.status import JobLine, StoreMark, job_lines, store_mark
 from shoal.pool.api import report_pools
 from shoal.pool.backends import BACKENDS, Seen
 from shoal.pool.bound_host import is_here

@@ -13,8 +13,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from shoal.errors import JobNotFoundError, PoolNotFoundError
 from shoal.history import Entry, read
-from shoal.jobs.journal.listing import JobLine
 from shoal.jobs.journal.stages import is_waiting
+from shoal.jobs.status import JobLine
 from shoal.links import dashboard_link
 from shoal.pool.status import PoolReport
 from shoal.redaction import redact
@@ -23,10 +23,10 @@ from shoal.state.home import is_own_store
 from shoal.state.schema import JobState, NodeState
 from shoal.ui import formats
 from shoal.ui.access import Viewer
+from shoal.ui.formats import RunLinks
 from shoal.ui.job_view import job_view
 from shoal.ui.live import Overview, StoreReader
 from shoal.ui.models import Models
-from shoal.ui.run_links import RunLinks
 
 PAGE_SIZE = 50
 """Number of jobs that one page of the list of jobs shows."""

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import JobError
-from shoal.jobs.driver.context import AttemptContext, before_work, saved_before
-from shoal.jobs.driver.metric_series import MetricSeries
-from shoal.jobs.driver.mlflow_feed import MlflowFeed
-from shoal.jobs.driver.step_times import Stopwatch
+from shoal.jobs.driver.context import AttemptContext, Stopwatch, before_work, saved_before
+from shoal.jobs.driver.metric_series import MetricSeries, MlflowFeed
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
@@ -46,7 +44,7 @@ class AwayServer:
 def test_metrics_are_kept_while_mlflow_is_away_and_sent_later(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shoal.jobs.driver.mlflow_feed.METRICS_PERIOD_S", 0.001)
+    monkeypatch.setattr("shoal.jobs.driver.metric_series.METRICS_PERIOD_S", 0.001)
     run, metrics = AwayServer(), MetricSeries(KEY)
     metrics.feed = MlflowFeed(run)  # type: ignore[arg-type]
     metrics.log(0, {"loss": 3.0}, 1)
@@ -104,7 +102,7 @@ class Administrator(io.StringIO):
 def test_a_store_that_is_away_when_a_model_is_published_is_waited_for(
     store: Store, fresh_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.jobs.journal.store_outages.STORE_PERIOD", 0.05)
+    monkeypatch.setattr("shoal.jobs.journal.steps.STORE_PERIOD", 0.05)
     attempts.ask(store, Order("job", "retrain", "airflow:d/r", {"fingerprint": "q"}, {}, None), 1.0)
     attempts.start(store, KEY, {}, 2.0)
     database, backup = fresh_home / "state.db", fresh_home / "backup.db"

@@ -42,23 +42,23 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting, heartbeats
 from shoal.jobs.driver import main as driver
 from shoal.jobs.driver.context import AttemptContext
-from shoal.jobs.files import artifacts, staged_queries, working_folder
-from shoal.jobs.files import staged_data_claims as jobs_staging
+from shoal.jobs.files import artifacts, staged_rows, storage
+from shoal.jobs.files import staged_rows as jobs_staging
 from shoal.jobs.files.logs import LogFollower, log_path
-from shoal.jobs.files.sweep import discard_leftovers
+from shoal.jobs.files.retention import discard_leftovers
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.mlflow import holdout_evaluation, model_loading
 from shoal.jobs.mlflow.holdout import Holdout
 from shoal.jobs.mlflow.job_run import Run
-from shoal.jobs.scheduling import Gang
 from shoal.jobs.status import JobStatus
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
-from shoal.training.boosting.progress import by_round
+from shoal.training.boosting.messages import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
+from shoal.training.demand import GangClaim
 from shoal.training.progress import MetricSink, OnProgress, Progress
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
@@ -268,13 +268,13 @@ class TestDriver:
     @pytest.mark.parametrize("ends", ["well", "badly"])
     def test_the_next_job_starts_as_soon_as_the_training_is_over(self, store, spec, head, monkeypatch, ends):
         """While the driver still saves and logs the model."""
-        monkeypatch.setattr("shoal.jobs.reconcile.target.pool_endpoint", lambda *_, **__: head.endpoint)
+        monkeypatch.setattr("shoal.jobs.reconcile.look.pool_endpoint", lambda *_, **__: head.endpoint)
         add_node(store, cpus=1)
         save, sent_when_saved = artifacts.save, []
 
         def train_while_others_wait(request: TrainRequest, **_: object) -> TrainResult:
             for now, name in enumerate(("next", "later")):
-                order = Order(name, POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, Gang(1, 1).to_json())
+                order = Order(name, POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, GangClaim(1, 1).to_json())
                 attempts.ask(store, order, now)
                 assert job_queue.admit(store, Key(name, 1), now, {}) is Admission.WAITS
             if ends == "badly":
@@ -297,12 +297,12 @@ class TestDriver:
         """A driver may try for minutes if MLflow is away."""
         import mlflow
 
-        monkeypatch.setattr("shoal.jobs.reconcile.target.pool_endpoint", lambda *_, **__: head.endpoint)
+        monkeypatch.setattr("shoal.jobs.reconcile.look.pool_endpoint", lambda *_, **__: head.endpoint)
         add_node(store, cpus=1)
         started_before_the_end: list[str] = []
 
         def fail_while_another_waits(request: TrainRequest, **_: object) -> TrainResult:
-            order = Order("next", POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, Gang(1, 1).to_json())
+            order = Order("next", POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, GangClaim(1, 1).to_json())
             attempts.ask(store, order, 0.0)
             assert job_queue.admit(store, Key("next", 1), 0.0, {}) is Admission.WAITS
             raise TrainingError("on purpose")
@@ -711,7 +711,7 @@ class TestResultComesFirst:
 
         def train(request: TrainRequest, **more: object) -> TrainResult:
             trained = plain_xgboost(request, **more)
-            work.append(working_folder.left())
+            work.append(storage.left())
             (folder / staged_data.MARKER).unlink()
             return trained
 
@@ -722,7 +722,7 @@ class TestResultComesFirst:
         assert (code, job.state, job.error) == (0, JobState.SUCCEEDED, None), log()
         assert "was not staged by shoal" in log()
         assert folder.exists()
-        assert (work, working_folder.left()) == ([{KEY.submission_id}], set())
+        assert (work, storage.left()) == ([{KEY.submission_id}], set())
 
     def test_an_mlflow_run_that_cannot_be_finished(self, store, spec, monkeypatch):
         import mlflow
@@ -788,7 +788,7 @@ class TestResultComesFirst:
             raise StoreUnreachableError("the server closed the connection")
 
         monkeypatch.setattr("shoal.training.boosting.engine.train", train)
-        monkeypatch.setattr("shoal.jobs.journal.store_outages.STORE_PERIOD", 0.05)
+        monkeypatch.setattr("shoal.jobs.journal.steps.STORE_PERIOD", 0.05)
         monkeypatch.setattr(attempts, "end", unanswered)
 
         code, job = drive(store, spec.model_copy(update={"tracking": None}))
@@ -967,7 +967,7 @@ class TestWindows:
         dataset = DatasetSpec(sql="SELECT 1", connection="w")
         spec = window.model_copy(update={"dataset": dataset, "run_config": RunConfig()})
         attempts.ask(store, Order("job", "retrain", "cli:me@here", spec.document(), {"gcs": "g"}, None), 0.0)
-        [location] = staged_queries.locations(spec, KEY).values()
+        [location] = staged_rows.locations(spec, KEY).values()
         base, _, name = location.rpartition("/")
         with staged_in(base, name):
             pass

@@ -10,8 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from shoal.jobs.driver.heartbeats import HeartbeatThread
-from shoal.jobs.driver.metric_series import MetricSeries
-from shoal.jobs.driver.mlflow_feed import MlflowFeed
+from shoal.jobs.driver.metric_series import MetricSeries, MlflowFeed
 from shoal.jobs.journal import attempts, metric_series
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.metrics.series import MetricPoint, encoded

@@ -13,9 +13,9 @@ import pandas as pd
 import pytest
 
 from shoal.data import DataConnector
-from shoal.jobs import JobResult, JobSpec, Register, Tracking, load_training
+from shoal.jobs import JobResult, JobSpec, Register, Tracking, load_training, shipped_code
 from shoal.jobs.driver.metric_series import MetricSeries
-from shoal.jobs.files import artifacts, code_store
+from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow.job_run import Run
@@ -265,7 +265,7 @@ def test_an_attempt_trains_after_one_that_has_succeeded_or_was_cancelled(store, 
 
 
 def test_an_attempt_with_functions_of_the_user_trains(store, spec, trained):
-    spec = spec.model_copy(update={"user_code": code_store.store_user_code(UserCode(callbacks=(suppress,)))})
+    spec = spec.model_copy(update={"user_code": shipped_code.store_user_code(UserCode(callbacks=(suppress,)))})
     fail_after_saving(store, spec)
 
     assert drive(store, spec, key=SECOND)[0] == 0, log(SECOND)

@@ -10,9 +10,8 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobResult, load_results
-from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.driver.context import AttemptContext, Stopwatch
 from shoal.jobs.driver.metric_series import MetricSeries
-from shoal.jobs.driver.step_times import Stopwatch
 from shoal.jobs.files import artifacts
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts

@@ -17,7 +17,7 @@ from shoal.jobs.driver import main as driver
 from shoal.jobs.journal import attempts, sealed_credentials
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.stages import is_waiting
-from shoal.jobs.reconcile.target import Target
+from shoal.jobs.reconcile.look import Target
 from shoal.jobs.remote.handover import AttemptTakenError, DriverKey, SealError, receive, seal
 from shoal.jobs.timeouts import CREDENTIALS_PATIENCE_S
 from shoal.pool.spec import PoolSpec

@@ -11,7 +11,7 @@ from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import FlowTask, JobHandle, TaskTry
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.reconcile import sending
+from shoal.jobs.reconcile import acts
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from tests.support.job_results import result_of
@@ -130,7 +130,7 @@ def test_an_older_try_that_comes_back_takes_nothing_from_the_newer_one(store, he
 def test_a_job_that_was_never_sent_is_replaced_if_the_spec_has_changed(store, head, spec, monkeypatch):
     """The credentials of such a job are lost with the process that submitted it."""
     with monkeypatch.context() as patched:
-        patched.setattr(sending, "send", lambda target, supplies: True)  # killed before it sends the job
+        patched.setattr(acts, "send", lambda target, supplies: True)  # killed before it sends the job
         first = submit(spec, head, 1)
     assert row(first).queued_at is None
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs import Register, Tracking
-from shoal.jobs.files.mlflow_database import default_uri
+from shoal.jobs.files.storage import default_uri
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import contest, holdout_evaluation, job_run, model_loading, promotion
@@ -367,7 +367,7 @@ class TestScore:
 CREATE = """
 import os, signal, time
 import mlflow.store.model_registry.sqlalchemy_store, mlflow.store.tracking.sqlalchemy_store
-from shoal.jobs.files.mlflow_database import default_uri
+from shoal.jobs.files.storage import default_uri
 from shoal.jobs.mlflow import job_run
 
 def fork(call):

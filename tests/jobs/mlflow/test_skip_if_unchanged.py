@@ -29,10 +29,9 @@ from shoal.jobs import (
 )
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import boosting
-from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.driver.context import AttemptContext, Stopwatch
 from shoal.jobs.driver.metric_series import MetricSeries
-from shoal.jobs.driver.step_times import Stopwatch
-from shoal.jobs.files import staged_queries
+from shoal.jobs.files import staged_rows
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow import contest, skip_if_unchanged, training_rows
@@ -90,7 +89,7 @@ class Nights:
         state, result = JobState.FAILED, None
         try:
             assert isinstance(spec, JobSpec)
-            result = boosting.work(staged_queries.staged(spec, key, self.secrets), place)
+            result = boosting.work(staged_rows.staged(spec, key, self.secrets), place)
             state = JobState.SUCCEEDED
         finally:
             plain = result and result.model_dump(mode="json")

@@ -16,8 +16,7 @@ from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.reconcile.decide import Silence
-from shoal.jobs.reconcile.look import address, view
-from shoal.jobs.reconcile.target import Target
+from shoal.jobs.reconcile.look import Target, address, view
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends import Seen
 from shoal.pool.journal import rows

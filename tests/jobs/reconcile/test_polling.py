@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from shoal.jobs.reconcile.polling import PollTimer
+from shoal.jobs.reconcile.look import PollTimer
 from shoal.state.schema import Job
 
 

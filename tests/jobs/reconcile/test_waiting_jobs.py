@@ -19,20 +19,20 @@ from shoal.data import DataConnector
 from shoal.errors import JobCancelledError, JobFailedError, PoolDownError, PoolNotFoundError, StoreError
 from shoal.jobs import FlowTask, JobHandle, JobSpec, cleanup, credentials, submission
 from shoal.jobs.handle import JobTimeoutError
-from shoal.jobs.head_client import HeadBusyError, HeadGoneError, JobClient
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission, Line
 from shoal.jobs.reconcile import settle
+from shoal.jobs.reconcile.look import HeadBusyError, HeadGoneError, JobClient, Target
 from shoal.jobs.reconcile.rounds import host_round
-from shoal.jobs.reconcile.target import Target
-from shoal.jobs.scheduling import DRIVER_BYTES, Gang
+from shoal.jobs.scheduling import DRIVER_BYTES
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
+from shoal.training.demand import GangClaim
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
 from tests.support.fake_ray_head import FakeHead
@@ -457,7 +457,7 @@ def test_processes_that_claim_at_once_never_exceed_the_room_and_lose_none(either
     add_node(store, cpus=2)
     keys = [Key(f"job-{number}", 1) for number in range(16)]
     for key in keys:
-        order = Order(key.job_id, POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, Gang(1, 1).to_json())
+        order = Order(key.job_id, POOL, "airflow:d/r", {"fingerprint": "q"}, {}, None, 0, GangClaim(1, 1).to_json())
         attempts.ask(store, order, 0.0)
     context = multiprocessing.get_context("fork")
     gate, seen = context.Barrier(4), context.Queue()

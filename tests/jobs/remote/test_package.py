@@ -26,13 +26,23 @@ from shoal.data.parquet import packaged
 from shoal.data.spec import DatasetSpec
 from shoal.data.staging import staged_data
 from shoal.errors import DataError, InvalidArgumentError, JobError, PoolUnreachableError
-from shoal.jobs import FunctionJobSpec, JobHandle, JobSpec, PredictJobSpec, Tracking, parse_spec, prune_jobs, submission
+from shoal.jobs import (
+    FunctionJobSpec,
+    JobHandle,
+    JobSpec,
+    PredictJobSpec,
+    Tracking,
+    parse_spec,
+    prune_jobs,
+    shipped_code,
+    submission,
+)
 from shoal.jobs.driver.main import _without_package
-from shoal.jobs.files import artifacts, code_store, storage
-from shoal.jobs.files.mlflow_database import default_uri
-from shoal.jobs.head_client import JobClient
+from shoal.jobs.files import artifacts, storage
+from shoal.jobs.files.storage import default_uri
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.reconcile.look import JobClient
 from shoal.jobs.reconcile.rounds import start_if_room
 from shoal.jobs.remote import package
 from shoal.pool.backends.base import Finding
@@ -75,7 +85,7 @@ def row(handle: JobHandle) -> Job:
 
 def function(**config: Any) -> FunctionJobSpec:
     given = {"pool_name": POOL, "artifact_location": ARTIFACTS, **config}
-    return FunctionJobSpec(name="train", program=code_store.store(b"pickled"), tracking=None, run_config=given)
+    return FunctionJobSpec(name="train", program=shipped_code.store(b"pickled"), tracking=None, run_config=given)
 
 
 class TestPackage:
@@ -93,12 +103,12 @@ class TestPackage:
         folder = tmp_path / "unpacked"
         zipfile.ZipFile(io.BytesIO(archive)).extractall(folder)
         spec = parse_spec(package.unpacked(document, str(folder)))
-        assert code_store.read(spec.program) == b"pickled"
+        assert shipped_code.read(spec.program) == b"pickled"
         [code] = spec.run_config.code
-        assert zipfile.ZipFile(io.BytesIO(code_store.read(code))).read("features.py") == module.read_bytes()
+        assert zipfile.ZipFile(io.BytesIO(shipped_code.read(code))).read("features.py") == module.read_bytes()
         Path(spec.program).write_bytes(b"another")
         with pytest.raises(JobError, match="was changed after it was stored"):
-            code_store.read(spec.program)
+            shipped_code.read(spec.program)
 
     def test_each_attempt_has_a_package_and_an_attached_one_sends_none(self, submit, head):
         first = submit(function())
@@ -116,7 +126,7 @@ class TestPackage:
         def refused(*_: object) -> None:
             raise RuntimeError("no credentials")
 
-        monkeypatch.setattr("shoal.jobs.reconcile.ending.artifacts.discard_unfinished", refused)
+        monkeypatch.setattr("shoal.jobs.reconcile.acts.artifacts.discard_unfinished", refused)
 
         assert handle.cancel() is True
         assert row(handle).state is JobState.CANCELLED
@@ -138,7 +148,7 @@ class TestPackage:
 
         assert head.packages == {}
         assert head.jobs[f"{handle.job_id}-1"].runtime_env == {}
-        assert code_store.read(parse_spec(row(handle).spec).program) == b"pickled"
+        assert shipped_code.read(parse_spec(row(handle).spec).program) == b"pickled"
 
     def test_workers_do_not_start_in_the_drivers_folder(self):
         config = '{"runtime_env": {"working_dir": "gcs://x.zip", "env_vars": {"A": "1"}}, "metadata": {"job": "j"}}'
@@ -264,7 +274,7 @@ class TestFrames:
     def test_a_larger_frame_is_copied_to_the_artifact_location_and_goes_with_the_job(
         self, submit, pool, frame, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr("shoal.jobs.remote.frames.MAX_FRAME_BYTES", 100)
+        monkeypatch.setattr("shoal.jobs.remote.package.MAX_FRAME_BYTES", 100)
         pool(shared_folders=str(tmp_path))
         spec = training(dataset=frame.to_spec(), run_config={"artifact_location": str(tmp_path), "pool_name": POOL})
 
@@ -282,7 +292,7 @@ class TestFrames:
         assert not Path(dataset.staging).exists()
 
     def test_a_larger_frame_without_a_place_that_the_nodes_reach_is_refused(self, submit, head, frame, monkeypatch):
-        monkeypatch.setattr("shoal.jobs.remote.frames.MAX_FRAME_BYTES", 100)
+        monkeypatch.setattr("shoal.jobs.remote.package.MAX_FRAME_BYTES", 100)
 
         with pytest.raises(InvalidArgumentError, match=r"the staged copy .*at most 8 MiB .*artifact_location"):
             submit(training(dataset=frame.to_spec(), run_config={"pool_name": POOL}))

@@ -30,7 +30,7 @@ from shoal.training.boosting.trials import with_params
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.reused_workers import end_gangs
 from shoal.training.pickling import pickled
-from shoal.training.trials.context import TrialPruned
+from shoal.training.trial_context import TrialPruned
 from tests.jobs.tuning.conftest import COLUMNS
 from tests.support import boosting_metrics
 from tests.support.boosting_metrics import CASES, MetricCase

@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from shoal.errors import JobError
-from shoal.jobs.files.mlflow_database import default_uri
-from shoal.jobs.head_client import JobClient
+from shoal.jobs.files.storage import default_uri
+from shoal.jobs.reconcile.look import JobClient
 from shoal.pool.backends.local import job_server
 from shoal.pool.backends.local.backend import LocalBackend
 from shoal.pool.backends.local.job_server import ForkServer, JobServer, Process
@@ -402,7 +402,7 @@ def test_the_fork_server_imports_libraries_and_creates_the_database_before_the_f
     # The database is complete: MLflow creates no tables.
     opened = fork_server(
         "import mlflow.store.db.utils\n"
-        "from shoal.jobs.files.mlflow_database import default_uri\n"
+        "from shoal.jobs.files.storage import default_uri\n"
         "from shoal.jobs.mlflow import job_run\n"
         "mlflow.store.db.utils._initialize_tables = None\n"
         "said['experiments'] = len(job_run.connect(default_uri()).search_experiments())"

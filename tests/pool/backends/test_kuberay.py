@@ -10,7 +10,7 @@ from base64 import b64encode
 import pytest
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
-from shoal.jobs.head_client import JobClient
+from shoal.jobs.reconcile.look import JobClient
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import NodeRef, PoolRef
 from shoal.pool.backends.kuberay import backend, head_access

@@ -16,7 +16,7 @@ from shoal import RunConfig
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
 from shoal.jobs import JobSpec, submit
-from shoal.jobs.head_client import JobClient
+from shoal.jobs.reconcile.look import JobClient
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import PoolRef
 from shoal.pool.backends.ray.backend import Cluster, RayBackend

@@ -19,9 +19,8 @@ from shoal.data.matrix import to_matrix
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
-from shoal.training.boosting.messages import Segment, Task
+from shoal.training.boosting.messages import Columns, Part, Segment, Task
 from shoal.training.boosting.request import TrainRequest, TrainResult
-from shoal.training.boosting.rows import Columns, Part
 from shoal.training.context import gang_context
 from shoal.training.xgboost import worker
 from shoal.training.xgboost.model import note

@@ -13,8 +13,8 @@ from xgboost.callback import EarlyStopping
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.metrics.evaluation import NAMES, best_mode
-from shoal.training.boosting.direction import agreed, told
 from shoal.training.boosting.engine import interface_of
+from shoal.training.boosting.params import agreed, told
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.trials import TrialPlan
 from shoal.training.boosting.user_code import UserCode

@@ -17,7 +17,7 @@ from shoal.errors import DataError, InvalidArgumentError, WorkerLostError
 from shoal.jobs import JobSpec
 from shoal.jobs.remote.package import taken_along, unpacked
 from shoal.training.boosting import engine
-from shoal.training.boosting.init_model import InitModel
+from shoal.training.boosting.model import InitModel
 from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
 from tests.support.predictions import predict_booster
 

@@ -13,7 +13,7 @@ import pytest
 import xgboost
 
 from shoal.errors import DataError, TrainingError
-from shoal.training.boosting import engine, inputs
+from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.messages import Checkpoint, Segment
 from shoal.training.boosting.user_code import UserCode
@@ -91,7 +91,7 @@ def test_which_metrics_need_the_whole_eval_set() -> None:
 def test_an_eval_set_that_is_too_long_for_every_worker_is_refused(
     driver: TwoNodes, binary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs, "MAX_EVAL_ROWS", 1_200)
+    monkeypatch.setattr("shoal.training.boosting.rows.MAX_EVAL_ROWS", 1_200)
     monkeypatch.setattr(engine, "shared_gang", None)
     asked = test_xgboost.request(binary, params=BINARY | {"eval_metric": "auc"}, eval_set={"late": spec(binary)})
     with pytest.raises(DataError, match=r'eval_set "late" has 1,201 rows.* for auc, so at most 1,200 rows.*logloss'):

@@ -14,9 +14,8 @@ import pytest
 
 from shoal.data import ArrowIngester, DataConnector, RayDataIngester
 from shoal.data.planning import RowRange, Shard
-from shoal.training.boosting.inputs import shard_datasets
 from shoal.training.boosting.rows import _CHEAP_BYTES as CHEAP
-from shoal.training.boosting.rows import Columns, Part, ShardRows, cache_budget
+from shoal.training.boosting.rows import Columns, Part, ShardRows, cache_budget, shard_datasets
 from shoal.training.host import memory
 
 COLUMNS = Columns(("number", "half"), "label", weight="weight")

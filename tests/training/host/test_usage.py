@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.jobs.driver.function import _Usage
-from shoal.jobs.driver.mlflow_feed import MlflowFeed
+from shoal.jobs.driver.metric_series import MlflowFeed
 from shoal.training.host.usage import Meter, measured
 from shoal.training.mlflow.node_metrics import Collectors, NodeMetrics
 

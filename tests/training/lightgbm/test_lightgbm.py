@@ -15,7 +15,7 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.training.boosting import engine, inputs
+from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
@@ -241,7 +241,7 @@ def test_what_is_refused_before_anything_starts(driver: TwoNodes, rows: Path, mo
         train(request(rows, params=DART, eval_set={"eval": spec(rows)}, early_stopping_rounds=2))
     with pytest.raises(InvalidArgumentError, match="needs an eval set that is not the training set"):
         train(request(rows, eval_set={"train": spec(rows)}, early_stopping_rounds=2))
-    monkeypatch.setattr(inputs, "MAX_EVAL_ROWS", ROWS - 1)
+    monkeypatch.setattr("shoal.training.boosting.rows.MAX_EVAL_ROWS", ROWS - 1)
     with pytest.raises(DataError, match=r'eval_set "eval" has 6,000 rows.*random_split'):
         train(request(rows, eval_set={"eval": spec(rows)}))
 

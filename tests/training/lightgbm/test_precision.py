@@ -15,8 +15,7 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.training.boosting import rows as boosting_rows
-from shoal.training.boosting.messages import Checkpoint, Segment, Task
-from shoal.training.boosting.rows import Columns, Part
+from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task
 from shoal.training.lightgbm import model, worker
 from shoal.training.lightgbm.engine import LightGBM
 from shoal.training.lightgbm.params import merge_params, worker_params

@@ -14,13 +14,13 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import InvalidArgumentError
-from shoal.training.boosting.messages import Checkpoint, Segment, Task
-from shoal.training.boosting.rows import Columns, Part, ShardRows
+from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task
+from shoal.training.boosting.rows import ShardRows
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import gang_context
 from shoal.training.lightgbm.dataset import Binned, find_bins
-from shoal.training.lightgbm.messages import sample, shares
 from shoal.training.lightgbm.params import merge_params, worker_params
+from shoal.training.lightgbm.sampling import sample, shares
 from shoal.training.lightgbm.segments import Trainer
 from tests.support.two_node_cluster import COLUMNS, write_rows
 from tests.training.custom import softmax, squared_error, worst_error

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.data import DataConnector
-from shoal.training.boosting.messages import Task
-from shoal.training.boosting.rows import Columns, Part
+from shoal.training.boosting.messages import Columns, Part, Task
 from shoal.training.host import memory
 from shoal.training.xgboost.worker import page_folder
 from tests.support.two_node_cluster import COLUMNS

@@ -13,7 +13,8 @@ import xgboost
 from shoal.data import DataConnector
 from shoal.data.planning import Shard
 from shoal.errors import DataError
-from shoal.training.boosting.rows import Columns, Part, ShardRows
+from shoal.training.boosting.messages import Columns, Part
+from shoal.training.boosting.rows import ShardRows
 from shoal.training.xgboost.worker import ShardIter
 from tests.support.predictions import predict_booster
 from tests.support.two_node_cluster import COLUMNS, ROWS

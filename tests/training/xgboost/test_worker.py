@@ -18,8 +18,8 @@ from shoal.data.categories import find_categories
 from shoal.data.gang_position import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.boosting import rows as rows_module
-from shoal.training.boosting.messages import Checkpoint, Segment, Task
-from shoal.training.boosting.rows import Columns, Part, ShardRows, in_whole_groups
+from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task
+from shoal.training.boosting.rows import ShardRows, in_whole_groups
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import GangContext, gang_context
 from shoal.training.xgboost import worker

@@ -16,11 +16,9 @@ from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Mark
 from shoal.jobs.journal.stages import is_waiting
-from shoal.jobs.reconcile import ending
-from shoal.jobs.reconcile.look import log_follower
-from shoal.jobs.reconcile.polling import PollTimer
+from shoal.jobs.reconcile import acts
+from shoal.jobs.reconcile.look import PollTimer, Target, log_follower
 from shoal.jobs.reconcile.rounds import Waiter
-from shoal.jobs.reconcile.target import Target
 from shoal.pool.selection import which_pool
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
@@ -214,4 +212,4 @@ class JobTrigger(WaitTrigger):
         job = attempts.load(store, key)
         target = Target(store, key, job.pool, actor=job.holder)
         reason = "the deferred task was marked or cleared"
-        return ending.cancel(target, job, reason, most_submissions=self.submissions).is_done
+        return acts.cancel(target, job, reason, most_submissions=self.submissions).is_done

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.reading import take_rows
+from shoal.jobs import shipped_code
 from shoal.jobs.driver import saved_training
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
-from shoal.jobs.files import artifacts, code_store
+from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
-from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.journal.steps import patiently
 from shoal.jobs.mlflow import init_model, job_run, model_loading, promotion, skip_if_unchanged, training_rows
 from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.holdout import check_holdout
@@ -26,9 +27,9 @@ from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.prediction.engine import pinned
 from shoal.jobs.results import DataResult, JobResult
 from shoal.jobs.specs.training import JobSpec
-from shoal.training.boosting.inputs import check_features
-from shoal.training.boosting.prediction import Output
-from shoal.training.boosting.progress import by_round
+from shoal.training.boosting.messages import by_round
+from shoal.training.boosting.model import Output
+from shoal.training.boosting.rows import check_features
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import complete_libraries, import_lean
 from shoal.training.progress import Progress, bounded
@@ -174,7 +175,7 @@ def _checked(spec: JobSpec, place: AttemptContext, selected_on: DatasetSpec | No
             check=lambda source: check_features(spec, dataset.schema(), source),
         )
         trained_on = trained_on.union(selected)
-    user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
+    user_code = UserCode() if spec.user_code is None else shipped_code.load_user_code(spec.user_code)
     data = _described(dataset, times)
     if spec.register_as:
         promotion.try_challenger(spec.register_as, _output(spec, user_code))

@@ -8,9 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from shoal.errors import JobError
+from shoal.jobs import shipped_code
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
-from shoal.jobs.driver.mlflow_feed import MlflowFeed
-from shoal.jobs.files import artifacts, code_store, storage, working_folder
+from shoal.jobs.driver.metric_series import MlflowFeed
+from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.mlflow import model_loading, promotion, training_rows
 from shoal.jobs.mlflow.contest import Outcome
@@ -106,7 +107,7 @@ def work(spec: FunctionJobSpec, place: AttemptContext) -> tuple[JobResult, str]:
         on_note={MOVED_NOTE: partial(_move, place), USAGE_NOTE: usage.log},
         on_node=usage.log_node if tracked and spec.tracking and spec.tracking.system_metrics else None,
         may_publish=place.is_current,
-        loses_folder=working_folder.is_of_attempt(place.environment["PWD"]),
+        loses_folder=storage.is_of_attempt(place.environment["PWD"]),
     )
     place.stopwatch.worked(train_s=answer.seconds - answer.start_seconds)
     place.on_trained()
@@ -189,7 +190,7 @@ def _register(
 def _program(spec: FunctionJobSpec) -> bytes:
     """Return the pickled function with its arguments, for the workers."""
     if spec.program is not None:
-        return code_store.read(spec.program)
+        return shipped_code.read(spec.program)
     assert spec.train_func is not None
     if spec.run_config.packages or spec.run_config.code:
         # The job's own packages and code can be imported only in the workers, and not in this process. So the program

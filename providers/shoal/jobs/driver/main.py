@@ -22,35 +22,32 @@ import traceback
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
-from shoal.jobs import credentials
+from shoal.jobs import credentials, shipped_code
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import boosting, function, partitions, pool_nodes, prediction, tuning
-from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
+from shoal.jobs.driver import boosting, function, nodes, partitions, prediction, tuning
+from shoal.jobs.driver.context import AttemptContext, Stopwatch, before_work, only_printed
 from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
-from shoal.jobs.driver.leaving_nodes import LeavingWatch
-from shoal.jobs.driver.metric_series import MetricSeries
-from shoal.jobs.driver.mlflow_feed import MlflowFeed
-from shoal.jobs.driver.step_times import Stopwatch
-from shoal.jobs.environment import modules
-from shoal.jobs.files import staged_data_claims, staged_queries, working_folder
+from shoal.jobs.driver.metric_series import MetricSeries, MlflowFeed
+from shoal.jobs.driver.nodes import LeavingWatch
+from shoal.jobs.files import staged_rows, storage
 from shoal.jobs.files.logs import log_path, teed
-from shoal.jobs.files.mlflow_database import default_uri
+from shoal.jobs.files.storage import default_uri
 from shoal.jobs.journal import attempts, job_queue, metric_series
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.steps import JobStep, act
-from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.journal.steps import JobStep, act, patiently
+from shoal.jobs.kind import parse_spec
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
 from shoal.jobs.reconcile import rounds
 from shoal.jobs.remote import handover, package
 from shoal.jobs.results import JobResult
-from shoal.jobs.scheduling import NodeSize, could_fit, needs_ray
-from shoal.jobs.specs.function import AnyJobSpec, FunctionJobSpec, parse_spec
+from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.specs.function import FunctionJobSpec
 from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.jobs.specs.training import JobSpec
@@ -67,7 +64,7 @@ from shoal.state import Store, codec
 from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState
 from shoal.training import cluster
-from shoal.training.boosting.request import TrainRequest
+from shoal.training.demand import NodeSize
 from shoal.training.gang.child_processes import use_template
 from shoal.training.gang.fork_template import fork_template
 from shoal.training.gang.node_processes import use_nodes
@@ -165,11 +162,11 @@ class Driver:
         job_run.retry_briefly(self._spec.run_config.env)
         with act(JobStep.TIDY):
             with only_printed("the rows of SQL queries could not be removed"):
-                staged_data_claims.discard(staged_queries.locations(self._spec, self._key).values())
+                staged_rows.discard(staged_rows.locations(self._spec, self._key).values())
             with only_printed("staged data could not be removed"):
-                staged_data_claims.give_up(self._key, self._spec.staged())
+                staged_rows.give_up(self._key, self._spec.staged())
             with only_printed("the working folder could not be removed"):
-                working_folder.discard(self._key.submission_id)
+                storage.discard(self._key.submission_id)
         with only_printed("credentials that were written too late could not be removed"):
             credentials.discard(self._key.submission_id)
         status = _RUN_STATUS[end.state] if stored else "KILLED"
@@ -232,7 +229,7 @@ class Driver:
             # A ShoalError is printed without a traceback, because its message is written for users.
             if not isinstance(error, ShoalError):
                 print(traceback.format_exc(), flush=True)
-            elif isinstance(self._spec, FunctionJobSpec) or isinstance(error, TrainingError):
+            elif self._spec.prints_notes or isinstance(error, TrainingError):
                 # The error's notes contain the traceback of each rank that failed, often in the user's code.
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
             cause = _cause(error)
@@ -246,11 +243,11 @@ class Driver:
         """Prepare this process to start workers: through Ray, or as processes that this process starts itself."""
         cluster.limit_nodes_to(patiently(self._store, lambda: job_queue.kept_nodes(self._store, self._job)))
         if gcs != NO_GCS:
-            runtime_env = modules.runtime_env(self._spec.run_config, self._job.pool, gcs)
+            runtime_env = shipped_code.runtime_env(self._spec.run_config, self._job.pool, gcs)
             if package.has_frames(self._spec):
                 runtime_env = package.for_workers(runtime_env, self._key.submission_id)
             if self._starts_workers(gcs):
-                use_nodes(partial(pool_nodes.find, self._store, self._job.pool, gcs))
+                use_nodes(partial(nodes.find, self._store, self._job.pool, gcs))
             else:
                 use_template(None)
             connect(gcs, runtime_env)
@@ -264,11 +261,9 @@ class Driver:
     def _starts_workers(self, gcs: str) -> bool:
         """Return whether this process starts the workers of the job itself on a pool with Ray: they need no Ray, and
         all nodes are on this machine."""
-        trained = self._spec.train if isinstance(self._spec, TuneJobSpec) else self._spec
-        is_forked = isinstance(trained, TrainRequest | PartitionsJobSpec)
-        if not is_forked or needs_ray(self._spec) or not is_on_loopback(gcs):
+        if not self._spec.forks_workers or self._spec.demand().needs_ray or not is_on_loopback(gcs):
             return False
-        return bool(pool_nodes.find(self._store, self._job.pool, gcs))
+        return bool(nodes.find(self._store, self._job.pool, gcs))
 
     def _node_seconds(self) -> float | None:
         """Return the node-seconds of the attempt so far: the number of nodes that it uses, multiplied by the
@@ -301,7 +296,7 @@ class Driver:
         # The nodes of an existing Ray cluster may be larger than the nodes that the pool's spec describes.
         cpus = max([spec.cpus_per_node, *(node.cpus for node in status.active)])
         gpus = max([spec.gpus_per_node, *(node.gpus for node in status.active)])
-        return could_fit(self._spec, NodeSize(cpus, gpus), status.max_nodes)
+        return self._spec.demand().could_fit(NodeSize(cpus, gpus), status.max_nodes)
 
     def _expiry_hint(self, cause: str) -> str:
         """Return a sentence that warns of expired credentials if they may be the cause of an error; otherwise an empty
@@ -364,7 +359,7 @@ class Driver:
             self._free_room,
             self._stopwatch,
         )
-        spec = staged_queries.staged(self._spec, self._key, self._secrets)
+        spec = staged_rows.staged(self._spec, self._key, self._secrets)
         if isinstance(spec, FunctionJobSpec):
             return function.work(spec, place)
         if isinstance(spec, PartitionsJobSpec):
@@ -373,7 +368,7 @@ class Driver:
             return prediction.work(spec, place), None
         if isinstance(spec, TuneJobSpec):
             return tuning.work(spec, place)
-        return boosting.work(spec, place), None
+        return boosting.work(cast("JobSpec", spec), place), None
 
     def _free_room(self) -> None:
         """End the workers and start the next waiting job, before this driver saves, logs and registers the model."""
@@ -431,7 +426,7 @@ class Driver:
         environment = {**self._secrets.variables(), **self._spec.run_config.env}
         if self._secrets.values:
             environment[SECRETS] = json.dumps(sorted(self._secrets.values))
-        environment["PWD"] = working_folder.of_attempt(self._store, self._job, self._key.submission_id)
+        environment["PWD"] = storage.of_attempt(self._store, self._job, self._key.submission_id)
         if run:
             environment |= {
                 "MLFLOW_TRACKING_URI": run.uri,

@@ -14,7 +14,7 @@ from shoal.data.content import content_of
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
-from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.journal.steps import patiently
 from shoal.jobs.specs.training import JobSpec
 from shoal.redaction import redact_value
 

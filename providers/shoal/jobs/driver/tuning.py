@@ -7,12 +7,13 @@ import json
 import warnings
 from collections import Counter
 
+from shoal.jobs import shipped_code
 from shoal.jobs.driver import boosting
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
 from shoal.jobs.driver.trial_runs import TrialRuns
-from shoal.jobs.files import artifacts, code_store, storage
+from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import study_logs
-from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.journal.steps import patiently
 from shoal.jobs.results import JobResult, SearchSummary
 from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.jobs.tuning import code
@@ -20,10 +21,8 @@ from shoal.jobs.tuning.engine import Found, run
 from shoal.jobs.tuning.study_storage import STUDY, StudyJournal, require_optuna, storage_of
 from shoal.jobs.tuning.trials import Ended
 from shoal.training import cluster
-from shoal.training.boosting.engine import library_of
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.scaling import resolve_size
 
 
 def begin(spec: TuneJobSpec) -> None:
@@ -81,10 +80,9 @@ def _check_room(spec: TuneJobSpec, train: TrainRequest) -> None:
     Raises:
         CapacityError: The active nodes are too small.
     """
-    device = library_of(train.framework).device(train)
     with warnings.catch_warnings(action="ignore"):
         nodes = cluster.nodes_to_size(train.scaling_config.num_workers)
-        resolve_size(train.scaling_config, nodes, device=device, clamp=spec.run_config.clamp)
+        train.demand().size(nodes, clamp=spec.run_config.clamp)
 
 
 def _study(spec: TuneJobSpec, place: AttemptContext) -> int:
@@ -136,7 +134,7 @@ def _search(spec: TuneJobSpec, place: AttemptContext, study: int, folder: str) -
     if spec.train is None:
         # All trials would log their parameters to the job's run, and MLflow refuses other values of a parameter.
         env.pop("MLFLOW_RUN_ID", None)
-    user_code = UserCode() if spec.user_code is None else code_store.load_user_code(spec.user_code)
+    user_code = UserCode() if spec.user_code is None else shipped_code.load_user_code(spec.user_code)
     try:
         found = run(
             spec,

@@ -1,4 +1,7 @@
-"""Read and write files at local paths or fsspec URIs. A written file is either complete or absent."""
+"""Read and write the files of jobs at local paths or fsspec URIs, and say in which folders they lie.
+
+A written file is either complete or absent.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,10 @@ from pathlib import Path
 
 from shoal.errors import JobError
 from shoal.redaction import redact_value, redacted_errors
-from shoal.state.home import home
+from shoal.state import Store
+from shoal.state.home import home, subfolder
+from shoal.state.private_folders import remove_folder
+from shoal.state.schema import Job, Pool
 from shoal.training import locations
 from shoal.training.artifact_folders import make_folder, new_file, open_file
 
@@ -117,3 +123,46 @@ def remove(path: str) -> None:
     filesystem, inner = fsspec.core.url_to_fs(path)
     with redacted_errors(path), suppress(FileNotFoundError):
         filesystem.rm_file(inner)
+
+
+_FOLDER = "work"
+
+
+def of_attempt(store: Store, job: Job, submission_id: str) -> str:
+    """Return the folder in which an attempt's workers run.
+
+    On an embedded pool, the folder is the working folder of the process that submitted the job, so that relative paths
+    work as users expect. On any other pool, each attempt has a folder of its own in `$SHOAL_HOME`, which this function
+    creates.
+    """
+    with store.reading() as session:
+        pool = session.get(Pool, job.pool)
+    callers = job.submitter["folder"]
+    if pool is not None and pool.owner and callers:
+        return str(callers)
+    return str(subfolder(_FOLDER, submission_id))
+
+
+def is_of_attempt(folder: str) -> bool:
+    """Return whether a folder belongs to an attempt, with which it is removed, and not to the caller."""
+    return Path(folder).parent == subfolder(_FOLDER)
+
+
+def discard(submission_id: str) -> None:
+    """Remove the working folder of an attempt that has ended, if it has one."""
+    remove_folder(subfolder(_FOLDER) / submission_id)
+
+
+def left() -> set[str]:
+    """Return the ids of the submissions that still have a working folder on this host."""
+    return {path.name for path in subfolder(_FOLDER).iterdir()}
+
+
+def default_database() -> Path:
+    """Return the path of the database."""
+    return subfolder("mlflow") / "mlflow.db"
+
+
+def default_uri() -> str:
+    """Return the tracking URI of the database."""
+    return f"sqlite:///{default_database()}"

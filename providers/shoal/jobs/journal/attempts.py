@@ -53,7 +53,7 @@ class Order:
     orphan_after: float | None
     priority: int = 0
     gang: dict[str, Any] = field(default_factory=dict)
-    """The group of workers that the job asks for, as plain data; see `shoal.jobs.scheduling.Gang`."""
+    """The group of workers that the job asks for, as plain data; see `shoal.training.demand.GangClaim`."""
     task: EngineTask | None = None
     """The try of a workflow engine's task that submits the job."""
     label: str | None = None

@@ -20,13 +20,14 @@ from shoal.jobs import scheduling
 from shoal.jobs.journal.attempts import Key, get, note_polled
 from shoal.jobs.journal.stages import Stage, may_become, stage_of
 from shoal.jobs.journal.steps import JobStep, transaction
-from shoal.jobs.scheduling import Entry, Gang, NodeSize, Place, Room, drivers_in
+from shoal.jobs.scheduling import Entry, Place, Room, drivers_in
 from shoal.pool.holder import Ancestors, ends_with, job_of
 from shoal.pool.journal import usage
 from shoal.pool.scaling_plan import kept_for
 from shoal.state import Store, stamps
 from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, Demand, Job, JobState, Lease, Node, NodeState, Pool
+from shoal.training.demand import GangClaim, NodeSize
 from shoal.training.host import memory
 
 
@@ -118,7 +119,7 @@ def free_gang(store: Store, key: Key, now: float, used: tuple[int, float]) -> No
     """
     with transaction(store, JobStep.FREE) as session:
         job = get(session, key)
-        job.gang = Gang(workers=0, cpus=0, gpus=0).to_json()
+        job.gang = GangClaim(workers=0, cpus=0, gpus=0).to_json()
         if job.state is JobState.RUNNING:
             nodes, seconds = used
             usage.job_uses(session, job, nodes, now, since_s=seconds)
@@ -192,7 +193,13 @@ def _may_start(session: Session, job: Job, now: float) -> bool:
     kept = _kept_nodes(session, job.pool)
     most = kept(job.id, job.holder, job.ancestors)
     mine = Entry(
-        (job.id, job.attempt), job.holder, job.priority, queued_at, waits=True, gang=Gang(**job.gang), most_nodes=most
+        (job.id, job.attempt),
+        job.holder,
+        job.priority,
+        queued_at,
+        waits=True,
+        gang=GangClaim(**job.gang),
+        most_nodes=most,
     )
     others = [entry for entry in _entries(session, job.pool, kept) if entry.key != mine.key]
     return mine in scheduling.next_up([*others, mine], _room(session, job.pool))
@@ -228,7 +235,7 @@ def _entries_by_pool(session: Session, pool: str | None, kept: _KeptNodes | None
         stage = stage_of(row)
         if stage is Stage.UNQUEUED:
             continue
-        waits, gang = stage is Stage.WAITING, Gang(**row.gang)
+        waits, gang = stage is Stage.WAITING, GangClaim(**row.gang)
         most = kept(row.id, row.holder, row.ancestors) if kept else None
         entry = Entry((row.id, row.attempt), row.holder, row.priority, row.queued_at or 0.0, waits, gang, most)
         found.setdefault(row.pool, []).append(entry)

@@ -15,12 +15,8 @@ from shoal.data.spec import DatasetSpec
 from shoal.data.syntax import Scalar, builtin_value, connection_variable, describe_filters, narrowed_query
 from shoal.errors import DataError, InvalidArgumentError, shown
 from shoal.jobs import credentials
-from shoal.jobs.specs.base import AnySpec
-from shoal.jobs.specs.function import AnyJobSpec, parse_spec
-from shoal.jobs.specs.partitions import PartitionsJobSpec
-from shoal.jobs.specs.prediction import PredictJobSpec
-from shoal.jobs.specs.training import JobSpec
-from shoal.jobs.specs.tuning import TuneJobSpec
+from shoal.jobs.kind import parse_spec
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.training.run_config import RunConfig
 
 
@@ -65,21 +61,8 @@ def for_each(
         >>> DistributedTrainOperator.partial(task_id="train", pool_name="retrain").expand(spec=specs)
     """
     base, job_id = _without_job_id(spec)
-    if isinstance(base, PartitionsJobSpec):
-        raise InvalidArgumentError(
-            "for_each accepts only the spec of a training, but this spec already divides its dataset into partitions: "
-            "name further columns in its option by"
-        )
-    if isinstance(base, PredictJobSpec):
-        raise InvalidArgumentError(
-            "for_each accepts only the spec of a training, but this is the spec of a batch prediction: write one "
-            "prediction spec for each model"
-        )
-    if isinstance(base, TuneJobSpec):
-        raise InvalidArgumentError(
-            "for_each accepts only the spec of a training, but this is the spec of a search: search once, and train "
-            "with the parameters that it has found for each value"
-        )
+    if base.refused_by_for_each is not None:
+        raise InvalidArgumentError(f"for_each accepts only the spec of a training, but {base.refused_by_for_each}")
     names = Names(base, job_id, column)
     shared = SharedColumn(base, column, connection_url)
     if values is None:
@@ -102,7 +85,7 @@ def for_each(
 def _without_job_id(spec: AnyJobSpec | Mapping[str, Any]) -> tuple[AnyJobSpec, str | None]:
     """Split a spec into the parsed spec without `job_id`, and the `job_id`, which may contain a placeholder such as
     `{city}`."""
-    if isinstance(spec, AnySpec):
+    if isinstance(spec, AnyJobSpec):
         run_config = spec.run_config.model_copy(update={"job_id": None})
         return spec.model_copy(update={"run_config": run_config}), spec.run_config.job_id
     given = spec.get("run_config")
@@ -396,5 +379,4 @@ def _key(dataset: DatasetSpec) -> str:
 
 
 def _label_of(spec: AnyJobSpec) -> str | None:
-    labelled = spec if isinstance(spec, JobSpec) else spec.register_as
-    return getattr(labelled, "label_col", None)
+    return getattr(spec, "label_col", None) or getattr(spec.register_as, "label_col", None)

@@ -17,12 +17,13 @@ from pydantic import Field
 from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, shown
+from shoal.jobs.kind import parse_spec
 from shoal.jobs.metrics.evaluation import best_mode
 from shoal.jobs.mlflow.job_run import metric_name
 from shoal.jobs.mlflow.promotion_decision import figure, is_better
 from shoal.jobs.mlflow.promotion_history import confirmed_promotions
 from shoal.jobs.results import JobResult, PlainResult, PromotionResult, RecentVersion
-from shoal.jobs.specs.function import AnyJobSpec, parse_spec
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.jobs.submission import MOST_LISTED, list_jobs
 from shoal.redaction import redact

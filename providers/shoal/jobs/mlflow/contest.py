@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import JobError
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import HeldLock, store_lock
-from shoal.jobs.journal.steps import JobStep, act
-from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.journal.steps import JobStep, act, patiently
 from shoal.jobs.mlflow.job_run import metric_name
 from shoal.jobs.mlflow.promotion_decision import (
     Baseline,

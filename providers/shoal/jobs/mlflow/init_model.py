@@ -6,7 +6,8 @@ import os
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.files import code_store, storage
+from shoal.jobs import shipped_code
+from shoal.jobs.files import storage
 from shoal.jobs.mlflow import model_loading, training_rows
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.specs.training import is_stored
@@ -27,7 +28,7 @@ def load(model: str, framework: Framework) -> bytes:
         RegistryError: MLflow, or its storage of models, cannot be reached.
     """
     if is_stored(model):
-        return code_store.read(model)
+        return shipped_code.read(model)
     if is_mlflow(model) or os.path.isdir(model):
         return model_loading.load_booster(model, framework)
     try:

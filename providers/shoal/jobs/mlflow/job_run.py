@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal.jobs.files.mlflow_database import default_database, default_uri
+from shoal.jobs.files.storage import default_database, default_uri
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.redaction import redact_all, redact_value

@@ -14,8 +14,8 @@ from shoal.jobs.mlflow.registry import is_ours, is_unreachable
 from shoal.jobs.partitions import pyfunc_loader
 from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
 from shoal.redaction import redact_value
+from shoal.training.boosting.model import class_probabilities
 from shoal.training.boosting.model_format import why_unreadable
-from shoal.training.boosting.prediction import class_probabilities
 from shoal.training.boosting.request import Framework
 from shoal.training.host.forks import ending_forks
 from shoal.training.host.imports import add_estimators
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mlflow.models.model import ModelInfo
 
     from shoal.data.parquet.source import ParquetSource
-    from shoal.training.boosting.prediction import BoosterPredictor
+    from shoal.training.boosting.model import BoosterPredictor
 
 
 class PyfuncPredictor:

@@ -42,7 +42,7 @@ from shoal.jobs.mlflow.waiting_version import WaitingVersion
 from shoal.jobs.results import RecentVersion
 from shoal.jobs.specs.register import Register
 from shoal.state import Store
-from shoal.training.boosting.prediction import Output
+from shoal.training.boosting.model import Output
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

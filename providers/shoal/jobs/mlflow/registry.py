@@ -13,7 +13,7 @@ from urllib.parse import urlsplit, urlunsplit
 from sqlalchemy.exc import SQLAlchemyError
 
 from shoal.errors import MissingExtraError, RegistryError
-from shoal.jobs.files.mlflow_database import default_uri
+from shoal.jobs.files.storage import default_uri
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import legal_name
 from shoal.jobs.timeouts import REGISTRY_PATIENCE_S

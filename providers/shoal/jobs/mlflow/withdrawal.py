@@ -11,8 +11,8 @@ from shoal.errors import InvalidArgumentError, RegistryError
 from shoal.jobs import teams
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.locks import HeldLock, store_lock
-from shoal.jobs.journal.steps import JobStep, act
-from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.journal.steps import JobStep, act, patiently
+from shoal.jobs.kind import parse_spec
 from shoal.jobs.mlflow.promotion_history import Ledger, is_of, is_recorded, version_of, withdrawn
 from shoal.jobs.mlflow.registry import (
     DECISION_TAG,
@@ -24,7 +24,6 @@ from shoal.jobs.mlflow.registry import (
     answering,
 )
 from shoal.jobs.results import JobResult
-from shoal.jobs.specs.function import parse_spec
 from shoal.jobs.submission import attach
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
 from shoal.pool.holder import python_holder

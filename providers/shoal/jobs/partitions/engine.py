@@ -34,7 +34,7 @@ from shoal.training.gang.placement import GangShape
 from shoal.training.host.hidden_output import SECRETS
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
-from shoal.training.scaling import GangSize, resolve_size
+from shoal.training.scaling import GangSize
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
 
 if TYPE_CHECKING:
@@ -172,12 +172,8 @@ def plan_key(spec: PartitionsJobSpec, program: PartitionProgram) -> str:
 
 def _size(spec: PartitionsJobSpec) -> GangSize:
     """Return the number of workers and the CPUs of each."""
-    config = spec.scaling_config
-    nodes = cluster.nodes_to_size(config.num_workers)
-    if config.num_workers == -1:
-        room = sum(cluster.workers_on(node, config.num_cpu_per_worker, 0) for node in nodes)
-        config = config.model_copy(update={"num_workers": max(1, room)})
-    return resolve_size(config, nodes, device="cpu", clamp=spec.run_config.clamp)
+    nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
+    return spec.demand().size(nodes, clamp=spec.run_config.clamp)
 
 
 def _shape(size: GangSize) -> GangShape:

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, MissingExtraError
-from shoal.jobs.files import code_store
+from shoal.jobs import shipped_code
 from shoal.jobs.partitions.models import EstimatorTraining, SavedModel
 from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.training.boosting.engine import interface_of
-from shoal.training.boosting.inputs import checked_data
 from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.rows import checked_data
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.code_digest import code_digest
 from shoal.training.pickling import pickled
@@ -61,7 +61,7 @@ def program_of_spec(spec: PartitionsJobSpec) -> PartitionProgram:
         JobError: The file of the program was changed.
     """
     if spec.program is not None:
-        content = code_store.read(spec.program)
+        content = shipped_code.read(spec.program)
         return PartitionProgram(content, spec.code_digest or hashlib.sha256(content).hexdigest())
     if spec.estimator is not None:
         request = spec.estimator.request(spec.dataset, spec.run_config)

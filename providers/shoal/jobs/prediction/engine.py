@@ -26,7 +26,6 @@ from shoal.training.gang.reused_workers import shared_gang
 from shoal.training.mlflow.model_uris import VERSION
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
-from shoal.training.scaling import resolve_size
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
 
 
@@ -97,7 +96,7 @@ def _predict_all(
     """Predict all rows, and count those of keys without a model in `unknown`; return each rank's peak memory, and the
     output files' names."""
     nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
-    size = resolve_size(spec.scaling_config, nodes, device="cpu", clamp=spec.run_config.clamp)
+    size = spec.demand().size(nodes, clamp=spec.run_config.clamp)
     # The rows are divided into files only once, and not again at a restart. Otherwise a restart could divide them
     # differently, and the files that are already complete would be useless.
     parts = plan_files(work.source.row_groups(), min(size.num_workers, rows))

@@ -1,3 +1,1 @@
-"""Rounds that reconcile unfinished jobs: what is known of an attempt (`look`), what to do with it (`decide`), and the
-acts: send it to the pool's head (`sending`), or end it (`ending`). A process that waits for a job and the clean-up of a
-host call them through `rounds`."""
+"""Move unfinished jobs on: `look` at an attempt, `decide` what to do with it, and act (`acts`), in `rounds`."""

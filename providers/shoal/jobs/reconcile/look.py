@@ -1,26 +1,165 @@
-"""Look at an unfinished attempt: ask the pool's head and the processes of this host about it."""
+"""Look at an unfinished attempt: ask the HTTP API of the pool's head and the processes of this host about it."""
 
 from __future__ import annotations
 
-from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError, ShoalError
+import time
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Self
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from shoal.errors import JobError, PoolDownError, PoolElsewhereError, PoolNotFoundError, ShoalError
 from shoal.jobs.files.logs import LogFollower
-from shoal.jobs.head_client import HeadBusyError, HeadGoneError, HeadUnreachableError, JobClient
 from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.job_queue import why_waited_too_long
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.reconcile.decide import Facts, Silence, View
-from shoal.jobs.reconcile.target import Target
 from shoal.jobs.timeouts import (
     FAR_SUBMISSION_GRACE_S,
+    HEAD_TIMEOUT_S,
     LIVE_SUBMITTER_SILENT_AFTER_S,
+    LONGEST_PAUSE_S,
+    POLL_PERIOD_S,
+    SHORTEST_PAUSE_S,
     SUBMISSION_GRACE_S,
+    TURN_CHECK_PER_PLACE_S,
+    TURN_CHECK_S,
     UNPOLLED_AFTER_S,
 )
-from shoal.pool.backends.ray_http import last_line
-from shoal.pool.endpoint import Endpoint
-from shoal.state import stamps
-from shoal.state.process import ProcessId
+from shoal.pool.backends.ray_http import Failure, Problem, RayHead, last_line
+from shoal.pool.endpoint import Endpoint, HeadAccess
+from shoal.state import Store, stamps
+from shoal.state.process import ProcessId, sleep_until_end
 from shoal.state.schema import Job, JobState, Pool, PoolState
+
+SUBMIT_ATTEMPTS = 6
+"""Tries to submit a job, 15 s in total. A new head refuses submissions with status 500 for about 5 s."""
+
+
+class HeadGoneError(JobError):
+    """Error for a request that the head did not answer.
+
+    If the head's machine refused the connection, the head has ended.
+    """
+
+
+class HeadBusyError(JobError):
+    """Error for a request that the head answered with status 5xx; another try may succeed."""
+
+
+class HeadUnreachableError(HeadGoneError):
+    """Error for a request that got no reply at all, not even a refused connection; the head may still run."""
+
+
+class _SlowError(HeadUnreachableError):
+    """Error for a request that got no answer within the time limit. If the request was a submission, it is sent
+    again."""
+
+
+class JobClient(RayHead):
+    """Client of the Job API (Ray's HTTP interface to submit and stop jobs) of one pool's head.
+
+    The methods raise `HeadGoneError` if there is no answer, `HeadBusyError` for an answer with status 5xx, and
+    `JobError` if the head refuses the request.
+
+    Args:
+        api: The head's Job API, ``http://host:port``.
+        token: The pool's bearer token; empty if the head needs no token.
+        ca: File with the certificates of the authorities (CAs) to trust for an https address. None: the CAs of this
+            machine.
+        access: Way to the head through another server. None: requests go to `api`.
+        wait: Seconds to wait before the second try of a submission; later waits are up to four times as long. Tests
+            pass zero.
+    """
+
+    def __init__(
+        self, api: str, token: str, *, ca: Path | None = None, wait: float = 1.0, access: HeadAccess | None = None
+    ) -> None:
+        retrying = Retrying(
+            retry=retry_if_exception_type((HeadBusyError, _SlowError)),
+            stop=stop_after_attempt(SUBMIT_ATTEMPTS),
+            wait=wait_exponential(multiplier=wait, max=4 * wait),
+            reraise=True,
+        )
+        super().__init__(
+            api, token, ca=ca, timeout_s=HEAD_TIMEOUT_S, retrying=retrying, error=self._job_error, access=access
+        )
+
+    @classmethod
+    def at(cls, endpoint: Endpoint) -> Self:
+        """Return the client of a pool's head.
+
+        Raises:
+            PoolDownError: The token file is gone because the pool went down.
+        """
+        return cls(endpoint.api, endpoint.token(), ca=endpoint.ca_path, access=endpoint.access)
+
+    def _job_error(self, failure: Failure) -> JobError:
+        head, refused = f"the pool's head at {self._api}", f"the pool's head refused ({failure.status})"
+        match failure.problem:
+            case Problem.SLOW:
+                return _SlowError(f"{head} has not answered for {HEAD_TIMEOUT_S:.0f} s")
+            case Problem.NOTHING_LISTENS | Problem.NO_CONNECTION | Problem.NO_ANSWER as problem:
+                return (HeadGoneError if problem is Problem.NOTHING_LISTENS else HeadUnreachableError)(
+                    f"the pool's head does not answer at {self._api} ({failure.reason}): "
+                    "check the pool with `shoal pool describe`"
+                )
+            case Problem.TOKEN_REFUSED:
+                return JobError(
+                    f"{head} refused the token, which belongs to another pool or to an earlier head: check the pool "
+                    "with `shoal pool describe`"
+                )
+            case Problem.BUSY:
+                return HeadBusyError(f"{refused}: {failure.reason}")
+            case Problem.REFUSED:
+                return JobError(f"{refused}: {failure.reason}")
+        return JobError(f"{head} does not answer like a Ray head: check the pool with `shoal pool describe`")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The attempt that a process reconciles, and the means to do it.
+
+    Attributes:
+        store: Store that has the attempt's row.
+        key: The attempt.
+        pool: Name of the attempt's pool.
+        actor: Name of the holder to record if this process ends the attempt. None: this process.
+        find_endpoint: Function that finds the head of a pool. None: `pool_endpoint`.
+        clock: Function that returns the present time in seconds since the epoch.
+        monotonic: Function that returns the seconds of a clock that never jumps.
+        sleep: Function that waits for a given number of seconds, or until the given process has ended.
+    """
+
+    store: Store
+    key: Key
+    pool: str
+    _: KW_ONLY
+    actor: str | None = None
+    find_endpoint: Callable[[str], Endpoint] | None = None
+    clock: Callable[[], float] = time.time
+    monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float, ProcessId | None], None] = sleep_until_end
+
+    def endpoint_of(self, pool: str) -> Endpoint:
+        """Return the endpoint of a pool's head; see `pool_endpoint` for the errors."""
+        return self.find_endpoint(pool) if self.find_endpoint else pool_endpoint(pool, self.store)
+
+
+def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
+    """Return the endpoint (addresses and token) of a pool's head.
+
+    Raises:
+        PoolNotFoundError: There is no such pool.
+        PoolElsewhereError: The pool is bound to another machine.
+        PoolDownError: The pool is down, or its head is being replaced.
+    """
+    from shoal.pool.api import ComputePool
+
+    return ComputePool(name, store=store, is_named=False).endpoint()
 
 
 def facts(target: Target, job: Job, view: View, silent_for: float = 0.0) -> Facts:
@@ -130,3 +269,48 @@ def _age_of_poll(job: Job, now: float) -> float:
     """Return the seconds since a process last polled the attempt. On another host, the clocks of both hosts count."""
     measured = stamps.silence(job.last_polled_at, job.last_polled_clock)
     return now - job.last_polled_at if measured is None else measured
+
+
+POLLS_PER_ORPHAN_AFTER = 3
+"""Updates of `last_polled_at` within a short `orphan_after`, so that two of them may fail."""
+
+
+def bounded_pause(wanted_s: float) -> float:
+    """Return the seconds to pause before the next read of a job's row: `wanted_s`, but between 0.1 and 2 seconds."""
+    return min(max(SHORTEST_PAUSE_S, wanted_s), LONGEST_PAUSE_S)
+
+
+def pause_after(waited_s: float) -> float:
+    """Return the seconds to pause between two reads of a job's row, if the job has started."""
+    return bounded_pause(waited_s / 10)
+
+
+def turn_check_s(position: int) -> float:
+    """Return the seconds after which a process whose job waits in the queue checks again whether the job may start."""
+    return TURN_CHECK_S + TURN_CHECK_PER_PLACE_S * position
+
+
+class PollTimer:
+    """Timer that tells a waiting process when to update the job's `last_polled_at`.
+
+    No update is due while another process that waits for the same job makes the updates. The timer measures with this
+    process's clock how long `last_polled_at` has stayed unchanged; the timer does not compare the value with the clock,
+    because another host with a different clock may have written the value. Only the first call compares the value with
+    the clock, because no earlier value is known at the first call.
+    """
+
+    def __init__(self) -> None:
+        self._seen: float | None = None
+        self._since = 0.0
+
+    def is_due(self, job: Job, now: float) -> bool:
+        """Return whether the waiting process has to update the job's `last_polled_at` now."""
+        if job.last_polled_at != self._seen:
+            self._since = job.last_polled_at if self._seen is None else now
+            self._seen = job.last_polled_at
+        period = min(
+            POLL_PERIOD_S, (job.orphan_after or POLL_PERIOD_S * POLLS_PER_ORPHAN_AFTER) / POLLS_PER_ORPHAN_AFTER
+        )
+        # `now - self._since` is negative if this host's clock was set back, or is behind the clock that wrote
+        # `last_polled_at`. In both cases the age of the last update is not known, so a new update is due.
+        return not 0 <= now - self._since < period

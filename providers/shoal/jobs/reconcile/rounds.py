@@ -11,11 +11,10 @@ from shoal.errors import ShoalError, StoreError, TeamError
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.stages import is_waiting
-from shoal.jobs.reconcile import decide, ending, look, sending
+from shoal.jobs.reconcile import acts, decide, look
+from shoal.jobs.reconcile.acts import Supplies
 from shoal.jobs.reconcile.decide import PATIENCE_S, Cancel, End, Facts, Step
-from shoal.jobs.reconcile.polling import PollTimer, turn_check_s
-from shoal.jobs.reconcile.sending import Supplies
-from shoal.jobs.reconcile.target import Target
+from shoal.jobs.reconcile.look import PollTimer, Target, turn_check_s
 from shoal.jobs.remote import handover
 from shoal.jobs.scheduling import Place
 from shoal.jobs.timeouts import TURN_PATIENCE_S
@@ -79,9 +78,9 @@ class Waiter:
             return self._take_turn(job)
         decision = decide.for_waiter(self._facts(job))
         if isinstance(decision, End):
-            ending.record(target, job, decision)
+            acts.record(target, job, decision)
         elif decision is Step.SEND:
-            sending.send(target, self._supplies)
+            acts.send(target, self._supplies)
         return attempts.load(target.store, target.key)
 
     def _facts(self, job: Job) -> Facts:
@@ -133,11 +132,11 @@ def host_round(target: Target) -> bool:
     decision = decide.for_host(look.facts(target, job, look.view(target, job)))
     match decision:
         case End():
-            return ending.record(target, job, decision)
+            return acts.record(target, job, decision)
         case Cancel(reason):
-            return ending.cancel(target, job, reason, seen={job.state}).is_done
+            return acts.cancel(target, job, reason, seen={job.state}).is_done
         case Step.SEND:
-            sending.send(target, Supplies())
+            acts.send(target, Supplies())
     return False
 
 
@@ -148,9 +147,9 @@ def start_if_room(target: Target) -> None:
         return
     decision = decide.in_queue(look.facts(target, job, look.view(target, job)))
     if isinstance(decision, End):
-        ending.record(target, job, decision)
+        acts.record(target, job, decision)
     elif decision is Step.ADMIT:
-        sending.admit(target)
+        acts.admit(target)
 
 
 def start_next(store: Store, pool: str) -> None:

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from sqlalchemy import select
 
 from shoal.errors import ShoalError
-from shoal.jobs.files.sweep import discard_leftovers
+from shoal.jobs.files.retention import discard_leftovers
 from shoal.jobs.journal import attempts, job_queue
+from shoal.jobs.reconcile.look import Target
 from shoal.jobs.reconcile.rounds import host_round, start_next
-from shoal.jobs.reconcile.target import Target
 from shoal.jobs.timeouts import QUEUE_PERIOD_S
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import Notice, job_holder

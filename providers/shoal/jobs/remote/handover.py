@@ -18,7 +18,7 @@ from shoal.errors import JobError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.journal import sealed_credentials
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.journal.steps import patiently
 from shoal.jobs.timeouts import CREDENTIALS_PATIENCE_S, CREDENTIALS_PERIOD_S
 from shoal.state import Store
 from shoal.state.schema import Job, JobState

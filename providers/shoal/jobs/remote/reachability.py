@@ -8,13 +8,10 @@ from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.jobs.files import storage
-from shoal.jobs.files.mlflow_database import default_uri
-from shoal.jobs.remote import frames
-from shoal.jobs.remote.frames import is_reachable, is_remote, path_here
-from shoal.jobs.specs.function import AnyJobSpec
-from shoal.jobs.specs.partitions import PartitionsJobSpec
-from shoal.jobs.specs.prediction import PredictJobSpec
-from shoal.jobs.specs.training import JobSpec, is_stored
+from shoal.jobs.files.storage import default_uri
+from shoal.jobs.remote import package
+from shoal.jobs.remote.package import is_reachable, is_remote, path_here
+from shoal.jobs.specs.base import OBJECT_STORE, AnyJobSpec
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import rows
 from shoal.pool.spec import PoolSpec
@@ -23,20 +20,17 @@ from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.schema import Pool
 from shoal.training.locations import SQLITE
-from shoal.training.mlflow.model_uris import is_path
 
 _SHARED = (
     "if all hosts mount it at the same path, name its folder in the option shared_folders of the pool (several folders "
     "are separated by commas)"
 )
 
-_OBJECT_STORE = "an object store, such as s3://bucket/folder"
-
 _MLFLOW_SERVER = "set MLFLOW_TRACKING_URI to an MLflow server"
 
 _TOO_LARGE = (
-    f"only data of at most {frames.MAX_FRAME_BYTES // 2**20} MiB are sent with a job, so set "
-    f"run_config.artifact_location, or pass staging_location=, with a URI in {_OBJECT_STORE}"
+    f"only data of at most {package.MAX_FRAME_BYTES // 2**20} MiB are sent with a job, so set "
+    f"run_config.artifact_location, or pass staging_location=, with a URI in {OBJECT_STORE}"
 )
 
 
@@ -94,15 +88,15 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
             f'the nodes of pool "{pool.name}" would register the model in a database of their own, which nobody else '
             f"reads: {_MLFLOW_SERVER}"
         )
-    if spec.run_config.artifact_location == storage.IN_STORE and isinstance(spec, PartitionsJobSpec):
+    if spec.run_config.artifact_location == storage.IN_STORE and spec.exchanges_files:
         raise InvalidArgumentError(
             "the rows and results of partitions must be written to a location that all nodes can reach: set "
-            f"run_config.artifact_location to a URI in {_OBJECT_STORE}"
+            f"run_config.artifact_location to a URI in {OBJECT_STORE}"
         )
     if spec.run_config.artifact_location == storage.IN_STORE and any(each.sql for each in spec.datasets()):
         raise InvalidArgumentError(
             "a dataset has the option sql, so its rows must be written to a location that all nodes can read: set "
-            f"run_config.artifact_location to a URI in {_OBJECT_STORE}"
+            f"run_config.artifact_location to a URI in {OBJECT_STORE}"
         )
 
 
@@ -125,8 +119,8 @@ def _needed(spec: AnyJobSpec) -> Iterator[tuple[str | None, str, str]]:
     for dataset in spec.datasets():
         yield dataset.staging, "the staged copy of a frame or a query in", _TOO_LARGE
         for path in dataset.paths:
-            yield path, "the dataset", f"copy it to {_OBJECT_STORE}"
-    yield spec.run_config.artifact_location, "artifact_location", f"set it to a URI in {_OBJECT_STORE}"
+            yield path, "the dataset", f"copy it to {OBJECT_STORE}"
+    yield spec.run_config.artifact_location, "artifact_location", f"set it to a URI in {OBJECT_STORE}"
     tracking = spec.tracking
     if tracking is not None and tracking.uri and tracking.uri != "databricks":
         yield (
@@ -134,10 +128,4 @@ def _needed(spec: AnyJobSpec) -> Iterator[tuple[str | None, str, str]]:
             f"MLflow's database {redact_value(tracking.uri)}, the file",
             f"{_MLFLOW_SERVER}, or set RunConfig(tracking=None) to record nothing",
         )
-    if isinstance(spec, JobSpec) and spec.init_model is not None and not is_stored(spec.init_model):
-        # A file that an estimator has stored is sent with the job.
-        yield spec.init_model, "init_model", "name a registered model (models:/NAME@ALIAS) or a URI"
-    if isinstance(spec, PredictJobSpec):
-        if is_path(spec.model):
-            yield spec.model, "the model", "name a registered model (models:/NAME@ALIAS) or a URI"
-        yield spec.output_path, "output_path", f"set it to a URI in {_OBJECT_STORE}"
+    yield from spec.locations()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -14,14 +14,39 @@ from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.text import check_json
 from shoal.option_validation import Settings
 from shoal.redaction import redact
+from shoal.training.demand import GangDemand
 from shoal.training.mlflow.options import Caller, Tracking
 from shoal.training.run_config import RunConfig
+
+OBJECT_STORE = "an object store, such as s3://bucket/folder"
 
 _LONGEST_LABEL = 300
 
 
-class AnySpec(Settings, ABC):
+class AnyJobSpec(Settings, ABC):
     """Base class for the specs of all kinds of jobs, with the fields that all specs have."""
+
+    if TYPE_CHECKING:
+        framework: Any
+        scaling_config: Any
+
+    refused_by_for_each: ClassVar[str | None] = None
+    """Reason why `for_each` refuses specs of this kind; None: it accepts them."""
+
+    exchanges_files: ClassVar[bool] = False
+    """Whether the workers exchange rows in files, so that the state store cannot be the location of the results."""
+
+    prints_notes: ClassVar[bool] = False
+    """Whether the log shows the notes of every error: a traceback of the user's code."""
+
+    may_call_ray: ClassVar[bool] = False
+    """Whether the job calls a function of the user that may use Ray."""
+
+    forks_workers: ClassVar[bool] = False
+    """Whether the driver may start the workers itself on a local pool with Ray, because they need no Ray."""
+
+    skips_by_default: ClassVar[bool] = False
+    """Whether a task skips the job if rows and settings are those of the newest registered version."""
 
     run_config: RunConfig = Field(
         default_factory=RunConfig,
@@ -69,6 +94,15 @@ class AnySpec(Settings, ABC):
         about = self.register_as.model if self.register_as else self._subject()
         run = self.tracking and self.tracking.run_name
         return redact(f"{about} ({run})" if run and run != about else about)[:_LONGEST_LABEL]
+
+    @abstractmethod
+    def demand(self) -> GangDemand[Any]:
+        """Return what the job needs of its pool's nodes."""
+
+    def locations(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the files and folders that the pool's nodes have to reach besides those of all jobs; each with a
+        description and a remedy if they cannot reach it."""
+        yield from ()
 
     @abstractmethod
     def _subject(self) -> str:

@@ -1,25 +1,20 @@
-"""Define the spec of a job that runs a training function or script, and parse specs of any kind."""
+"""Define the spec of a job that runs a training function or script."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Self, get_args
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.specs.base import AnySpec
-from shoal.jobs.specs.partitions import PARTITIONS, PartitionsJobSpec
-from shoal.jobs.specs.prediction import PREDICT, PredictJobSpec
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.specs.register import Register
-from shoal.jobs.specs.training import JobSpec
-from shoal.jobs.specs.tuning import TUNE, TuneJobSpec
-from shoal.option_validation import unknown_value
-from shoal.redaction import redact
-from shoal.training.boosting.request import Framework
-from shoal.training.pytorch.program import FRAMEWORK, is_name
-from shoal.training.pytorch.request import FunctionRequest
+from shoal.training.demand import GangDemand
+from shoal.training.pytorch.program import is_name
+from shoal.training.pytorch.request import FunctionRequest, Layout
 
 
 class FunctionRegister(Register):
@@ -56,7 +51,7 @@ class FunctionRegister(Register):
         return self
 
 
-class FunctionJobSpec(FunctionRequest, AnySpec):
+class FunctionJobSpec(FunctionRequest, AnyJobSpec):
     """Spec of a job that runs a function or a script in each worker of a group. The workers of a group start together.
 
     Example:
@@ -99,6 +94,9 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
         "sets this field. None: a `Response`, which has the metrics and the model folder, too.",
     )
 
+    prints_notes: ClassVar[bool] = True
+    may_call_ray: ClassVar[bool] = True
+
     @model_validator(mode="after")
     def _one_function(self) -> Self:
         if (self.train_func is None) == (self.program is None):
@@ -119,58 +117,23 @@ class FunctionJobSpec(FunctionRequest, AnySpec):
         """Return the name of the function or script."""
         return self.train_func or self.name
 
+    def demand(self) -> GangDemand[Layout]:
+        """Return what the function needs of its pool's nodes. Ray tasks measure the usage of the nodes."""
+        found = super().demand()
+        measures_nodes = self.tracking is not None and self.tracking.system_metrics
+        return replace(found, starts_ray_tasks=found.starts_ray_tasks or measures_nodes)
+
     def inputs(self) -> Iterator[DatasetSpec]:
         """Yield the datasets that the training function gets."""
         yield from self.dataset_map.values()
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
+        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnyJobSpec.comparable`."""
         # `returns` and `torch_distributor` are left out, because they do not change what the function computes.
         equal = {"program": self.program and "by value", "returns": None, "torch_distributor": None}
         return super().comparable(by_content).model_copy(update=equal)
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""
+        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnyJobSpec.with_datasets`."""
         datasets = {name: replaced(dataset) for name, dataset in self.dataset_map.items()}
         return super().with_datasets(replaced).model_copy(update={"dataset_map": datasets})
-
-
-AnyJobSpec = JobSpec | FunctionJobSpec | PredictJobSpec | PartitionsJobSpec | TuneJobSpec
-"""Spec of any job: a boosting training, a training function, a batch prediction, a function for each partition, or a
-search for parameters."""
-
-_KINDS: dict[str, type[AnyJobSpec]] = {
-    **dict.fromkeys(get_args(Framework), JobSpec),
-    FRAMEWORK: FunctionJobSpec,
-    PREDICT: PredictJobSpec,
-    PARTITIONS: PartitionsJobSpec,
-    TUNE: TuneJobSpec,
-}
-"""The class of a spec, by the value of its field `framework`."""
-
-
-def parse_spec(fields: Mapping[str, Any]) -> AnyJobSpec:
-    """Build the spec of a job from fields that come from a file, an operator's arguments or a job's row in the store.
-
-    The field `framework` selects the kind of the spec.
-
-    Raises:
-        InvalidArgumentError: At least one field is wrong; the message names each of them.
-    """
-    return kind_of(fields).parse(fields)
-
-
-def kind_of(fields: Mapping[str, Any]) -> type[AnyJobSpec]:
-    """Return the class of the spec that the field `framework` selects.
-
-    Raises:
-        InvalidArgumentError: The framework is unknown.
-    """
-    framework = fields.get("framework", "xgboost")
-    # If the framework is not a text, `JobSpec` raises the error when it parses the fields.
-    if not isinstance(framework, str):
-        return JobSpec
-    if framework not in _KINDS:
-        *most, last = (f"'{name}'" for name in _KINDS)
-        raise InvalidArgumentError(unknown_value("framework", redact(framework), f"{', '.join(most)} or {last}"))
-    return _KINDS[framework]

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Final, Literal, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.specs.base import AnySpec
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.specs.register import Register
 from shoal.option_validation import Settings, positive_or_all
 from shoal.training.boosting.request import Framework, TrainRequest
+from shoal.training.cluster import Node, workers_on
+from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.pytorch.program import is_name
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig
+from shoal.training.scaling import GangSize, ScalingConfig, resolve_size
 
 PARTITIONS: Final = "partitions"
 """Value of the field `framework` that marks the spec of a job that calls a function for each partition."""
@@ -92,7 +94,7 @@ class PartitionsRegister(Register):
         return self
 
 
-class PartitionsJobSpec(AnySpec):
+class PartitionsJobSpec(AnyJobSpec):
     """Spec of a job that calls a function for each partition of a dataset.
 
     Example:
@@ -155,6 +157,12 @@ class PartitionsJobSpec(AnySpec):
     scaling_config: PartitionsScalingConfig = Field(
         default_factory=PartitionsScalingConfig, description="Number of workers, and the CPUs of each worker."
     )
+
+    refused_by_for_each: ClassVar[str] = (
+        "this spec already divides its dataset into partitions: name further columns in its option by"
+    )
+    exchanges_files: ClassVar[bool] = True
+    forks_workers: ClassVar[bool] = True
 
     @field_validator("by", "columns", mode="before")
     @classmethod
@@ -220,15 +228,30 @@ class PartitionsJobSpec(AnySpec):
         """Return the function and the columns of the keys."""
         return f"{self.function_name} by {', '.join(self.by)}"
 
+    def demand(self) -> GangDemand[GangSize]:
+        """Return what the workers need: without a number, as many as have room."""
+        config = self.scaling_config
+        gang = GangClaim(config.num_workers, config.num_cpu_per_worker, per_gpu=True)
+        return GangDemand(
+            GangClaim() if config.num_workers == -1 else gang, self._size, self.run_config, (self.dataset,)
+        )
+
+    def _size(self, nodes: Sequence[Node], *, clamp: bool) -> GangSize:
+        config = self.scaling_config
+        if config.num_workers == -1:
+            room = sum(workers_on(node, config.num_cpu_per_worker, 0) for node in nodes)
+            config = config.model_copy(update={"num_workers": max(1, room)})
+        return resolve_size(config, nodes, device="cpu", clamp=clamp)
+
     def inputs(self) -> Iterator[DatasetSpec]:
         """Yield the dataset that is divided into partitions."""
         yield self.dataset
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
+        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnyJobSpec.comparable`."""
         # `code_digest` stands for the code, because the pickled bytes differ between processes.
         return super().comparable(by_content).model_copy(update={"program": self.program and "by value"})
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""
+        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnyJobSpec.with_datasets`."""
         return super().with_datasets(replaced).model_copy(update={"dataset": replaced(self.dataset)})

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from functools import partial
+from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.specs.base import AnySpec
+from shoal.jobs.specs.base import OBJECT_STORE, AnyJobSpec
+from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.locations import resolved
 from shoal.training.mlflow import model_uris
-from shoal.training.scaling import ScalingConfig
+from shoal.training.scaling import GangSize, ScalingConfig, resolve_size
 
 PREDICT: Final = "predict"
 """Value of the field `framework` that marks the spec of a batch prediction."""
 
 
-class PredictJobSpec(AnySpec):
+class PredictJobSpec(AnyJobSpec):
     """Spec of a job that predicts every row of a dataset with a model from MLflow.
 
     Example:
@@ -74,6 +76,10 @@ class PredictJobSpec(AnySpec):
         description="Number of the workers and CPUs of each worker. Predictions use no GPUs.",
     )
 
+    refused_by_for_each: ClassVar[str] = (
+        "this is the spec of a batch prediction: write one prediction spec for each model"
+    )
+
     @field_validator("model")
     @classmethod
     def _absolute_folder(cls, model: str) -> str:
@@ -105,12 +111,24 @@ class PredictJobSpec(AnySpec):
         """Return the model that predicts."""
         return f"predictions of {self.model}"
 
+    def demand(self) -> GangDemand[GangSize]:
+        """Return what the workers need; they use no GPUs."""
+        config = self.scaling_config
+        gang = GangClaim(config.num_workers, config.num_cpu_per_worker, per_gpu=True)
+        return GangDemand(gang, partial(resolve_size, config, device="cpu"), self.run_config, (self.dataset,))
+
+    def locations(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the model and the folder of the output."""
+        if model_uris.is_path(self.model):
+            yield self.model, "the model", "name a registered model (models:/NAME@ALIAS) or a URI"
+        yield self.output_path, "output_path", f"set it to a URI in {OBJECT_STORE}"
+
     def inputs(self) -> Iterator[DatasetSpec]:
         """Yield the dataset whose rows the job predicts."""
         yield self.dataset
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""
+        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnyJobSpec.with_datasets`."""
         return super().with_datasets(replaced).model_copy(update={"dataset": replaced(self.dataset)})
 
 

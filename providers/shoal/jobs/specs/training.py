@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Self
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from shoal.data.spec import DatasetSpec
-from shoal.jobs.specs.base import AnySpec
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.mlflow.model_uris import is_mlflow
 
 _STORED = re.compile(r".*/_code/[0-9a-f]{64}", re.DOTALL)
-"""Pattern of the paths of the files that `shoal.jobs.files.code_store` writes, also after they were sent to a pool."""
+"""Pattern of the paths of the files that `shoal.jobs.shipped_code` writes, also after they were sent to a pool."""
 
 
 def is_stored(init_model: str) -> bool:
@@ -22,7 +22,7 @@ def is_stored(init_model: str) -> bool:
     return _STORED.fullmatch(init_model) is not None
 
 
-class JobSpec(TrainRequest, AnySpec):
+class JobSpec(TrainRequest, AnyJobSpec):
     """Spec of a job that trains an XGBoost or LightGBM model.
 
     Example:
@@ -38,6 +38,17 @@ class JobSpec(TrainRequest, AnySpec):
         description="Path of the file with the pickled callbacks, objective and metrics; an estimator writes the file "
         "and sets the path.",
     )
+    forks_workers: ClassVar[bool] = True
+
+    @property
+    def skips_by_default(self) -> bool:  # type: ignore[override]
+        """Whether a task skips the job without new rows: shoal would not notice a change of the user's code."""
+        return self.user_code is None
+
+    def locations(self) -> Iterator[tuple[str, str, str]]:
+        """Yield the model to continue from. A file that an estimator has stored is sent with the job."""
+        if self.init_model is not None and not is_stored(self.init_model):
+            yield self.init_model, "init_model", "name a registered model (models:/NAME@ALIAS) or a URI"
 
     def _subject(self) -> str:
         """Return the library and the column that the model predicts."""
@@ -78,7 +89,7 @@ class JobSpec(TrainRequest, AnySpec):
         yield from self.eval_set.values()
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
+        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnyJobSpec.comparable`."""
         # The name of a stored file is the digest of its content; its folder may differ between hosts.
         stored = self.init_model is not None and is_stored(self.init_model)
         init_model = self.init_model.rpartition("/")[2] if self.init_model and stored else self.init_model
@@ -86,7 +97,7 @@ class JobSpec(TrainRequest, AnySpec):
         return super().comparable(by_content).model_copy(update=changed)
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""
+        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnyJobSpec.with_datasets`."""
         eval_set = {name: replaced(dataset) for name, dataset in self.eval_set.items()}
         changed = {"dataset": replaced(self.dataset), "eval_set": eval_set}
         return super().with_datasets(replaced).model_copy(update=changed)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, Literal, Self
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from shoal.data.spec import DatasetSpec, SplitSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.specs.base import AnySpec
+from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.option_validation import Settings
-from shoal.training.boosting.direction import Direction, agreed
+from shoal.training.boosting.params import Direction, agreed
 from shoal.training.boosting.request import TrainRequest
+from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.pytorch.program import is_name
-from shoal.training.scaling import ScalingConfig
+from shoal.training.scaling import GangSize, ScalingConfig, resolve_size
 
 TUNE: Final = "tune"
 """Value of the field `framework` that marks the spec of a search."""
@@ -119,7 +122,7 @@ class Range(Settings):
         return [int(value) for value in values] if self.type == "int" else values
 
 
-class TuneJobSpec(AnySpec):
+class TuneJobSpec(AnyJobSpec):
     """Spec of a job that searches for the parameters of a boosting model, or of a function.
 
     Example:
@@ -217,6 +220,15 @@ class TuneJobSpec(AnySpec):
         description="Path of the file with the pickled callbacks, objective and metrics of the training; "
         "`shoal.tune.search` sets the path.",
     )
+
+    refused_by_for_each: ClassVar[str] = (
+        "this is the spec of a search: search once, and train with the parameters that it has found for each value"
+    )
+
+    @property
+    def forks_workers(self) -> bool:  # type: ignore[override]
+        """Whether the driver may start the workers itself: those of a training need no Ray."""
+        return self.train is not None
 
     @field_validator("space", mode="before")
     @classmethod
@@ -328,6 +340,17 @@ class TuneJobSpec(AnySpec):
             return f"search for {self.train.framework}: {self.train.label_col}"
         return f"search for {self.train_func or 'a function'}"
 
+    def demand(self) -> GangDemand[GangSize]:
+        """Return what the workers of the trials need, and afterwards those of the winner."""
+        scaling, inputs = self.scaling_config, tuple(self.inputs())
+        if self.train is not None:
+            of_trials = self.train.demand_of(scaling)
+            return replace(of_trials, run_config=self.run_config, inputs=inputs, also=(self.train.demand().size,))
+        use_gpu = bool(scaling.use_gpu)
+        gang = GangClaim(scaling.num_workers, scaling.num_cpu_per_worker, int(use_gpu), per_gpu=True)
+        sized = scaling.model_copy(update={"use_gpu": use_gpu})
+        return GangDemand(gang, partial(resolve_size, sized), self.run_config, inputs)
+
     def inputs(self) -> Iterator[DatasetSpec]:
         """Yield the datasets that the trials read."""
         if self.train is not None:
@@ -337,13 +360,13 @@ class TuneJobSpec(AnySpec):
         yield from self.dataset_map.values()
 
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnySpec.comparable`."""
+        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnyJobSpec.comparable`."""
         # `code_digest` stands for the code, because the pickled bytes differ between processes.
         equal = {"program": self.program and "by value", "user_code": self.user_code and "by value"}
         return super().comparable(by_content).model_copy(update=equal)
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnySpec.with_datasets`."""
+        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnyJobSpec.with_datasets`."""
         changed: dict[str, Any] = {"dataset_map": {name: replaced(each) for name, each in self.dataset_map.items()}}
         if self.holdout is not None:
             changed["holdout"] = replaced(self.holdout)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.jobs.files import code_store
+from shoal.jobs import shipped_code
 from shoal.training.pickling import pickled
 
 
@@ -44,5 +44,5 @@ def load(path: str | None) -> SearchCode:
         return SearchCode()
     import cloudpickle
 
-    code: SearchCode = cloudpickle.loads(code_store.read(path))
+    code: SearchCode = cloudpickle.loads(shipped_code.read(path))
     return code

@@ -16,9 +16,9 @@ from shoal.jobs.tuning.samplers import grid, pruner_named, sampler_named
 from shoal.jobs.tuning.search import Check, Search, Suggest
 from shoal.jobs.tuning.study_storage import STUDY, require_optuna
 from shoal.jobs.tuning.trials import Ended
-from shoal.training import cluster
-from shoal.training.boosting.direction import Direction, agreed, custom_text
+from shoal.training import cluster, trial_worker
 from shoal.training.boosting.engine import KeepChoice, library_of, with_gpu_choice
+from shoal.training.boosting.params import Direction, agreed, custom_text
 from shoal.training.boosting.trials import TrialPlan, decides_metric
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.placement import GangShape
@@ -27,10 +27,9 @@ from shoal.training.pickling import pickled
 from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.pytorch.program import imported
 from shoal.training.restarts import Restarts
-from shoal.training.scaling import GangSize, resolve_size
+from shoal.training.scaling import GangSize
 from shoal.training.timeouts import RESOURCES_WAIT_S
-from shoal.training.trials import worker
-from shoal.training.trials.worker import BoostingWork, FunctionWork, Reports, Work
+from shoal.training.trial_worker import BoostingWork, FunctionWork, Reports, Work
 
 if TYPE_CHECKING:
     import optuna
@@ -133,7 +132,7 @@ def run(
         with workers() as gang, progress.display():
             try:
                 gang.run(
-                    worker.serve,
+                    trial_worker.serve,
                     [(work,)] * size.num_workers,
                     timeout=restarts.timeout,
                     report_uneven=False,
@@ -216,7 +215,7 @@ def _told_direction(
         with workers() as gang:
             tasks = [(work, plan.sample())] * size.num_workers
             answers: list[Direction | None]
-            answers = gang.run(worker.direction, tasks, timeout=restarts.timeout, report_uneven=False)
+            answers = gang.run(trial_worker.direction, tasks, timeout=restarts.timeout, report_uneven=False)
             return answers[0]
 
     told = restarts.run(ask, checkpoint=lambda: "the start", shrink=lambda: None)
@@ -288,8 +287,7 @@ def _work(
     """Return what the workers do, their number and size, and the modules they need."""
     if plan is None:
         nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
-        device = "cpu" if not spec.scaling_config.use_gpu else None
-        size = resolve_size(spec.scaling_config, nodes, device=device, clamp=spec.run_config.clamp)
+        size = spec.demand().size(nodes, clamp=spec.run_config.clamp)
         function = code.function
         if function is None:
             assert spec.train_func is not None
@@ -298,7 +296,7 @@ def _work(
     assert spec.train is not None
     every = spec.report_every or -(-spec.train.n_estimators // _MOST_REPORTS)
     reports = Reports(0 if type(pruner).__name__ == "NopPruner" else every)
-    return BoostingWork(plan.trials, reports), plan.size, [f"shoal.training.{spec.train.framework}.trials"]
+    return BoostingWork(plan.trials, reports), plan.size, [f"shoal.training.{spec.train.framework}.worker"]
 
 
 def _boosting_plan(spec: TuneJobSpec, code: SearchCode, user_code: UserCode, keep_gpu_choice: KeepChoice) -> TrialPlan:
@@ -309,7 +307,7 @@ def _boosting_plan(spec: TuneJobSpec, code: SearchCode, user_code: UserCode, kee
         request.model_copy(update={"scaling_config": spec.scaling_config}), library, keep_gpu_choice
     )
     nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
-    size = resolve_size(scaled.scaling_config, nodes, device=library.device(request), clamp=spec.run_config.clamp)
+    size = scaled.demand().size(nodes, clamp=spec.run_config.clamp)
     return TrialPlan(request, size, user_code, spec.metric, spec.direction, _samples(spec, code))
 
 

@@ -37,7 +37,7 @@ from shoal.training.boosting.trials import TrialParams
 from shoal.training.context import say
 from shoal.training.gang.gang import Reply
 from shoal.training.host.forks import ending_forks
-from shoal.training.trials.worker import Trial
+from shoal.training.trial_worker import Trial
 
 if TYPE_CHECKING:
     import optuna

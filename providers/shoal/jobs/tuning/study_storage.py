@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import MissingExtraError
 from shoal.jobs.journal import study_logs
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.store_outages import patiently
+from shoal.jobs.journal.steps import patiently
 from shoal.state import Store, codec
 
 if TYPE_CHECKING:

@@ -20,15 +20,23 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.categories import find_categories
 from shoal.data.checks import decimals_of
-from shoal.data.ingest import RayDataIngester
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
-from shoal.training.boosting.direction import Direction, Directions, agreed, custom_text
-from shoal.training.boosting.init_model import InitModel
-from shoal.training.boosting.inputs import checked_data, refuse_long_eval_sets, shard_datasets
-from shoal.training.boosting.messages import Boosted, Checkpoint, History, Prepared, Segment, Task, segment_length
-from shoal.training.boosting.progress import by_round
+from shoal.training.boosting.messages import (
+    Boosted,
+    Checkpoint,
+    History,
+    Part,
+    Prepared,
+    Segment,
+    Task,
+    by_round,
+    segment_length,
+)
+from shoal.training.boosting.model import InitModel
+from shoal.training.boosting.params import Direction, Directions, agreed, custom_text
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
+from shoal.training.boosting.rows import checked_data, refuse_long_eval_sets, shard_datasets
 from shoal.training.boosting.user_code import Objective, UserCode
 from shoal.training.context import say
 from shoal.training.gang.child_processes import has_template, import_ahead
@@ -38,11 +46,10 @@ from shoal.training.gang.reused_workers import shared_gang
 from shoal.training.pickling import Pickled, pickled
 from shoal.training.progress import MetricSink, OnProgress, Progress, ProgressDisplay, bounded
 from shoal.training.restarts import NodeLeavesError, Restarts
-from shoal.training.scaling import GangSize, gpu_wish, resolve_size, wider_workers
+from shoal.training.scaling import GangSize, gpu_wish, wider_workers
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
 
 if TYPE_CHECKING:
-    from shoal.training.boosting.rows import Part
     from shoal.training.gang.gang import Gang
     from shoal.training.gang.worker import WorkerInfo
 
@@ -195,7 +202,7 @@ def import_ahead_for_workers(request: TrainRequest, *, complete: bool) -> None:
         return
     with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
         nodes = cluster.nodes_to_size(request.scaling_config.num_workers)
-        size = resolve_size(request.scaling_config, nodes, clamp=request.run_config.clamp)
+        size = request.demand().size(nodes, clamp=request.run_config.clamp)
         import_ahead(_shape(size), [_worker_module(request)], complete=complete)
 
 
@@ -498,12 +505,9 @@ class Training:
     def _resolve(self, *, again: bool = False) -> GangSize:
         """Compute the number and size of the workers from the scaling config and the active nodes."""
         scaling, clamp = self.request.scaling_config, self.request.run_config.clamp
-        # A worker reads its datasets one after the other.
-        uses_ray_data = any(each.ingestor_class is RayDataIngester for each in (self._train, *self._eval_sets.values()))
         if again:
             cpus = round(self._size.cpus_per_worker + self._size.reading_cpus)
             wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
             scaling, clamp = scaling.model_copy(update=wanted), True
-        device = self.library.device(self.request)
         nodes = cluster.nodes_to_size(scaling.num_workers)
-        return resolve_size(scaling, nodes, device=device, uses_ray_data=uses_ray_data, clamp=clamp)
+        return self.request.demand_of(scaling).size(nodes, clamp=clamp)

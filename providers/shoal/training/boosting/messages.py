@@ -1,13 +1,74 @@
-"""Define the messages that the driver and the workers exchange during a training, for all boosting libraries."""
+"""Define the messages that the driver and the workers exchange during a boosting training, among them rank 0's reports
+of finished rounds."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.training.boosting.direction import Direction
-from shoal.training.boosting.rows import Columns, Part
+from shoal.data.categories import Categories
+from shoal.training.boosting.params import Direction
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.context import GangContext
+from shoal.training.timeouts import PROGRESS_REPORT_PERIOD_S
+
+if TYPE_CHECKING:
+    from shoal.data.connector import DataConnector
+    from shoal.data.planning import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A dataset, together with the shard (part of its rows) that one worker reads.
+
+    Args:
+        connector: Dataset.
+        shard: Rows of this worker; may be empty for an eval set.
+    """
+
+    connector: DataConnector
+    shard: Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Names of the feature, label, bound, weight, margin (score from which boosting starts) and group columns.
+
+    Args:
+        features: Feature columns, in the model's order.
+        label: Label column.
+        weight: Column of row weights, or None.
+        base_margin: Columns of the scores (margins) from which boosting starts, one per output of the model.
+        group: Column of groups, or None.
+        categories: Categorical feature column -> its categories.
+        types: Feature column -> name of its Arrow type, such as "int64".
+        bounds: Columns of the labels' lower and upper bounds; empty without bounds.
+        other_labels: The label columns after the first, if the model has one output per label column.
+    """
+
+    features: tuple[str, ...]
+    label: str
+    weight: str | None = None
+    base_margin: tuple[str, ...] = ()
+    group: str | None = None
+    categories: Categories = field(default_factory=dict)
+    types: Mapping[str, str] = field(default_factory=dict)
+    bounds: tuple[str, ...] = ()
+    other_labels: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of all label columns."""
+        return (self.label, *self.other_labels)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all columns to read, without duplicates: features, labels, weight, margin, bounds, group."""
+        given = (*self.features, *self.labels, self.weight, *self.base_margin, *self.bounds, self.group)
+        return [name for name in dict.fromkeys(given) if name is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,3 +207,56 @@ class Segment:
     stop: int
     last: bool
     resume: Checkpoint | None
+
+
+_ROUNDS_A_NOTE = 500
+"""Largest number of rounds that one message to the driver has: a message of more than 1 MiB ends the worker."""
+
+
+class RoundReporter:
+    """Reporter that sends the number of finished rounds and their metrics from rank 0 to the driver.
+
+    On other ranks, the reporter sends nothing.
+
+    Args:
+        context: Gang context of this worker.
+        rounds: Number of rounds that the driver knows.
+    """
+
+    def __init__(self, context: GangContext, rounds: int) -> None:
+        self._context = context
+        self._rounds = rounds
+        self._next = time.monotonic() + PROGRESS_REPORT_PERIOD_S
+
+    def done(self, rounds: int, history: History) -> None:
+        """Report the rounds since the last report, unless that is less than 2 s old."""
+        if self._context.rank == 0 and time.monotonic() >= self._next:
+            self._next = time.monotonic() + PROGRESS_REPORT_PERIOD_S
+            while self._rounds < rounds:
+                stop = min(rounds, self._rounds + _ROUNDS_A_NOTE)
+                part = part_of(history, self._rounds, stop)
+                self._context.note({"first": self._rounds, "rounds": stop, "metrics": part})
+                self._rounds = stop
+
+    @contextmanager
+    def reporting_on_error(self, history: History) -> Iterator[None]:
+        """Report the rounds that are not reported yet if the `with` block, which adds to `history`, fails."""
+        try:
+            yield
+        except Exception:
+            self._next = 0.0
+            rounds = max((len(values) for metrics in history.values() for values in metrics.values()), default=0)
+            if rounds > self._rounds:
+                self.done(rounds, history)
+            raise
+
+
+def by_round(history: History) -> list[dict[str, float]]:
+    """Return the metrics of each round, under names such as ``eval-rmse`` (eval set "eval", metric "rmse")."""
+    rounds: list[dict[str, float]] = []
+    for name, metrics in history.items():
+        for metric, values in metrics.items():
+            rounds += [{} for _ in range(len(values) - len(rounds))]
+            for each, value in zip(rounds, values, strict=False):
+                each[f"{name}-{metric}"] = float(value)
+    return rounds

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
@@ -13,13 +14,12 @@ from shoal.data.checks import check_roles
 from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings
-from shoal.training.boosting.direction import Direction
-from shoal.training.boosting.messages import History
-from shoal.training.boosting.params import json_params
-from shoal.training.boosting.rows import Columns
+from shoal.training.boosting.messages import Columns, History
+from shoal.training.boosting.params import Direction, json_params
+from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.mlflow.model_uris import absolute, check_version
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig
+from shoal.training.scaling import GangSize, ScalingConfig, gpu_wish, resolve_size
 
 Framework = Literal["xgboost", "lightgbm"]
 """Name of the boosting library that trains the model."""
@@ -320,6 +320,31 @@ class TrainRequest(Settings):
             *self.margin_cols,
             *bounds,
             *self.label_cols[1:],
+        )
+
+    def demand(self) -> GangDemand[GangSize]:
+        """Return what the training needs of its pool's nodes."""
+        return self.demand_of(self.scaling_config)
+
+    def demand_of(self, scaling: ScalingConfig) -> GangDemand[GangSize]:
+        """Return what workers of another number and size, such as those of a search, need for this training."""
+        inputs = (self.dataset, *self.eval_set.values())
+        library = importlib.import_module("shoal.training.boosting.engine").interface_of(self.framework)
+        wish = gpu_wish(scaling, library.device(self))
+        if wish is None and self.framework == "lightgbm":
+            wish = False  # its wheels on PyPI train on CPUs
+        return GangDemand(
+            GangClaim(scaling.num_workers, scaling.num_cpu_per_worker, -1 if wish is None else int(wish), per_gpu=True),
+            partial(
+                resolve_size,
+                scaling.model_copy(update={"use_gpu": wish}),
+                # A worker reads its datasets one after the other.
+                uses_ray_data=any(each.ingester == "ray" for each in inputs),
+            ),
+            self.run_config,
+            inputs,
+            # Only an import of XGBoost, which takes a second, shows whether it was built with CUDA.
+            why_cpu=library.why_cpu if importlib.util.find_spec(self.framework) else lambda: None,
         )
 
     def check_margins(self, outputs: int) -> None:

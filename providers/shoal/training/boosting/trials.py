@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.boosting.direction import Direction, Directions, agreed, custom_text
 from shoal.training.boosting.engine import Library, Training, library_of
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, segment_length
+from shoal.training.boosting.params import Direction, Directions, agreed, custom_text
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.context import GangContext
@@ -105,7 +105,7 @@ class BoostingTrials:
 
     def trainer(self, context: GangContext) -> Trainer:
         """Return an object that trains in this worker."""
-        module = importlib.import_module(f"shoal.training.{self.framework}.trials")
+        module = importlib.import_module(f"shoal.training.{self.framework}.worker")
         trainer: Trainer = module.Trials(context)
         return trainer
 

@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.boosting.direction import Directions
 from shoal.training.boosting.engine import Library, OnAll
-from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.messages import Prepared, Task
-from shoal.training.boosting.params import seed_in
+from shoal.training.boosting.model import InitModel
+from shoal.training.boosting.params import Directions, seed_in
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import inexact_leaves
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.lightgbm.messages import shares
 from shoal.training.lightgbm.model import objective_line
 from shoal.training.lightgbm.params import (
     NAMES,
@@ -26,6 +24,7 @@ from shoal.training.lightgbm.params import (
     objective_of,
     worker_params,
 )
+from shoal.training.lightgbm.sampling import shares
 from shoal.training.scaling import GangSize
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.categories import Categories, from_lists, to_lists
 from shoal.data.matrix import to_matrix
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.training.boosting.init_model import InitModel
+from shoal.training.boosting.model import BoosterPredictor, InitModel, Output, Predict, class_probabilities
 from shoal.training.boosting.model_format import why_unreadable
-from shoal.training.boosting.prediction import BoosterPredictor, Output, Predict, class_probabilities
 from shoal.training.lightgbm.params import RANKING, merge_params, objective_of, own_message
 
 if TYPE_CHECKING:

@@ -15,10 +15,8 @@ from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.boosting.direction import Direction, agreed, told
-from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, part_of
-from shoal.training.boosting.params import check_best_score, check_stopping_metric
-from shoal.training.boosting.progress import RoundReporter
+from shoal.training.boosting.messages import Boosted, Checkpoint, History, RoundReporter, Segment, Task, part_of
+from shoal.training.boosting.params import Direction, agreed, check_best_score, check_stopping_metric, told
 from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import GangContext
 from shoal.training.host import memory

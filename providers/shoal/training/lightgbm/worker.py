@@ -12,32 +12,37 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import lightgbm
 import numpy as np
 from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
+from lightgbm.callback import CallbackEnv
 
 from shoal.data.planning import RowRange
 from shoal.errors import DataError, TrainingError
 from shoal.training import cluster
-from shoal.training.boosting.messages import Boosted, Prepared, Segment, Task
-from shoal.training.boosting.rows import CheckLabel, Part, ShardRows, cache_budget
+from shoal.training.boosting.messages import Boosted, History, Part, Prepared, Segment, Task
+from shoal.training.boosting.params import Direction
+from shoal.training.boosting.rows import CheckLabel, ShardRows, cache_budget
 from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
-from shoal.training.lightgbm import shared_sample
+from shoal.training.lightgbm import sampling
 from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large
-from shoal.training.lightgbm.messages import Share, sample
 from shoal.training.lightgbm.params import objective_of, own_message
+from shoal.training.lightgbm.sampling import Share, sample, shares
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
 from shoal.training.timeouts import COLLECTIVE_S
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from shoal.training.boosting.trials import OnRound
+
 
 # First words of LightGBM's messages about network errors. Such an error means that another worker was lost, so shoal
 # raises PeerError.
@@ -116,13 +121,13 @@ class Session:
         keep = begins_anew_with(task)
         # If the worker's part of the sample is its whole shard, the rows are not decoded again. More memory was in use
         # when the bins were found.
-        table = shared_sample.own()
+        table = sampling.own()
         if table is not None and len(table) < task.train.shard.rows:
             table = None
-            shared_sample.forget()
+            sampling.forget()
         train = Binned(self._rows, reference, keep=keep, table=table)
         del table
-        shared_sample.forget()
+        sampling.forget()
         evals = {name: self._shard_rows(part) for name, part in task.eval_sets.items()}
         binned = {name: Binned(rows, reference, keep=keep) for name, rows in evals.items()}
         self.binned = train, binned
@@ -151,7 +156,7 @@ _session: Session | None = None
 
 def begin(task: Task, share: Share) -> tuple[Any, str]:
     """Read this worker's rows for the first time, and return the worker's part of the sample for LightGBM's bins, as
-    `shared_sample.share` returns it, and the address and port at which the worker will listen.
+    `sampling.share` returns it, and the address and port at which the worker will listen.
 
     The part is shared by the worker, so that the whole sample is stored only once and the driver holds none of it.
 
@@ -161,7 +166,7 @@ def begin(task: Task, share: Share) -> tuple[Any, str]:
     global _session
     with own_errors():
         _session = Session(task, share, gang_context())
-        shared = shared_sample.share(_session.sample())
+        shared = sampling.share(_session.sample())
         # malloc keeps the blocks of the freed rows, which are small.
         memory.trim()
         return shared, _session.port.address
@@ -179,7 +184,7 @@ def bin_sample(samples: Sequence[Any]) -> Bins | None:
     import pyarrow as pa
 
     try:
-        sample = pa.concat_tables(map(shared_sample.fetch, samples))
+        sample = pa.concat_tables(map(sampling.fetch, samples))
     except LookupError as exc:
         raise PeerError(f"the sample of another worker is lost: {exc}") from exc
     with own_errors():
@@ -347,3 +352,97 @@ def _listening_on_loopback_only() -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+_OF_TRAININGS = frozenset(
+    {
+        *("learning_rate", "num_leaves", "max_depth", "min_data_in_leaf", "min_sum_hessian_in_leaf", "num_iterations"),
+        *("bagging_fraction", "pos_bagging_fraction", "neg_bagging_fraction", "bagging_freq", "bagging_seed"),
+        *("feature_fraction", "feature_fraction_bynode", "feature_fraction_seed", "extra_trees", "extra_seed"),
+        *("lambda_l1", "lambda_l2", "linear_lambda", "min_gain_to_split", "path_smooth", "max_delta_step"),
+        *("drop_rate", "max_drop", "skip_drop", "xgboost_dart_mode", "uniform_drop", "drop_seed"),
+        *("top_rate", "other_rate", "data_sample_strategy", "boosting", "objective_seed"),
+        *("min_data_per_group", "cat_l2", "cat_smooth", "max_cat_threshold", "max_cat_to_onehot"),
+        *("metric", "scale_pos_weight", "is_unbalance", "alpha", "fair_c", "poisson_max_delta_step", "sigmoid"),
+        *("tweedie_variance_power", "histogram_pool_size", "verbosity"),
+    }
+)
+"""Parameters that LightGBM does not use for a dataset, so that trials with other values share the dataset. A trial with
+another value of any other parameter builds the dataset anew."""
+
+
+class Trials:
+    """The datasets of this worker, and the parameters with which they were built.
+
+    Args:
+        context: Context of a worker that trains alone.
+    """
+
+    def __init__(self, context: GangContext) -> None:
+        self._context = context
+        self._key: str | None = None
+        self._session: Session | None = None
+
+    def boost(self, task: Task, on_round: OnRound) -> Callable[[Segment], Boosted]:
+        """Begin a training, and return the function that trains a segment of it."""
+        callbacks = (*task.user_code.callbacks, _Rounds(on_round))
+        task = replace(task, user_code=replace(task.user_code, callbacks=callbacks))
+        with own_errors():
+            trainer = self._trainer(task)
+
+        def boost(segment: Segment) -> Boosted:
+            with own_errors():
+                return trainer.boost(segment)
+
+        return boost
+
+    def direction(self, task: Task, metric: str | None) -> Direction | None:
+        """Return the direction that the user's function tells of its metric; without a name, of the last metric."""
+        with own_errors():
+            return self._trainer(task).direction(metric)
+
+    def _trainer(self, task: Task) -> Trainer:
+        key = repr(sorted((name, repr(each)) for name, each in task.params.items() if name not in _of_trainings(task)))
+        if key != self._key:
+            self._build(task)
+            self._key = key
+        assert self._session is not None
+        assert self._session.binned is not None
+        ending_forks = replace(task, user_code=task.user_code.ending_forks())
+        return Trainer(ending_forks, self._context, *self._session.binned)
+
+    def _build(self, task: Task) -> None:
+        self._session = self._key = None
+        memory.trim()
+        [share] = shares([task.train.shard.rows])
+        session = Session(task, share, self._context)
+        session.port.close()
+        chosen = session.sample()
+        if cluster.ray_if_connected() is None:
+            sampling.share(chosen)
+        session.prepare(session.bin_sample(chosen), ())
+        self._session = session
+
+
+def _of_trainings(task: Task) -> frozenset[str]:
+    """Return the parameters that do not change the dataset."""
+    return _OF_TRAININGS - {"min_data_in_leaf"} if task.params.get("feature_pre_filter") else _OF_TRAININGS
+
+
+class _Rounds:
+    """LightGBM callback that passes the metrics of each round on.
+
+    Args:
+        on_round: Function that gets the round and the metrics.
+    """
+
+    order = 5
+
+    def __init__(self, on_round: OnRound) -> None:
+        self._on_round = on_round
+
+    def __call__(self, env: CallbackEnv) -> None:
+        history: History = {}
+        for name, metric, value, *_ in env.evaluation_result_list or []:
+            history.setdefault(name, {})[metric] = [float(value)]
+        self._on_round(env.iteration, history)

@@ -38,7 +38,6 @@ from shoal.training.pytorch.request import (
     MissingValue,
     PyTorchScalingConfig,
     RankStats,
-    lay_out,
 )
 from shoal.training.restarts import Restarts
 from shoal.training.timeouts import RESOURCES_WAIT_S
@@ -120,13 +119,7 @@ def import_ahead_for_workers(request: FunctionRequest) -> None:
 def _layout(request: FunctionRequest, *, clamp: bool) -> Layout:
     config = request.scaling_config
     count = config.num_nodes if isinstance(config, PyTorchScalingConfig) else config.num_workers
-    return lay_out(
-        config,
-        cluster.nodes_to_size(count),
-        ray_streams=request.ray_streams,
-        clamp=clamp,
-        option="num_processes" if request.torch_distributor else None,
-    )
+    return request.demand().size(cluster.nodes_to_size(count), clamp=clamp)
 
 
 def _shape(layout: Layout) -> GangShape:
@@ -160,8 +153,8 @@ class _Run:
         request = self.request
         self._restarts = Restarts(request.run_config, self.began)
         self._layout = _layout(request, clamp=request.run_config.clamp)
-        if request.room_for:
-            lay_out(request.room_for, cluster.active_nodes(), clamp=request.run_config.clamp)
+        for further in request.demand().also:
+            further(cluster.active_nodes(), clamp=request.run_config.clamp)
         _check_data(request, self._layout.num_workers)
 
     def result(self) -> FunctionResult:

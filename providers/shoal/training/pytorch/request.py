@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -15,6 +16,7 @@ from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings, positive_or_all
 from shoal.training.cluster import Node, limited, resources, workers_on
+from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.run_config import RunConfig
 
 DATABRICKS_NODE_TYPE = re.compile(r"GPU_(?P<gpus>\d+)x(?P<type>.+)", re.IGNORECASE)
@@ -284,6 +286,31 @@ class FunctionRequest(Settings):
     def ray_streams(self) -> int:
         """Return the number of datasets that each worker reads with Ray Data, perhaps at the same time."""
         return sum(spec.ingester == "ray" for spec in self.dataset_map.values())
+
+    def demand(self) -> GangDemand[Layout]:
+        """Return what the function needs of its pool's nodes."""
+        # If the function starts further workers itself, only these are counted, because the workers that call the
+        # function only wait for them and need almost no resources.
+        counted = self.room_for or self.scaling_config
+        each = counted.resource_requirements_per_worker
+        cpus = needed_cpus(each, 0 if self.room_for else self.ray_streams)
+        if not isinstance(counted, PyTorchScalingConfig):
+            gang = GangClaim(counted.num_workers, cpus, each.num_gpus)
+        elif (per_node := counted.num_workers_per_node) == -1:
+            gang = GangClaim(-1, cpus, each.num_gpus, per_gpu=True)
+        else:
+            nodes = counted.num_nodes
+            gang = GangClaim(-per_node if nodes == -1 else nodes * per_node, cpus, each.num_gpus)
+        option = "num_processes" if self.torch_distributor else None
+        return GangDemand(
+            gang,
+            partial(lay_out, self.scaling_config, ray_streams=self.ray_streams, option=option),
+            self.run_config,
+            tuple(self.dataset_map.values()),
+            also=(partial(lay_out, self.room_for),) if self.room_for else (),
+            starts_ray_tasks=self.room_for is not None,
+            counts_gpus=gang.per_gpu,
+        )
 
 
 @dataclass(frozen=True, slots=True)

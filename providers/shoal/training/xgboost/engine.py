@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.boosting.direction import Directions
 from shoal.training.boosting.engine import Library, OnAll
-from shoal.training.boosting.init_model import InitModel
 from shoal.training.boosting.messages import Prepared, Task
-from shoal.training.boosting.params import seed_in
+from shoal.training.boosting.model import InitModel
+from shoal.training.boosting.params import Directions, seed_in
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import inexact_leaves
 from shoal.training.boosting.user_code import UserCode

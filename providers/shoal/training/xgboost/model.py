@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.categories import Categories, from_lists, to_lists
 from shoal.data.matrix import to_matrix
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.training.boosting.init_model import InitModel
+from shoal.training.boosting.model import BoosterPredictor, InitModel, Output, Predict, class_probabilities
 from shoal.training.boosting.model_format import why_unreadable
-from shoal.training.boosting.prediction import BoosterPredictor, Output, Predict, class_probabilities
 from shoal.training.xgboost.params import native, outputs_per_label, own_message
 
 if TYPE_CHECKING:
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import xgboost
 
-    from shoal.training.boosting.messages import History
+    from shoal.training.boosting.messages import Columns, History
     from shoal.training.boosting.request import TrainResult
-    from shoal.training.boosting.rows import Columns
 
 FILE_NAME = "model.ubj"
 """Name of the file of a trained model. XGBoost chooses the file's format by the ending of the name."""

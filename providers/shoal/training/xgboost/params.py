@@ -12,8 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, InvalidParamsError
-from shoal.training.boosting.direction import Direction, Directions
-from shoal.training.boosting.params import ROUNDS, Names, merge, unknown_hint
+from shoal.training.boosting.params import ROUNDS, Direction, Directions, Names, merge, unknown_hint
 from shoal.training.boosting.unsupported import refuse_unsupported
 from shoal.training.boosting.user_code import Metric, Objective
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xgboost
@@ -27,10 +27,20 @@ from xgboost.core import DataSplitMode, XGBoostError
 
 from shoal.data.planning import RowRange
 from shoal.errors import DataError, TrainingError
-from shoal.training.boosting.messages import Boosted, Checkpoint, History, Prepared, Segment, Task, part_of
+from shoal.training.boosting.messages import (
+    Boosted,
+    Checkpoint,
+    Columns,
+    History,
+    Part,
+    Prepared,
+    RoundReporter,
+    Segment,
+    Task,
+    part_of,
+)
 from shoal.training.boosting.params import check_best_score, check_stopping_metric
-from shoal.training.boosting.progress import RoundReporter
-from shoal.training.boosting.rows import Batch, CheckLabel, Columns, Part, ShardRows, cache_budget, in_whole_groups
+from shoal.training.boosting.rows import Batch, CheckLabel, ShardRows, cache_budget, in_whole_groups
 from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
@@ -39,6 +49,9 @@ from shoal.training.host.forks import ending_forks
 from shoal.training.host.loopback import is_loopback, tie_to_loopback
 from shoal.training.xgboost.model import note, note_missing, stored_types
 from shoal.training.xgboost.params import feature_types, is_stochastic, joined, own_message
+
+if TYPE_CHECKING:
+    from shoal.training.boosting.trials import OnRound
 
 # Number of times that XGBoost reads all rows to build a quantised matrix.
 _READS = 4
@@ -510,3 +523,57 @@ def _quantised_bytes(part: Part, task: Task) -> int:
     bins = max([int(task.params.get("max_bin", 256)), *map(len, task.columns.categories.values())])
     each = 1 if bins <= 2**8 else 2 if bins <= 2**16 else 4
     return part.shard.rows * (len(task.columns.features) * each + _BYTES_PER_ROW)
+
+
+_MOST_SESSIONS = 2
+"""Number of values of ``max_bin`` whose matrices are kept. A search that varies it reads the rows again now and then,
+instead of keeping as many copies of them."""
+
+
+class Trials:
+    """Sessions of this worker, each with the matrices of one ``max_bin``.
+
+    Args:
+        context: Context of a worker that trains alone.
+    """
+
+    def __init__(self, context: GangContext) -> None:
+        self._context = context
+        self._sessions: dict[Any, Session] = {}
+
+    def boost(self, task: Task, on_round: OnRound) -> Callable[[Segment], Boosted]:
+        """Begin a training, and return the function that trains a segment of it."""
+        callbacks = (*task.user_code.callbacks, _Rounds(on_round))
+        task = replace(task, user_code=replace(task.user_code, callbacks=callbacks))
+        key = (task.params.get("max_bin"), str(task.params.get("device", "cpu")))
+        with own_errors():
+            session = self._sessions.pop(key, None)
+            if session is None:
+                while len(self._sessions) >= _MOST_SESSIONS:
+                    self._sessions.pop(next(iter(self._sessions))).close()
+                session = Session(task, self._context)
+            else:
+                session.begin_again(task)
+            self._sessions[key] = session  # the newest is the last
+
+        def boost(segment: Segment) -> Boosted:
+            with own_errors():
+                return session.boost(segment)
+
+        return boost
+
+
+class _Rounds(xgboost.callback.TrainingCallback):  # type: ignore[misc]
+    """Callback that passes the metrics of each round on.
+
+    Args:
+        on_round: Function that gets the round and the metrics.
+    """
+
+    def __init__(self, on_round: OnRound) -> None:
+        self._on_round = on_round
+
+    def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+        """Pass the metrics on; the function may raise an error to end the training."""
+        self._on_round(epoch, evals_log)
+        return False

@@ -1,1 +1,0 @@
-"""Send a job's own Python packages and code to its workers."""

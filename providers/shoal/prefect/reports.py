@@ -1,0 +1,388 @@
+"""Show in Prefect what pools and jobs do: progress, log, link to the page, report on a training, and events.
+
+Automations in Prefect can react to the events by sending a notification or running a deployment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from prefect.artifacts import (
+    create_link_artifact,
+    create_markdown_artifact,
+    create_progress_artifact,
+    update_progress_artifact,
+)
+from prefect.events import emit_event
+from prefect.logging import get_run_logger
+
+from shoal.errors import InvalidArgumentError, ScaleError
+from shoal.jobs import (
+    AnyJobSpec,
+    JobResult,
+    ModelLine,
+    PromotionResult,
+    stale_models,
+    summary_message,
+    waiting_jobs,
+)
+from shoal.links import Link, job_page, mlflow_run_link, model_link
+from shoal.prefect.current_run import on_interrupt
+
+if TYPE_CHECKING:
+    from shoal.jobs.metrics.series import MetricPoint
+    from shoal.pool.status import PoolStatus
+    from shoal.training.progress import Progress
+
+
+_EVENT = "shoal.model."
+"""Prefix of the names of all events about models. The rest of a name is the outcome of a training, such as
+``promoted``."""
+
+_MODEL = "shoal.model."
+"""Prefix of the resource ids of models. The rest of an id is the name of the registered model."""
+
+_JOB = "shoal.job."
+"""Prefix of the resource ids of jobs. The rest of an id is the id of the job."""
+
+
+def emit_outcome(
+    spec: AnyJobSpec | Mapping[str, Any] | str | None, outcome: JobResult | PromotionResult | Exception
+) -> None:
+    """Send the event about the outcome of a training or promotion: ``shoal.model.promoted``, ``.kept``, ``.waiting``,
+    ``.trained``, ``.failed`` or ``.skipped``.
+
+    An error while sending is logged and not raised, because it must not fail a task whose work has succeeded, and must
+    not hide the cause of a failure.
+    """
+    try:
+        line = ModelLine.of(spec or {}, outcome)
+        message = summary_message([line])
+        payload = {**line.to_dict(), "subject": message.subject, "text": message.text}
+        if isinstance(outcome, JobResult | PromotionResult):
+            result = outcome.to_dict()
+            payload |= {name: result[name] for name in ("job_id", "model_uri", "metrics", "promoted")}
+        emit_event(f"{_EVENT}{line.outcome}", _model(line.model), payload=payload)
+    except Exception as error:
+        get_run_logger().warning("the Prefect event about the training could not be sent: %s", error)
+
+
+def emit_alerts(
+    *,
+    promoted_within: timedelta | None = None,
+    started_within: timedelta | None = None,
+    models: Collection[str] | None = None,
+) -> list[str]:
+    """Send an event for each model whose last promotion is too long ago, and for each job that has waited too long.
+
+    The events are ``shoal.model.stale`` and ``shoal.job.waiting``.
+
+    Call this function in a flow that runs periodically. Each call sends the events again. To get one notification a
+    day, give the automation's trigger ``within=timedelta(days=1)`` and ``for_each={"prefect.resource.id"}``.
+
+    Args:
+        promoted_within: Longest allowed time since a model's last promotion. None: promotions are not checked.
+        started_within: Longest time that a job may wait in the queue of its pool. None: jobs are not checked.
+        models: Names of the models to check; a model that was never trained is stale, too. None: all models that
+            shoal's store knows.
+
+    Returns:
+        One sentence for each event.
+
+    Raises:
+        InvalidArgumentError: Both limits are missing, or a limit is not a positive duration.
+    """
+    if promoted_within is None and started_within is None:
+        raise InvalidArgumentError("emit_alerts has nothing to check: give promoted_within, started_within or both")
+    sentences = []
+    for model in stale_models(promoted_within, models) if promoted_within is not None else ():
+        payload = {"alias": model.alias, "version": model.version, "days": model.days, "text": str(model)}
+        emit_event(f"{_EVENT}stale", _model(model.model), payload=payload)
+        sentences.append(str(model))
+    for job in waiting_jobs(started_within) if started_within is not None else ():
+        resource = {"prefect.resource.id": f"{_JOB}{job.job_id}", "prefect.resource.name": job.job_id}
+        payload = {"pool": job.pool, "holder": job.holder, "hours": job.hours, "text": str(job)}
+        emit_event("shoal.job.waiting", resource, payload=payload)
+        sentences.append(str(job))
+    return sentences
+
+
+def _model(name: str) -> dict[str, str]:
+    return {"prefect.resource.id": f"{_MODEL}{name}", "prefect.resource.name": name}
+
+
+PAGE_KEY = "shoal-job"
+
+PROGRESS_PERIOD_S = 5.0
+"""Shortest time between two writes of a progress artifact. Each is a request, of which Prefect Cloud allows 250 to
+2,000 a minute for all runs together."""
+
+LINES_PER_MINUTE = 100
+"""Most lines of a job's log that are copied to Prefect in a minute. Prefect Cloud allows 500 to 10,000 for all runs
+together, and refuses the lines of all runs that are over."""
+
+# `TrainingProgress` calls these functions in a thread. In an async task, Prefect would use their async versions;
+# `_sync=True` makes Prefect use the sync versions. The type is Any because Prefect's type hints do not contain the
+# argument `_sync`.
+_create: Any = create_progress_artifact
+_update: Any = update_progress_artifact
+_link: Any = create_link_artifact
+
+
+def show_page(job_id: str) -> None:
+    """Create a Prefect link artifact to a job's page. Do nothing if ``SHOAL_UI_URL`` is not set."""
+    address = job_page(job_id)
+    if address is None:
+        return
+    try:
+        _link(address, link_text=f"Job {job_id}", key=PAGE_KEY, _sync=True)
+    except Exception as error:  # The job is already running. A missing link must not make the task fail.
+        get_run_logger().warning("the link to the job's page could not be stored: %s", error)
+
+
+class NodeLog:
+    """An `on_progress` callback that logs the number of active nodes, and can interrupt the call that waits for nodes.
+
+    Args:
+        holder: Name of the holder whose lease the run waits for. If this lease is in the pool's queue, the lease's
+            place is logged, too. None if the run does not wait for a lease.
+    """
+
+    def __init__(self, holder: str | None = None) -> None:
+        self._holder = holder
+        self._logger = get_run_logger()
+        self._last_logged = ""
+        self._interrupted = False
+        on_interrupt(self.interrupt)
+
+    def interrupt(self) -> None:
+        """Make the next call of this object raise ScaleError, so that the wait ends and the request for nodes is rolled
+        back.
+
+        This method may be called from any thread.
+        """
+        self._interrupted = True
+
+    def __call__(self, status: PoolStatus) -> None:
+        """Log the number of active nodes, and the lease's place in the queue, if either has changed."""
+        if self._interrupted:
+            raise ScaleError(f'the wait for nodes of pool "{status.name}" was cancelled')
+        line = f"{status.name}: {status.progress(self._holder)}"
+        if line != self._last_logged:
+            self._logger.info(line)
+            self._last_logged = line
+
+
+class TrainingProgress:
+    """An `on_progress` callback that shows a job's progress in Prefect's UI, as a progress artifact of the task run.
+
+    A training whose number of steps is not known, such as a user's own function, gets no artifact.
+
+    Args:
+        clock: Function that returns the present time in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = get_run_logger()
+        self._clock = clock
+        self._artifact: UUID | None = None
+        self._next = clock()
+        self._held_back: Progress | None = None
+        self._has_failed = False
+
+    def __call__(self, progress: Progress) -> None:
+        """Create or update the progress artifact, unless it was written less than five seconds ago."""
+        self._held_back = progress
+        if self._clock() >= self._next:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the last progress that was held back. After an error, log a warning; the next call tries again."""
+        progress, self._held_back = self._held_back, None
+        if progress is None or progress.total is None:
+            return
+        self._next = self._clock() + PROGRESS_PERIOD_S
+        percent, text = 100.0 * progress.done / progress.total, str(progress)
+        try:
+            if self._artifact is None:
+                self._artifact = _create(percent, None, text, _sync=True)
+            else:
+                _update(self._artifact, percent, text, _sync=True)
+        except Exception as error:  # A problem with the progress display must not make the training fail.
+            if not self._has_failed:
+                self._logger.warning("the Prefect artifact with the progress could not be written: %s", error)
+            self._has_failed = True
+
+
+class RunLog:
+    """An `on_log` callback that copies a job's log to the log of the Prefect run, up to a number of lines a minute.
+
+    Args:
+        job_id: Id of the job.
+        clock: Function that returns the present time in seconds.
+    """
+
+    def __init__(self, job_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = get_run_logger()
+        self._clock = clock
+        self._all_lines = job_page(job_id) or f"`shoal jobs logs {job_id}`"
+        self._minute_ends = clock()
+        self._lines = 0
+
+    def __call__(self, line: str) -> None:
+        """Log a line. Instead of the first line over the limit, log where all lines are."""
+        now = self._clock()
+        if now >= self._minute_ends:
+            self._minute_ends, self._lines = now + 60.0, 0
+        self._lines += 1
+        if self._lines <= LINES_PER_MINUTE:
+            self._logger.info(line)
+        elif self._lines == LINES_PER_MINUTE + 1:
+            self._logger.info(
+                "the job logs more than %d lines a minute, so lines are left out here. All lines: %s",
+                LINES_PER_MINUTE,
+                self._all_lines,
+            )
+
+
+KEY = "shoal-training"
+"""Key of the reports on models without a name in MLflow's registry."""
+
+
+_MOST_CURVES = 12
+"""Number of metrics whose curves a report shows. A training function may log hundreds."""
+
+
+_WIDTH = 32
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+# Without `_sync`, an async task would get a coroutine: see `_create` in `_progress`.
+_markdown: Any = create_markdown_artifact
+
+
+def store_report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], tracking_uri: str | None) -> None:
+    """Store the report on a training as an artifact of the task run, with the key of its model.
+
+    Args:
+        spec: Spec of the job.
+        result: Result of the job.
+        points: Metrics of the training by step.
+        tracking_uri: URI of the MLflow server or database.
+    """
+    description = f"{_outcome(result)}: job {result.job_id}"
+    try:
+        _markdown(report(spec, result, points, tracking_uri), report_key(spec), description, _sync=True)
+    except Exception as error:  # The training has ended. A missing report in the UI must not make the task fail.
+        get_run_logger().warning("the report on the training could not be stored as an artifact: %s", error)
+
+
+def report_key(spec: AnyJobSpec) -> str:
+    """Return the key of the report on a registered model. Other names than those that are legal keys get a digest, so
+    that the reports on the models "UA 1" and "ua-1" have different keys."""
+    if spec.register_as is None:
+        return KEY
+    name = spec.register_as.model
+    legal = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    digest = "" if legal == name else f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    return f"shoal-model-{legal}{digest}"
+
+
+def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], tracking_uri: str | None) -> str:
+    """Return the report on a training as markdown."""
+    register, version = spec.register_as, result.model_version
+    name = f"{register.model} version {version}" if register and version else spec.label
+    page = job_page(result.job_id)
+    links = [
+        mlflow_run_link(tracking_uri, result.mlflow_run_id),
+        model_link(tracking_uri, register.model, version) if register and version else None,
+        Link("Job in shoal", page) if page else None,
+    ]
+    parts = [
+        f"# {_text(name)}: {_outcome(result)}",
+        _text(result.skipped or (result.decision.sentence if result.decision else "")),
+        _table(("metric", "value"), {name: f"{value:.6g}" for name, value in sorted(result.metrics.items())}),
+        _curves(points, first=1 if spec.framework in ("xgboost", "lightgbm") else 0),
+        _table(("training", ""), _facts(result)),
+        " · ".join(f"[{link.label}](<{link.address}>)" for link in links if link is not None),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _outcome(result: JobResult) -> str:
+    if result.skipped:
+        return "skipped"
+    undecided = "waits for a decision" if result.decision else "trained"
+    return {True: "promoted", False: "not promoted", None: undecided}[result.promoted]
+
+
+def _facts(result: JobResult) -> dict[str, str]:
+    """Return what a report says about the job."""
+    seconds = f"{result.seconds:.1f}"
+    facts = {
+        "model": result.model_uri,
+        "rows": None if result.rows is None else f"{result.rows:,}",
+        "workers": str(result.num_workers),
+        "seconds": seconds if result.times is None else f"{seconds} ({result.times})",
+        "job": f"{result.job_id}, attempt {result.attempt}",
+        "MLflow run": result.mlflow_run_id,
+    }
+    return {name: fact for name, fact in facts.items() if fact is not None}
+
+
+def _table(head: tuple[str, str], rows: Mapping[str, str]) -> str:
+    if not rows:
+        return ""
+    lines = [f"| {head[0]} | {head[1]} |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {_text(name)} | {_text(value)} |" for name, value in rows.items())])
+
+
+def _curves(points: Sequence[MetricPoint], first: int) -> str:
+    """Return the curves of all metrics as text, because Prefect's pages show no plots in markdown."""
+    found = {}
+    for name in dict.fromkeys(name for point in points for name in point.values):
+        curve = [(point.step + first, point.values[name]) for point in points if name in point.values]
+        if len(curve) > 1 and any(math.isfinite(value) for _, value in curve):
+            found[name] = curve
+    if not found:
+        return ""
+    shown = dict(list(found.items())[:_MOST_CURVES])
+    rows = [
+        (name, f"{curve[0][1]:.4g}", sparkline([value for _, value in curve]), f"{curve[-1][1]:.4g}", _steps(curve))
+        for name, curve in shown.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    more = [f"and {len(found) - len(shown)} more metrics"] if len(found) > len(shown) else []
+    return "\n".join(["```", *(line.replace("```", "'''") for line in [*lines, *more]), "```"])
+
+
+def _steps(curve: Sequence[tuple[int, float]]) -> str:
+    return f"steps {curve[0][0]} to {curve[-1][0]}"
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """Draw values as a line of bars, at most 32 characters wide; a space stands for NaN and infinity."""
+    step = max(1.0, (len(values) - 1) / (_WIDTH - 1))
+    chosen = [values[round(place * step)] for place in range(min(len(values), _WIDTH))]
+    finite = [value for value in chosen if math.isfinite(value)]
+    low = min(finite, default=0.0)
+    height = max(finite, default=0.0) - low
+    if not height or not math.isfinite(height):
+        return "".join(_BARS[3] if math.isfinite(value) else " " for value in chosen)
+    top = len(_BARS) - 1
+    return "".join(_BARS[round((value - low) / height * top)] if math.isfinite(value) else " " for value in chosen)
+
+
+def _text(text: str) -> str:
+    """Return a text in one line, in which markdown finds no markup."""
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", " ".join(text.split()))

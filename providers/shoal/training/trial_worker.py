@@ -1,0 +1,305 @@
+"""Run trials in one worker: ask the driver for the next one, train it, and send its result with the next question.
+
+A worker sends two kinds of questions: ``{"outcome": ...}`` asks for a trial, and ``{"trial": number, "value": ...,
+"step": ...}`` reports a value and asks whether the trial should end. The answer to the first is the pickled trial as
+text, or None if no trials are left; the answer to the second is a truth value.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shoal.data.gang_position import ALONE
+from shoal.data.spec import DatasetSpec
+from shoal.training import trial_context
+from shoal.training.boosting.messages import History
+from shoal.training.boosting.params import Direction
+from shoal.training.boosting.trials import BoostingTrials, PrunedError, TrialParams
+from shoal.training.context import GangContext, gang_context, set_gang_context
+from shoal.training.gang.worker import PeerError
+from shoal.training.host.forks import ending_forks
+from shoal.training.mlflow.user_calls import after_import
+from shoal.training.trial_context import TrialContext, TrialPruned, metrics_of, set_current_trial, value_of
+
+if TYPE_CHECKING:
+    from shoal.data.connector import DataConnector
+
+
+def note_opened_runs(mlflow: ModuleType) -> None:
+    """Replace ``mlflow.start_run``, which all logging without a run calls, by a function that notes new runs."""
+    original = mlflow.start_run
+    if getattr(original, "notes_trials", False):
+        return
+
+    @functools.wraps(original)
+    def start_run(run_id: str | None = None, *args: Any, **options: Any) -> Any:
+        trial = trial_context.running_trial()
+        is_trials = (
+            trial is not None
+            and trial.mlflow_run is None
+            # A run that exists, and a run on another server, are not those of the trial.
+            and run_id is None
+            and "MLFLOW_RUN_ID" not in os.environ
+            and mlflow.active_run() is None
+            and mlflow.get_tracking_uri() == os.environ.get("MLFLOW_TRACKING_URI")
+        )
+        if not is_trials:
+            return original(run_id, *args, **options)
+        assert trial is not None
+        if len(args) < 2 and options.get("run_name") is None:
+            options["run_name"] = f"trial {trial.number}"
+        run = original(run_id, *args, **options)
+        trial.mlflow_run = run.info.run_id
+        return run
+
+    start_run.notes_trials = True  # type: ignore[attr-defined]
+    mlflow.start_run = mlflow.tracking.fluent.start_run = start_run  # type: ignore[attr-defined]
+
+
+_LONGEST_ERROR = 4000
+"""Number of characters of a trial's error that the study keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One trial, as the driver sends it to a worker.
+
+    Args:
+        number: Number of the trial.
+        params: Parameters that were suggested.
+        checked: Parameters of the boosting library; None for a function.
+    """
+
+    number: int
+    params: dict[str, Any]
+    checked: TrialParams | None = None
+
+    def sent(self) -> str:
+        """Return the trial as text for the answer to a worker."""
+        return base64.b64encode(pickle.dumps(self)).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """Which values of boosting trials the workers report.
+
+    Args:
+        every: Number of rounds between two reports; 0: none.
+    """
+
+    every: int = 0
+
+
+Report = Callable[[float, int], bool]
+
+
+class TrialRunner(Protocol):
+    """Interface of what runs the trials of a worker.
+
+    Attributes:
+        mlflow_run: Id of the MLflow run that user code has opened in the last trial; None if there is none.
+    """
+
+    mlflow_run: str | None
+
+    def run(self, trial: Trial, report: Report) -> dict[str, Any]:
+        """Run a trial, and return its outcome: `value`, `metrics`, and what else the driver needs.
+
+        Raises:
+            PrunedError: The driver has ended the trial early.
+        """
+
+
+class Work(Protocol):
+    """Interface of what the driver sends to each worker before the first trial."""
+
+    def runner(self, context: GangContext) -> TrialRunner:
+        """Return the object that runs the trials of this worker."""
+
+
+@dataclass(frozen=True)
+class BoostingWork:
+    """Trials that train a boosting model.
+
+    Args:
+        trials: Data and options of the trainings.
+        reports: Which values are reported.
+    """
+
+    trials: BoostingTrials
+    reports: Reports
+
+    def runner(self, context: GangContext) -> TrialRunner:
+        """Return the object that runs the trials of this worker."""
+        return _BoostingRunner(self, context)
+
+
+class _BoostingRunner:
+    mlflow_run: str | None = None
+
+    def __init__(self, work: BoostingWork, context: GangContext) -> None:
+        self._work = work
+        self._trainer = work.trials.trainer(context)
+
+    def run(self, trial: Trial, report: Report) -> dict[str, Any]:
+        trials, every = self._work.trials, self._work.reports.every
+
+        def on_round(iteration: int, history: History) -> None:
+            if every and (iteration + 1) % every == 0 and report(trials.value(history), iteration):
+                raise PrunedError
+
+        assert trial.checked is not None
+        result = trials.train(self._trainer, trial.checked, on_round)
+        return {"value": result.value, "metrics": result.metrics, "rounds": result.rounds}
+
+
+@dataclass(frozen=True)
+class FunctionWork:
+    """Trials that call a function of the user.
+
+    Args:
+        function: The pickled function ``(params, context)``.
+        dataset_map: Datasets by name.
+        metric: Deciding metric in what the function reports or returns.
+        folder: Folder or URI for the models that the function reports.
+    """
+
+    function: bytes
+    dataset_map: Mapping[str, DatasetSpec]
+    metric: str | None
+    folder: str
+
+    def runner(self, context: GangContext) -> TrialRunner:
+        """Return the object that runs the trials of this worker."""
+        return _FunctionRunner(self)
+
+
+class _FunctionRunner:
+    def __init__(self, work: FunctionWork) -> None:
+        import cloudpickle
+
+        from shoal.data.connector import DataConnector
+
+        after_import("mlflow", note_opened_runs)
+        self.mlflow_run: str | None = None
+        self._work = work
+        self._function = cloudpickle.loads(work.function)
+        self._datasets: dict[str, DataConnector] = {
+            name: DataConnector.from_spec(spec) for name, spec in work.dataset_map.items()
+        }
+
+    def run(self, trial: Trial, report: Report) -> dict[str, Any]:
+        metric = self._work.metric
+        context = TrialContext(trial.number, trial.params, dict(self._datasets), metric, _ask=report)
+        set_current_trial(context)
+        try:
+            with ending_forks():
+                returned = self._function(dict(trial.params), context)
+        finally:
+            self.mlflow_run = context.mlflow_run
+            set_current_trial(None)
+            if (mlflow := sys.modules.get("mlflow")) is not None:
+                mlflow.end_run()  # the next trial's MLflow calls go to a run of their own
+        metrics = context.metrics if returned is None and context.metrics else metrics_of(returned, metric)
+        outcome = {"value": value_of(metrics, metric), "metrics": metrics}
+        if context.model is not None:
+            path = f"{self._work.folder}/trial-{trial.number}.pkl"
+            outcome |= {"model": path, "model_digest": _save(context.model, path)}
+        return outcome
+
+
+def direction(work: BoostingWork, trial: TrialParams) -> Direction | None:
+    """Return the direction of the deciding metric, which only the user's function knows. Rank 0 calls it."""
+    gang = gang_context()
+    if gang.rank:
+        return None
+    with _alone(gang) as context:
+        return work.trials.direction(context, trial)
+
+
+@contextmanager
+def _alone(gang: GangContext) -> Iterator[GangContext]:
+    """Make this worker rank 0 of 1: each worker trains alone, and reads all rows of a dataset."""
+    context = replace(gang, position=ALONE, note=lambda note: None)
+    set_gang_context(context)
+    try:
+        yield context
+    finally:
+        set_gang_context(gang)
+
+
+def serve(work: Work) -> int:
+    """Run trials until none is left, and return their number."""
+    gang = gang_context()
+    runner: TrialRunner | None = None
+    outcome: dict[str, Any] | None = None
+    done = 0
+    with _alone(gang) as context:
+        while (answer := _ask(gang, {"outcome": outcome})) is not None:
+            trial: Trial = pickle.loads(base64.b64decode(answer))
+            runner = runner or work.runner(context)
+            outcome = _outcome(runner, trial, gang)
+            done += 1
+    return done
+
+
+def _outcome(runner: TrialRunner, trial: Trial, gang: GangContext) -> dict[str, Any]:
+    """Run a trial, and return its outcome, also if it fails."""
+    began = time.perf_counter()
+
+    def report(value: float, step: int) -> bool:
+        return bool(_ask(gang, {"trial": trial.number, "value": float(value), "step": step}))
+
+    found: dict[str, Any]
+    try:
+        found = {"state": "complete", **runner.run(trial, report)}
+    except (PrunedError, TrialPruned):
+        found = {"state": "pruned"}
+    except PeerError:
+        raise
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt, which would end all trials of this worker
+        # Optuna may not be installed on the nodes, so its class is known by its name.
+        if type(error).__name__ == TrialPruned.__name__:
+            found = {"state": "pruned"}
+        else:
+            gang.log(f"trial {trial.number} has failed:\n{traceback.format_exc()}")
+            found = {"state": "failed", "error": _error_text(error)[:_LONGEST_ERROR]}
+    seconds = time.perf_counter() - began
+    return {"trial": trial.number, "seconds": seconds, "mlflow_run": runner.mlflow_run, **found}
+
+
+def _error_text(error: BaseException) -> str:
+    if isinstance(error, SystemExit):
+        return f"SystemExit: the trial called sys.exit({error.code!r}), so it has no value: return the value instead"
+    return "".join(traceback.format_exception_only(error)).strip()
+
+
+def _ask(gang: GangContext, question: Mapping[str, Any]) -> Any:
+    assert gang.ask is not None, "a trial runs in a worker"
+    return gang.ask(question)
+
+
+def _save(model: Any, path: str) -> str:
+    """Write a pickled model into a file, and return the digest by which the driver knows it again."""
+    import cloudpickle
+
+    from shoal.data.parquet.paths import resolve
+
+    content = cloudpickle.dumps(model)
+    filesystem, inner = resolve(path)
+    filesystem.create_dir(inner.rpartition("/")[0], recursive=True)
+    with filesystem.open_output_stream(inner) as file:
+        file.write(content)
+    return hashlib.sha256(content).hexdigest()

@@ -1,1 +1,0 @@
-"""Run the trials of a search for parameters in the workers of one job."""
