@@ -30,7 +30,7 @@ from shoal.pool.journal import commands
 from shoal.pool.journal.rows import JournalStep, transaction
 from shoal.pool.selection import which_pool
 from shoal.state import Store
-from shoal.state.codec import storable
+from shoal.state.databases import storable
 from shoal.state.schema import JOB_ACTIVE, ActionKind, Job, JobState, Lease
 
 log = logging.getLogger(__name__)

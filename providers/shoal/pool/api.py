@@ -26,6 +26,7 @@ from shoal.errors import (
     StoreError,
     shown,
 )
+from shoal.os_processes import ProcessId
 from shoal.pool import background_process, bound_host
 from shoal.pool.backends import BACKENDS, Seen
 from shoal.pool.bound_host import is_here
@@ -42,8 +43,7 @@ from shoal.pool.status import NodeInfo, PoolReport, PoolStatus, check_nodes, hea
 from shoal.pool.timeouts import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER
 from shoal.pool.waiting import OnProgress, Requests, pause
 from shoal.state import Store, stamps
-from shoal.state.codec import storable
-from shoal.state.process import ProcessId
+from shoal.state.databases import storable
 from shoal.state.schema import ActionKind, Lease, Operation, Pool, PoolState
 
 if TYPE_CHECKING:

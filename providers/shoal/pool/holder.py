@@ -1,7 +1,7 @@
 """Who uses a pool: the names of holders (the owners of operations, leases and jobs) that are users, processes, jobs or
 DAG runs, and the rule that protects the pools, leases and jobs of a team from other teams.
 
-`shoal.airflow._run_holder` finds the DAG run of a task, and `shoal.prefect.current_run` builds the names of holders
+`shoal.airflow.deployment` finds the DAG run of a task, and `shoal.prefect.current_run` builds the names of holders
 that are flow runs.
 
 Every request of a user to change something of a team calls `require_team`. What shoal does by itself is not checked:
@@ -119,7 +119,7 @@ class DagRunHolder:
 def _user_and_host() -> str:
     """Return ``<user>@<host>``, with the uid if it has no name, as in some containers."""
     # DAG files import this module, and must not import the store.
-    from shoal.state.process import hostname
+    from shoal.os_processes import hostname
 
     try:
         user = getpass.getuser()
@@ -152,7 +152,7 @@ def acting_for(team: str | None) -> Iterator[None]:
 def asking_team(team: str | None = None) -> str | None:
     """Return the team for which this process acts: `team` if it is given, else that of `acting_for`, else
     ``$SHOAL_TEAM``. None: no team."""
-    from shoal.state.codec import storable  # here, because DAG files import this module, but need no store
+    from shoal.state.databases import storable  # here, because DAG files import this module, but need no store
 
     return storable(team or _team.get() or os.environ.get(TEAM_VARIABLE) or "") or None
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from sqlalchemy import select
 
 from shoal.errors import PoolNotFoundError
+from shoal.os_processes import ProcessId
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef, Seen
 from shoal.pool.bound_host import is_here, unrecorded
 from shoal.pool.holder import Notice, job_of
@@ -34,7 +35,6 @@ from shoal.pool.scaling_plan import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, stamps
 from shoal.state.home import file_name
-from shoal.state.process import ProcessId
 from shoal.state.schema import Node, NodeState, Pool, PoolState
 
 log = logging.getLogger("shoal.pool")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from shoal.errors import CapacityError, StoreError
 from shoal.node_register import NodeRegister, RegisteredNode
+from shoal.os_processes import ProcessId
 from shoal.own_pauses import waited_since
 from shoal.pool.backends import versions
 from shoal.pool.backends.local import backend, gpus, processes
@@ -41,9 +42,8 @@ from shoal.pool.timeouts import (
 )
 from shoal.state import Store
 from shoal.state.home import open_locked
-from shoal.state.process import ProcessId
+from shoal.state.private_folders import remove_own_folder, turn_lock
 from shoal.state.schema import Node, NodeState, Pool
-from shoal.state.temp_folder import remove_own_folder, turn_lock
 
 if TYPE_CHECKING:
     from shoal.pool.backends.local.raylet import Raylet

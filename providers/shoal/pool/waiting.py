@@ -24,6 +24,8 @@ from shoal.errors import (
     StoreUnreachableError,
     TeamError,
 )
+from shoal.os_processes import ProcessId
+from shoal.own_pauses import waited_since
 from shoal.pool import background_process, bound_host
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
@@ -39,7 +41,6 @@ from shoal.pool.status import PoolStatus, status_of
 from shoal.pool.timeouts import DOWN_PATIENCE, STORE_PERIOD, TURN_PATIENCE, WAIT_PERIOD, WAIT_PERIOD_MOST
 from shoal.state import Store
 from shoal.state.home import lock_file
-from shoal.state.process import ProcessId
 from shoal.state.schema import ActionKind, Lease, Operation, OperationKind, OperationState, Pool, PoolState
 
 log = logging.getLogger("shoal.pool")
@@ -130,7 +131,7 @@ class Waiting:
                 self._reconcile()
                 if on_progress:
                     on_progress(status)
-                if time.monotonic() - began > DOWN_PATIENCE:
+                if waited_since(began) > DOWN_PATIENCE:
                     why = f": {status.reason}" if status.reason else ""
                     raise ScaleError(
                         f'pool "{self._name}" is not down after {DOWN_PATIENCE:.0f} s{why}; run `shoal sweep` to try '
@@ -143,7 +144,7 @@ class Waiting:
         """Wait after a rollback until no surplus or failed node is left, or DOWN_PATIENCE seconds have passed."""
         began = time.monotonic()
         with self._giving_up_turn():
-            while time.monotonic() - began < DOWN_PATIENCE:
+            while waited_since(began) < DOWN_PATIENCE:
                 self._reconcile()
                 status = self._status()
                 stopping = status.state == PoolState.STOPPING.value

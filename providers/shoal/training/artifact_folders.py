@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from shoal import new_folders
 from shoal.errors import InvalidArgumentError
+from shoal.new_files import SHARED_MODE, create_folder
 from shoal.training.locations import filesystem, is_local
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def make_folder(shared: str, folder: str) -> None:
         InvalidArgumentError: A folder fails the check.
         OSError: A folder cannot be made.
     """
-    new_folders.make(Path(shared), new_folders.SHARED)
+    create_folder(Path(shared), SHARED_MODE)
     _check(shared, folder, make=True)
 
 
@@ -65,7 +65,7 @@ def _check(shared: str, folder: str, *, make: bool) -> None:
             path = f"{path}/{name}"
             if make:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, new_folders.SHARED, dir_fd=here)
+                    os.mkdir(name, SHARED_MODE, dir_fd=here)
             try:
                 inner = os.open(name, _FOLDER, dir_fd=here)
             except FileNotFoundError:

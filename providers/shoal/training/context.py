@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.data.gang_position import ALONE, GangPosition, set_current_position
+from shoal.data.planning import ALONE, GangPosition, set_current_position
 
 
 def say(text: str) -> None:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from shoal import new_folders
-from shoal.data.parquet.paths import refuse_incomplete_address
+from shoal.data.parquet.files import refuse_incomplete_address
 from shoal.errors import InvalidArgumentError
+from shoal.new_files import SHARED_MODE, create_folder
 from shoal.redaction import HIDDEN, redact_address, redacted_errors
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def try_out(location: str, option: str = "artifact_location") -> None:
             with redacted_errors(location):
                 _try_out_uri(location)
         else:
-            new_folders.make(Path(location), new_folders.SHARED)
+            create_folder(Path(location), SHARED_MODE)
             with tempfile.NamedTemporaryFile(dir=location, prefix=".shoal-trial-") as file:
                 file.write(b"shoal")
     except Exception as error:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from shoal import new_folders
+from shoal.new_files import create_folder
 
 _PREFIX = "shoal-work-"
 
@@ -42,7 +42,7 @@ def enter(folder: str, gang: str) -> str | None:
         return None
     except OSError:
         own = Path(tempfile.gettempdir(), _PREFIX + sha256(gang.encode()).hexdigest()[:16])
-        new_folders.make(own)
+        create_folder(own)
         os.chdir(own)
         os.environ["PWD"] = _entered = str(own)
         return str(own)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.data.connector import DataConnector
-from shoal.environment_variables import variables_set
+from shoal.os_processes import variables_set
 from shoal.training.pytorch.context import Context, set_context
 from shoal.training.pytorch.environment import Machine, environments
 

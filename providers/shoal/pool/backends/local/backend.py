@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
-from shoal import own_python, telemetry
+from shoal import telemetry
 from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.os_processes import ProcessId, import_folders, python_command
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
@@ -30,12 +31,11 @@ from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import KILL_PATIENCE, START_TIMEOUT, START_TIMEOUT_PER_NODE, TERMINATE_PATIENCE
 from shoal.state.home import home, subfolder, write_file
-from shoal.state.private_folders import remove_folder
-from shoal.state.process import ProcessId
-from shoal.state.temp_folder import (
+from shoal.state.private_folders import (
     ROOT_VARIABLE,
     node_folders,
     node_ids,
+    remove_folder,
     remove_node_folders,
     runtime_root,
     temp_folder,
@@ -56,7 +56,7 @@ def inherited_environment() -> dict[str, str]:
     the settings of OpenTelemetry without credentials, and SHOAL_HOME."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     if "PYTHONPATH" in kept:
-        kept["PYTHONPATH"] = os.pathsep.join(own_python.import_folders(kept["PYTHONPATH"]))
+        kept["PYTHONPATH"] = os.pathsep.join(import_folders(kept["PYTHONPATH"]))
     if NODE_TAG in os.environ:
         # This process belongs to a node, so its TMPDIR is the node's folder, which is removed when the node ends. The
         # detached process may run longer than the node, so its TMPDIR is the host's temp folder.
@@ -144,7 +144,7 @@ class LocalBackend:
         or exits if it cannot claim the row."""
         for node in nodes:
             processes.spawn_detached(
-                own_python.command("-m", self.supervisor, node.id, str(node.epoch), python=_python(pool.spec)),
+                python_command("-m", self.supervisor, node.id, str(node.epoch), python=_python(pool.spec)),
                 env=node_environment(node, _python(pool.spec)),
                 log=log_path(node.pool, node.name),
             )
@@ -257,7 +257,7 @@ def _check_python(python: str, *, needs_ray: bool) -> None:
     """
     try:
         ran = subprocess.run(
-            own_python.command("-c", _ASK_VERSIONS, python=python), check=True, capture_output=True, text=True
+            python_command("-c", _ASK_VERSIONS, python=python), check=True, capture_output=True, text=True
         )
         shoal, has_ray = ran.stdout.split()
     except subprocess.CalledProcessError as error:

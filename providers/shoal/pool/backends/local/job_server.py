@@ -28,8 +28,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal import own_python
-from shoal.exit_status import how_ended
+from shoal.os_processes import how_ended, python_command
 from shoal.pool.endpoint import LIBRARIES, driver_arguments
 from shoal.pool.timeouts import DRIVER_START_TIMEOUT, DRIVER_STOP_PATIENCE, HEAD_REQUEST_TIMEOUT, HEAD_TOKEN_TIMEOUT
 
@@ -108,7 +107,7 @@ def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] |
     fork, Ray would write to the streams of this process, also in the drivers.
     """
     if len(os.listdir("/proc/self/task")) > 1 or "ray" in sys.modules:
-        command = own_python.command("-m", _FORK_SERVER)
+        command = python_command("-m", _FORK_SERVER)
         return subprocess.Popen(command, stdin=requests, stdout=answers, start_new_session=True)
     pid = os.fork()
     if not pid:
