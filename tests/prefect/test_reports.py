@@ -13,7 +13,7 @@ from shoal.jobs.metrics.series import MetricPoint
 from shoal.prefect import abatch_predict, adistributed_train, batch_predict, distributed_train, reports
 from shoal.prefect.job_task import prediction_name, training_name
 from shoal.prefect.reports import LINES_PER_MINUTE, RunLog, TrainingProgress, report, report_key, sparkline
-from shoal.training.progress import Progress
+from shoal.training.reporting import Progress
 from tests.support.job_results import result_of
 
 FIELDS = {"dataset": {"paths": ["x.parquet"]}, "input_cols": ["x"], "label_col": "y"}

@@ -36,7 +36,7 @@ from shoal.prefect import (
 )
 from shoal.prefect.job_task import many_models_name
 from shoal.prefect.reports import NodeLog
-from shoal.training.progress import Progress
+from shoal.training.reporting import Progress
 from tests.support.job_results import result_of
 from tests.support.tiny_node import FAIL_FILE
 

@@ -27,7 +27,7 @@ from shoal.cli.output import (
     when,
 )
 from shoal.errors import InvalidArgumentError, NoPoolError
-from shoal.training.progress import ProgressDisplay
+from shoal.training.reporting import ProgressDisplay
 
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult

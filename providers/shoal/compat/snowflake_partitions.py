@@ -324,7 +324,7 @@ class JobRun:
 
     def wait(self, show_progress: bool) -> None:
         """Wait until the job has ended."""
-        from shoal.training.progress import ProgressDisplay
+        from shoal.training.reporting import ProgressDisplay
 
         with suppress(JobFailedError, JobCancelledError), ProgressDisplay(first_line_s=0.0) as display:
             self.call.job.wait(None, None, display.show if show_progress else None)

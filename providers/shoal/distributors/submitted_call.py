@@ -15,7 +15,7 @@ from shoal.training.pytorch.request import FunctionResult, MissingValue
 
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobHandle, JobResult, JobStatus, PartitionResults, PredictResult
-    from shoal.training.progress import OnProgress
+    from shoal.training.reporting import OnProgress
 
 T = TypeVar("T")
 

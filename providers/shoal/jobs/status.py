@@ -29,7 +29,7 @@ from shoal.state.schema import (
     Pool,
     Promotion,
 )
-from shoal.training.progress import Progress
+from shoal.training.reporting import Progress
 
 MOST_LINES = 20_000
 """Largest number of attempts that `job_lines` returns."""

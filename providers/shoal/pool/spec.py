@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import InvalidArgumentError, shown
 from shoal.option_validation import Settings, later_option, unknown_value
 from shoal.pool.timeouts import ROLLBACK_AFTER
@@ -44,7 +45,7 @@ def pool_name_of(text: str) -> str:
     return f"{name[:31].rstrip('-')}-{digest}".lstrip("-")
 
 
-LIBRARIES = ("xgboost", "lightgbm", "mlflow")
+LIBRARIES = (*BOOSTING_LIBRARIES, "mlflow")
 """Values of `PoolSpec.libraries`."""
 
 RAY_FIELDS = ("address", "gcs", "token_file", "ca_file", "token_over_http", "shared_folders")

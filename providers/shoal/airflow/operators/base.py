@@ -249,9 +249,9 @@ def check_paths(fields: Any, script: Any = None) -> None:
     fields = fields.document() if hasattr(fields, "document") else fields
     found = [*_paths(fields, "")]
     if isinstance(fields, Mapping) and isinstance(model := fields.get("model"), str):
-        from shoal.training.mlflow.model_uris import is_path
+        from shoal.training.tracking import is_model_path
 
-        if is_path(model):
+        if is_model_path(model):
             found.append(("model", model))
     if isinstance(script, str | os.PathLike) and not is_name(script):
         found.append(("train_func", os.fspath(script)))

@@ -514,7 +514,7 @@ def digest_as_written(operator: BaseOperator) -> str:
     :param operator: Operator of the task, whose templates may be rendered already.
     """
     # Imported only here, so that Airflow loads DAG files quickly.
-    from shoal.training.code_digest import code_digest
+    from shoal.training.pickling import code_digest
 
     # Airflow renders a copy of the DAG's task.
     dag = operator.get_dag()

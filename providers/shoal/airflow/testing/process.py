@@ -23,7 +23,7 @@ from typing import Any
 
 from shoal.airflow.testing.check import HEAVY_MODULES, Rule
 from shoal.os_processes import how_ended
-from shoal.training.host.forks import ending_forks
+from shoal.training.host.own_process import ending_forks
 from shoal.training.host.process_channel import ProcessChannel
 
 _IMPORTED_BEFORE = (

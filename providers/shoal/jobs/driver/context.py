@@ -21,8 +21,8 @@ from shoal.jobs.results import JobResult, JobTimes
 from shoal.redaction import redact_value
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job
-from shoal.training.artifact_folders import Claim
-from shoal.training.progress import OnProgress
+from shoal.training.locations import Claim
+from shoal.training.reporting import OnProgress
 
 
 class Stopwatch:

@@ -15,8 +15,8 @@ from shoal.jobs.specs.text import check_json
 from shoal.option_validation import Settings
 from shoal.redaction import redact
 from shoal.training.demand import GangDemand
-from shoal.training.mlflow.options import Caller, Tracking
 from shoal.training.run_config import RunConfig
+from shoal.training.tracking import Caller, Tracking
 
 OBJECT_STORE = "an object store, such as s3://bucket/folder"
 

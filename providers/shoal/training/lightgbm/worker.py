@@ -27,15 +27,15 @@ from shoal.training import cluster
 from shoal.training.boosting.messages import Boosted, History, Part, Prepared, Segment, Task
 from shoal.training.boosting.params import Direction
 from shoal.training.boosting.rows import CheckLabel, ShardRows, cache_budget
-from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
-from shoal.training.host.loopback import is_loopback, tie_to_loopback
+from shoal.training.host.own_process import is_loopback, tie_to_loopback
 from shoal.training.lightgbm import sampling
 from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large
 from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.sampling import Share, sample, shares
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
+from shoal.training.reporting import GangContext, gang_context
 from shoal.training.timeouts import COLLECTIVE_S
 
 if TYPE_CHECKING:

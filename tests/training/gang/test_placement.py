@@ -16,8 +16,7 @@ from shoal.errors import CapacityError, CapacityTimeoutError
 from shoal.node_register import NodeRegister, Registration
 from shoal.training import cluster
 from shoal.training.gang.gang import Gang
-from shoal.training.gang.placement import GangShape
-from shoal.training.gang.register_placement import choose, reserve
+from shoal.training.gang.placement import GangShape, choose, reserve_in_register
 from tests.support.without_ray import nodes_without_ray, registered
 
 
@@ -63,15 +62,15 @@ def test_a_gang_reserves_all_its_cpus_or_none_until_it_is_released(
     register: NodeRegister, nodes: list[Registration]
 ) -> None:
     with pytest.raises(CapacityError, match=r"5 workers .* room for 4 of them \(2 nodes, 4 CPUs\)"):
-        reserve(GangShape(5, 1.0), register, soon())
-    first = reserve(GangShape(3, 1.0), register, soon())
+        reserve_in_register(GangShape(5, 1.0), register, soon())
+    first = reserve_in_register(GangShape(3, 1.0), register, soon())
     assert [(seat.node, seat.local_world_size) for seat in first.seats] == [("here", 2), ("here", 2), ("here-1", 1)]
     with pytest.raises(CapacityTimeoutError, match="1 of 4 CPUs are free"):
-        reserve(GangShape(2, 1.0), register, soon())
+        reserve_in_register(GangShape(2, 1.0), register, soon())
     assert [node.is_in_use() for node in nodes] == [True, True]
     first.release()
     assert [node.is_in_use() for node in nodes] == [False, False]
-    second = reserve(GangShape(2, 2.0), register, soon())
+    second = reserve_in_register(GangShape(2, 2.0), register, soon())
     assert cluster.free_and_all_cpus() == (0, 4)
     second.release()
 
@@ -85,11 +84,11 @@ def test_the_kernel_frees_what_a_killed_driver_or_supervisor_had(
         from shoal.node_register import NodeRegister
         from shoal.training import cluster
         from shoal.training.gang.placement import GangShape
-        from shoal.training.gang.register_placement import reserve
+        from shoal.training.gang.placement import reserve_in_register
         from tests.support.without_ray import registered
         register = NodeRegister(Path(sys.argv[1]))
         cluster.use_register(register)
-        kept = [registered(register, 2, 8), reserve(GangShape(3, 1.0), register, time.monotonic() + 9)]
+        kept = [registered(register, 2, 8), reserve_in_register(GangShape(3, 1.0), register, time.monotonic() + 9)]
         print(*(node.name for node in register.nodes()), flush=True)
         input()
     """
@@ -118,6 +117,6 @@ def test_a_node_that_will_shut_down_gets_no_workers_and_a_gang_can_move_from_it(
         assert gang.run(cluster.leaving_nodes, [()]) == [{"id-0"}], "the workers do not know"
         assert gang.can_move_from() == ["here"]
         gang.end()
-        again = reserve(GangShape(1, 1.0), register, soon())
+        again = reserve_in_register(GangShape(1, 1.0), register, soon())
         assert [seat.node for seat in again.seats] == ["here-1"]
         again.release()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shoal.training.host.forks import ending_forks
+from shoal.training.host.own_process import ending_forks
 
 pytestmark = pytest.mark.processes
 

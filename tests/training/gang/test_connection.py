@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from shoal.training.gang import heartbeats
-from shoal.training.gang.heartbeats import EventKind, WorkerConnections
+from shoal.training.gang import connection
+from shoal.training.gang.connection import EventKind, WorkerConnections
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.processes
 
 WORKER = """
 import sys
-from shoal.training.gang.driver_connection import DriverConnection
+from shoal.training.gang.connection import DriverConnection
 host, port, token, rank = sys.argv[1:5]
 line = DriverConnection(host, int(port), token, int(rank), lambda text: text.replace("s3cret", "***"))
 for text in sys.argv[5:]:
@@ -114,7 +114,7 @@ def test_workers_end_when_the_driver_hangs_up(heard: Heard) -> None:
 
 
 def test_a_stopped_worker_is_missed_but_not_gone(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "WORKER_SILENCE_S", 3.0)
+    monkeypatch.setattr(connection, "WORKER_SILENCE_S", 3.0)
     worker = heard.worker(0)
     assert heard.next()[1] is EventKind.DONE
     os.kill(worker.pid, signal.SIGSTOP)
@@ -197,14 +197,14 @@ def test_an_endless_line_is_cut_off(heard: Heard) -> None:
 
 
 def test_whoever_says_no_hello_is_hung_up_on_after_a_while(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "_HELLO_SECONDS", 0.5)
+    monkeypatch.setattr(connection, "_HELLO_SECONDS", 0.5)
     with heard.stranger() as stranger:
         assert is_hung_up(stranger)
 
 
 def test_many_half_open_connections_keep_no_worker_out(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeats, "_SPARE_CONNECTIONS", 3)
-    monkeypatch.setattr(heartbeats, "_HELLO_SECONDS", 300.0)  # it is not their silence that ends them
+    monkeypatch.setattr(connection, "_SPARE_CONNECTIONS", 3)
+    monkeypatch.setattr(connection, "_HELLO_SECONDS", 300.0)  # it is not their silence that ends them
     strangers = [heard.stranger() for _ in range(3 * (SIZE + 3))]
     try:
         for number, stranger in enumerate(strangers[: -(SIZE + 3)]):  # the newest have their time to say hello

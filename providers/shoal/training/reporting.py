@@ -1,4 +1,7 @@
-"""Record the progress of a training or a prediction in the job's database row, and display it as a bar or log lines."""
+"""Report from workers to the driver and the user: log lines, notes, progress and metrics.
+
+The workers of one training form a gang. A note is JSON data for the driver, such as the latest metrics. The progress is
+recorded in the job's database row, and displayed as a bar or as log lines."""
 
 from __future__ import annotations
 
@@ -10,11 +13,70 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from shoal.training.context import say
+from shoal.data.planning import ALONE, GangPosition, set_current_position
 from shoal.training.timeouts import PROGRESS_LINE_PERIOD_S
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
+
+
+def say(text: str) -> None:
+    """Print a line in this process and flush the output."""
+    print(text, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class GangContext:
+    """A worker's rank in its gang (the group of workers of one training) and its connection to the driver.
+
+    Args:
+        position: Rank of this worker, number of workers, and the seed of the shard plan.
+        local_world_size: Number of workers on this worker's node.
+        log: Function that prints a line in the driver, where the user sees it.
+        note: Function that sends JSON data to the driver.
+        ask: Function that sends JSON data to the driver, and waits for the driver's answer; None if this process
+            belongs to no gang.
+    """
+
+    position: GangPosition = ALONE
+    local_world_size: int = 1
+    log: Callable[[str], None] = say
+    note: Callable[[Mapping[str, Any]], None] = lambda note: None
+    ask: Callable[[Mapping[str, Any]], Any] | None = None
+
+    @property
+    def rank(self) -> int:
+        """Rank of this worker, from 0."""
+        return self.position.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers in the gang."""
+        return self.position.world_size
+
+
+# The context is stored in a global variable and not in a `contextvars.ContextVar`, so that threads that the user starts
+# in a worker get the worker's rank, too.
+_context = GangContext()
+
+
+def gang_context() -> GangContext:
+    """Return this process's rank and connection to the driver.
+
+    A process that belongs to no gang counts as rank 0 of a gang with one worker.
+    """
+    return _context
+
+
+def set_gang_context(context: GangContext) -> None:
+    """Set this process's rank and connection to the driver.
+
+    The rank also determines which rows of a dataset this process reads.
+    """
+    global _context
+    set_current_position(context.position)
+    _context = context
+
 
 _MOST_METRICS = 20
 _LONGEST_NAME = 100

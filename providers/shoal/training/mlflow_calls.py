@@ -12,9 +12,9 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from shoal.training.context import GangContext
-from shoal.training.mlflow.options import experiment_id
+from shoal.training.reporting import GangContext
 from shoal.training.timeouts import SET_EXPERIMENT_WAIT_S
+from shoal.training.tracking import experiment_id
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -1,4 +1,7 @@
-"""Define the options for a job's MLflow run, and fill in unset options from the caller's MLflow settings."""
+"""Define the options for a job's MLflow run, and fill in unset options from the caller's MLflow settings.
+
+The functions for models tell apart the texts that name them: MLflow URIs, and paths of files or folders.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from shoal.data.parquet.files import refuse_incomplete_address
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings
 from shoal.redaction import redact_value
-from shoal.training.locations import absolute_database
+from shoal.training.locations import absolute_database, resolved
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -204,3 +207,39 @@ def folder_of(experiment: str) -> str:
         return experiment
     legal = re.sub(r"[^A-Za-z0-9_-]+", "_", experiment)[:_FOLDER_LENGTH]
     return f"{legal}-{hashlib.sha256(experiment.encode(errors='surrogatepass')).hexdigest()[:12]}"
+
+
+MODEL_VERSION = re.compile(r"models:/(?P<name>[^/@]+)/(?P<version>\d+)")
+"""Pattern of the URIs that name a version of a registered model by its number."""
+_REGISTERED = re.compile(r"models:/([^/@]+@[^/@]+|[^/@]+/[0-9]+|m-[0-9a-f]{32})")
+"""Pattern of the URIs that name a version or an alias. A stage or "latest" is not accepted, because the version that it
+means may change during a run."""
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+"""Start of a model's URI, such as ``runs:/`` or ``s3://``."""
+
+
+def is_model_path(model: str) -> bool:
+    """Return whether the text that names a model is a path, and not a URI."""
+    return not _URI.match(model)
+
+
+def is_mlflow_uri(model: str) -> bool:
+    """Return whether the text that names a model is a URI that only MLflow can resolve."""
+    return model.startswith(("models:/", "runs:/"))
+
+
+def absolute_model(model: str) -> str:
+    """Return the text that names a model, with an absolute path if it is a path."""
+    return resolved(model, "model") if is_model_path(model) else model
+
+
+def check_model_version(model: str) -> None:
+    """Check that the URI of a registered model names a version or an alias.
+
+    Raises:
+        InvalidArgumentError: The URI names neither.
+    """
+    if model.startswith("models:/") and not _REGISTERED.fullmatch(model):
+        raise InvalidArgumentError(
+            f'model "{model}" names no version: write models:/NAME@ALIAS or models:/NAME/VERSION'
+        )
