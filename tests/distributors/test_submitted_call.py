@@ -47,7 +47,7 @@ from shoal.pool.api import list_pools
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.reconciling import reconcile
 from shoal.pool.spec import is_pool_name
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.schema import JobState, Pool, PoolState

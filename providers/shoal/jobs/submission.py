@@ -51,7 +51,7 @@ from shoal.pool.journal import usage
 from shoal.pool.selection import is_embedded, which_pool
 from shoal.pool.spec import PoolSpec, is_pool_name
 from shoal.pool.waiting import end_if_abandoned
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.databases import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState

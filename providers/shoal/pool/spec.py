@@ -17,7 +17,7 @@ from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import InvalidArgumentError, shown
 from shoal.option_validation import Settings, later_option, unknown_value
 from shoal.pool.timeouts import ROLLBACK_AFTER
-from shoal.redaction import has_credentials, redact_address, redact_value
+from shoal.secrets.redaction import has_credentials, redact_address, redact_value
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or digit (URI hosts are lower-cased)"

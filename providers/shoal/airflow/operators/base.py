@@ -364,7 +364,19 @@ class _CheckedPartial(OperatorPartial):
         :param mapped_kwargs: For each argument, its values: a list or a dict, or the result of another task.
         """
         task = super().expand(**mapped_kwargs)
-        _check_instances(task, _combinations(mapped_kwargs))
+        # The result of another task counts as a single unknown value.
+        values = [
+            [(f"{name}[{i}]", one) for i, one in enumerate(given.items() if isinstance(given, Mapping) else given)]
+            if isinstance(given, Sequence | Mapping)
+            else [("", given)]
+            for name, given in mapped_kwargs.items()
+        ]
+        for chosen in product(*values):
+            _check_instance(
+                task,
+                ", ".join(filter(None, (source for source, _ in chosen))),
+                dict(zip(mapped_kwargs, (one for _, one in chosen), strict=True)),
+            )
         return task
 
     def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> MappedOperator:
@@ -374,42 +386,23 @@ class _CheckedPartial(OperatorPartial):
         :param strict: Whether an argument that `partial` has taken already is an error.
         """
         task = super().expand_kwargs(kwargs, strict=strict)
-        given = kwargs if isinstance(kwargs, Sequence) else ()
-        _check_instances(task, ((f"item {i}", one) for i, one in enumerate(given) if isinstance(one, Mapping)))
+        for i, one in enumerate(kwargs if isinstance(kwargs, Sequence) else ()):
+            if isinstance(one, Mapping):
+                _check_instance(task, f"item {i}", one)
         return task
 
 
-def _combinations(mapped: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the description and the arguments of each instance of a mapped task, in the order of the map indexes. Error
-    messages contain the description, which names the mapped values. The result of another task counts as a single
-    unknown value."""
-    values = [
-        [(f"{name}[{i}]", one) for i, one in enumerate(given.items() if isinstance(given, Mapping) else given)]
-        if isinstance(given, Sequence | Mapping)
-        else [("", given)]
-        for name, given in mapped.items()
-    ]
-    for chosen in product(*values):
-        yield (
-            ", ".join(filter(None, (source for source, _ in chosen))),
-            dict(zip(mapped, (one for _, one in chosen), strict=True)),
-        )
+def _check_instance(task: MappedOperator, source: str, arguments: Mapping[str, Any]) -> None:
+    """Check an instance of a mapped task by creating it in the same way as Airflow does when the instance runs.
 
-
-def _check_instances(task: MappedOperator, instances: Iterator[tuple[str, Mapping[str, Any]]]) -> None:
-    """Check the instances of a mapped task by creating each instance in the same way as Airflow does when the instance
-    runs.
-
-    :param instances: A pair for each instance: a text that names its mapped values for the error message, and its
-        arguments.
-    :raises InvalidArgumentError: An argument of an instance is wrong.
+    :param source: Text that names the mapped values in the error message. Empty: none of them is known.
+    :raises InvalidArgumentError: An argument of the instance is wrong.
     """
-    for source, arguments in instances:
-        if source:
-            try:
-                task.unmap(arguments)
-            except InvalidArgumentError as error:
-                raise InvalidArgumentError(f"{error} (in the mapped values, at {source})") from None
+    if source:
+        try:
+            task.unmap(arguments)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{error} (in the mapped values, at {source})") from None
 
 
 def is_in_task() -> bool:

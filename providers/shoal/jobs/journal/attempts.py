@@ -35,7 +35,7 @@ from shoal.os_processes import ProcessId
 from shoal.pool.holder import may_change, python_holder, require_team, run_of
 from shoal.pool.journal import usage
 from shoal.pool.journal.usage import SPENT_ADVICE, end_job
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, ActionKind, Base, Job, JobState
 
