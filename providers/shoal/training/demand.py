@@ -9,14 +9,13 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from shoal.data.spec import DatasetSpec
 from shoal.errors import CapacityError
 from shoal.training.cluster import Node, limited_nodes
+from shoal.training.gang.placement import GangShape
 from shoal.training.run_config import RunConfig
-
-SizeT = TypeVar("SizeT", covariant=True)
 
 
 class NodeSize(NamedTuple):
@@ -68,15 +67,15 @@ class GangClaim:
         return NodeSize(min(cpus, total.cpus), min(workers * gpus, total.gpus))
 
 
-class Size(Protocol[SizeT]):
+class Size(Protocol):
     """Function that computes the number and size of workers on nodes, or raises CapacityError."""
 
-    def __call__(self, nodes: Sequence[Node], *, clamp: bool) -> SizeT:
+    def __call__(self, nodes: Sequence[Node], *, clamp: bool) -> GangShape:
         """Compute them; `clamp`: reduce them to what fits."""
 
 
 @dataclass(frozen=True)
-class GangDemand(Generic[SizeT]):
+class GangDemand:
     """What a job needs of the nodes of its pool.
 
     Attributes:
@@ -92,10 +91,10 @@ class GangDemand(Generic[SizeT]):
     """
 
     gang: GangClaim
-    size: Size[SizeT]
+    size: Size
     run_config: RunConfig
     inputs: tuple[DatasetSpec, ...]
-    also: tuple[Size[Any], ...] = ()
+    also: tuple[Size, ...] = ()
     starts_ray_tasks: bool = False
     counts_gpus: bool = False
     why_cpu: Callable[[], str | None] = lambda: None

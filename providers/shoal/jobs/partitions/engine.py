@@ -33,7 +33,6 @@ from shoal.training.host.hidden_output import SECRETS
 from shoal.training.locations import Claim
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
 from shoal.training.restarts import Restarts
-from shoal.training.scaling import GangSize
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
 
 if TYPE_CHECKING:
@@ -81,7 +80,7 @@ def import_ahead_for_workers(spec: PartitionsJobSpec) -> None:
             worker.__name__,
             *([spec.estimator.framework] if spec.estimator else ()),
         ]
-        import_ahead(_shape(_size(spec)), modules, complete=spec.estimator is None)
+        import_ahead(_size(spec), modules, complete=spec.estimator is None)
 
 
 def run(
@@ -169,14 +168,10 @@ def plan_key(spec: PartitionsJobSpec, program: PartitionProgram) -> str:
     return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
-def _size(spec: PartitionsJobSpec) -> GangSize:
+def _size(spec: PartitionsJobSpec) -> GangShape:
     """Return the number of workers and the CPUs of each."""
     nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
     return spec.demand().size(nodes, clamp=spec.run_config.clamp)
-
-
-def _shape(size: GangSize) -> GangShape:
-    return GangShape(size.num_workers, size.cpus_per_worker, trim_memory=True)
 
 
 class _Partitions:
@@ -233,7 +228,7 @@ class _Partitions:
         if batches is not None and not set(batches) - set(done):
             return []
         wait_s = min(RESOURCES_WAIT_S, restarts.left(RESOURCES_WAIT_S))
-        gang = Gang.start(_shape(self._size), timeout=wait_s, env=self._env)
+        gang = Gang.start(self._size, timeout=wait_s, env=self._env)
         try:
             if batches is None:
                 peaks = self._divide(gang, restarts)

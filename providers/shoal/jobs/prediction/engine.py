@@ -6,6 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from shoal.data.connector import DataConnector
@@ -20,7 +21,6 @@ from shoal.jobs.prediction.worker import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import cluster, locations
 from shoal.training.gang.gang import shared_gang
-from shoal.training.gang.placement import GangShape
 from shoal.training.locations import Claim
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
 from shoal.training.restarts import Restarts
@@ -99,7 +99,7 @@ def _predict_all(
     # The rows are divided into files only once, and not again at a restart. Otherwise a restart could divide them
     # differently, and the files that are already complete would be useless.
     parts = plan_files(work.source.row_groups(), min(size.num_workers, rows))
-    shape = GangShape(len(parts), size.cpus_per_worker, trim_memory=True)
+    shape = replace(size, num_workers=len(parts))
 
     def attempt() -> list[int]:
         done = 0

@@ -44,7 +44,7 @@ from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import Pickled, pickled
 from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, bounded, say
 from shoal.training.restarts import NodeLeavesError, Restarts
-from shoal.training.scaling import GangSize, gpu_wish, wider_workers
+from shoal.training.scaling import gpu_wish, wider_workers
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Library(Protocol):
         """
 
     def params(
-        self, request: TrainRequest, size: GangSize, user_code: UserCode, init_model: InitModel | None = None
+        self, request: TrainRequest, size: GangShape, user_code: UserCode, init_model: InitModel | None = None
     ) -> tuple[dict[str, Any], int]:
         """Check the parameters with the library; return the parameters of every worker and the seed of the training."""
 
@@ -201,17 +201,13 @@ def import_ahead_for_workers(request: TrainRequest, *, complete: bool) -> None:
     with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
         nodes = cluster.nodes_to_size(request.scaling_config.num_workers)
         size = request.demand().size(nodes, clamp=request.run_config.clamp)
-        import_ahead(_shape(size), [_worker_module(request)], complete=complete)
+        import_ahead(size, [_worker_module(request)], complete=complete)
 
 
 def _worker_module(request: TrainRequest) -> str:
     """Return the name of the module that runs in the workers. The module contains the functions `boost(Segment)` and
     `finish()`, and the functions that `Library.prepare` calls."""
     return f"shoal.training.{request.framework}.worker"
-
-
-def _shape(size: GangSize) -> GangShape:
-    return GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
 
 
 def with_gpu_choice(request: TrainRequest, library: Library, keep_choice: KeepChoice) -> TrainRequest:
@@ -375,7 +371,7 @@ class Training:
             self._train, self._eval_sets, size.num_workers, seed, group_col, by_columns=by_columns, whole=whole
         )
         with shared_gang(
-            _shape(size), timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self.env
+            size, timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self.env
         ) as gang:
             # The user's code may use scikit-learn and the library's estimators.
             gang.preload([self._worker], complete=bool(self.user_code))
@@ -500,7 +496,7 @@ class Training:
         function: Callable[..., Any] = getattr(importlib.import_module(self._worker), name)
         return gang.run(function, args, timeout=self._restarts.timeout, on_note=on_note)
 
-    def _resolve(self, *, again: bool = False) -> GangSize:
+    def _resolve(self, *, again: bool = False) -> GangShape:
         """Compute the number and size of the workers from the scaling config and the active nodes."""
         scaling, clamp = self.request.scaling_config, self.request.run_config.clamp
         if again:

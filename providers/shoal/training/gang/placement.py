@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.errors import CapacityError, CapacityTimeoutError
@@ -30,7 +30,9 @@ part of a CPU would be missing for work that needs all CPUs of the node."""
 
 @dataclass(frozen=True, slots=True)
 class GangShape:
-    """Number of workers of a gang, and the resources of each; a gang is reused only for a run with an equal shape.
+    """Number of workers of a gang, and the resources of each, resolved once per attempt from what a job demands.
+
+    A gang is reused only for a run with an equal shape.
 
     Args:
         num_workers: Number of workers.
@@ -42,6 +44,7 @@ class GangShape:
             workers wherever there is room.
         trim_memory: Whether the workers return freed memory to the operating system at once, so that another library in
             the process can use it. Libraries that free and allocate memory all the time become slower.
+        reading_cpus: CPUs of each worker that stay free for the tasks of Ray Data that read its rows.
     """
 
     num_workers: int
@@ -50,6 +53,12 @@ class GangShape:
     gpu_type: str | None = None
     per_node: int | None = None
     trim_memory: bool = False
+    reading_cpus: float = field(default=0.0, compare=False)
+
+    @property
+    def threads(self) -> int:
+        """Number of threads with which each worker computes."""
+        return max(1, int(self.cpus_per_worker))
 
     def __str__(self) -> str:
         each = resources(self.cpus_per_worker, self.gpus_per_worker, self.gpu_type)

@@ -13,6 +13,7 @@ from shoal.training.boosting.params import Directions, seed_in
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import inexact_leaves
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.gang.placement import GangShape
 from shoal.training.lightgbm.model import objective_line
 from shoal.training.lightgbm.params import (
     NAMES,
@@ -25,7 +26,6 @@ from shoal.training.lightgbm.params import (
     worker_params,
 )
 from shoal.training.lightgbm.sampling import shares
-from shoal.training.scaling import GangSize
 
 if TYPE_CHECKING:
     from shoal.training.gang.gang import Gang
@@ -46,7 +46,7 @@ class LightGBM(Library):
         return gpu_problem(params["device_type"])
 
     def params(
-        self, request: TrainRequest, size: GangSize, user_code: UserCode, init_model: InitModel | None = None
+        self, request: TrainRequest, size: GangShape, user_code: UserCode, init_model: InitModel | None = None
     ) -> tuple[dict[str, Any], int]:
         """Check the user's parameters; return the parameters of every worker and the seed of the training.
 

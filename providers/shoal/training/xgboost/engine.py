@@ -16,8 +16,8 @@ from shoal.training.boosting.params import Directions, seed_in
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.unsupported import inexact_leaves
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.gang.placement import GangShape
 from shoal.training.reporting import say
-from shoal.training.scaling import GangSize
 from shoal.training.timeouts import COLLECTIVE_S
 from shoal.training.xgboost.params import (
     NAMES,
@@ -70,7 +70,7 @@ class XGBoost(Library):
         return gpu_problem()
 
     def params(
-        self, request: TrainRequest, size: GangSize, user_code: UserCode, init_model: InitModel | None = None
+        self, request: TrainRequest, size: GangShape, user_code: UserCode, init_model: InitModel | None = None
     ) -> tuple[dict[str, Any], int]:
         """Check the user's parameters; return the parameters of every worker and the seed of the training.
 
