@@ -19,10 +19,9 @@ from zoneinfo import ZoneInfo
 from airflow.sdk import CronTriggerTimetable, Param, dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
 
-from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
-from shoal.airflow.results import training_results
-from shoal.airflow.retries import no_retry_of_permanent_errors
+from shoal.airflow.pool_for_run import pool_for_run
+from shoal.airflow.results import no_retry_of_permanent_errors, training_results
 
 POOL = "{{ var.value.get('shoal_many_models_pool', 'local://many-models?max_nodes=4') }}"
 NODES = 3

@@ -30,8 +30,8 @@ from zoneinfo import ZoneInfo
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import CronTriggerTimetable, Param, dag, get_current_context, task
 
-from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
+from shoal.airflow.pool_for_run import pool_for_run
 from shoal.airflow.sensors import NodesSensor
 
 POOL = "{{ var.value.get('shoal_retrain_pool', 'local://retrain?max_nodes=4') }}"

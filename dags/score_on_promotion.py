@@ -18,9 +18,9 @@ from zoneinfo import ZoneInfo
 from airflow.sdk import Param, dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
 
-from shoal.airflow.assets import model_asset, promotion_of
-from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import BatchPredictOperator
+from shoal.airflow.pool_for_run import pool_for_run
+from shoal.airflow.results import model_asset, promotion_of
 
 MODEL = "recent-flight-delays"
 """Name of the model that `scheduled_retraining` registers."""

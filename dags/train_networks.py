@@ -18,8 +18,8 @@ from zoneinfo import ZoneInfo
 from airflow.sdk import CronTriggerTimetable, Param, dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowFailException
 
-from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
+from shoal.airflow.pool_for_run import pool_for_run
 from shoal.airflow.results import training_results
 
 POOL = "{{ var.value.get('shoal_networks_pool', 'local://networks?max_nodes=4') }}"

@@ -26,9 +26,9 @@ from examples.python_run import (
 from shoal.errors import PoolDownError, PoolNotFoundError, ShoalError
 from shoal.examples.flights import check_month
 from shoal.jobs import JobResult
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.state.home import subfolder
-from shoal.state.process import ProcessId
 
 DAGS = Path(__file__).parents[1] / "dags"
 DAG_ID = "scheduled_retraining"

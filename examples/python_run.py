@@ -23,10 +23,10 @@ from rich.table import Table
 
 from shoal.errors import ShoalError
 from shoal.examples.flights import MODEL, POOL, retraining_spec
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.status import PoolStatus
 from shoal.state.home import home, open_locked, subfolder
-from shoal.state.process import ProcessId
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult

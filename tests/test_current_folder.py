@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal import own_python
 from shoal.jobs.reconcile import watch
+from shoal.os_processes import import_folders, python_command
 from shoal.pool.backends import ray_scripts
 from shoal.pool.backends.local import gpus
 from shoal.pool.backends.local.backend import _ASK_VERSIONS
@@ -62,14 +62,14 @@ def own_modules() -> list[str]:
 
 
 COMMANDS = {
-    **{module: own_python.command("-m", module, "no-such-argument") for module in own_modules()},
+    **{module: python_command("-m", module, "no-such-argument") for module in own_modules()},
     "reconciler": background_process.COMMAND,
     "settle": watch._SETTLE_COMMAND,
     "driver on a head": driver_command(sys.executable, "no-such-job", "1"),
     "script on a head": ["sh", "-c", ray_scripts._RUN, "import queue, json, platform, uuid", "{}"],
-    "question for versions": own_python.command("-c", _ASK_VERSIONS),
-    "question for GPUs": own_python.command("-c", gpus._ASK_RAY),
-    "reader of the output": own_python.command("-c", hidden_output._START.replace("os.fork() and os._exit(0)", "0")),
+    "question for versions": python_command("-c", _ASK_VERSIONS),
+    "question for GPUs": python_command("-c", gpus._ASK_RAY),
+    "reader of the output": python_command("-c", hidden_output._START.replace("os.fork() and os._exit(0)", "0")),
     "shoal": [str(SHOAL), "--help"],
 }
 
@@ -106,7 +106,7 @@ def test_a_pool_and_its_jobs_import_nothing_from_the_current_folder(traps: Path,
 
 
 def test_an_empty_name_in_pythonpath_is_not_inherited():
-    assert own_python.import_folders(":/a::relative:") == ["/a", "relative"]
+    assert import_folders(":/a::relative:") == ["/a", "relative"]
 
 
 def test_every_process_is_started_by_the_one_command():

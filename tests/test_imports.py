@@ -46,7 +46,7 @@ def test_no_heavy_import():
 
 @pytest.mark.processes
 def test_a_dag_file_does_not_import_the_store_or_the_clients_of_pools(tmp_path):
-    code = "import sys, shoal.airflow.context, shoal.airflow.operators, shoal.airflow.sensors; print(*sys.modules)"
+    code = "import sys, shoal.airflow.pool_for_run, shoal.airflow.operators, shoal.airflow.sensors; print(*sys.modules)"
     environment = {**os.environ, "AIRFLOW_HOME": str(tmp_path)}
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert {"shoal.state", "shoal.pool.api", "shoal.data.connector"} & {*ran.stdout.split()} == set()

@@ -15,10 +15,11 @@ from tests.support import ROOT, package_tree
 PACKAGE = Path(shoal.__file__).parent
 
 
-@pytest.mark.parametrize("folder", ["ui", "airflow/plugin", "airflow/listeners", "pool/api"])
+@pytest.mark.parametrize("folder", ["ui", "airflow/plugin.py", "airflow/page.py", "airflow/listeners", "pool/api"])
 def test_threads_of_servers_use_the_store_of_their_starter(folder: str):
     """A thread without the context of its starter would use the server's own store for the page of a team."""
-    for path in (PACKAGE / folder).rglob("*.py"):
+    paths = [*(PACKAGE / folder).rglob("*.py")] or [PACKAGE / folder]
+    for path in paths:
         source = path.read_text()
         if re.search(r"threading\.Thread\(|ThreadPoolExecutor\(|run_in_executor\(", source):
             assert "copy_context().run" in source, f"{path}: start the thread with copy_context().run"

@@ -17,11 +17,11 @@ import sqlalchemy as sa
 from shoal import ComputePool, jobs
 from shoal.jobs import JobHandle, parse_spec
 from shoal.jobs.submission import fingerprint
+from shoal.os_processes import ProcessId
 from shoal.pool.api import list_pools
 from shoal.state import Store, home
-from shoal.state.process import ProcessId
+from shoal.state.private_folders import runtime_root
 from shoal.state.schema import JobState, Lock, NodeState, PoolState
-from shoal.state.temp_folder import runtime_root
 from tests.support.pool_processes import node_rows, processes_of_home
 from tests.support.previous_version import HOLDER, POOL, document
 from tests.support.waiting import wait_until

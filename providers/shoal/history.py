@@ -18,9 +18,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from shoal.errors import InvalidArgumentError, shown
+from shoal.os_processes import hostname
 from shoal.redaction import redact
 from shoal.state import Store
-from shoal.state.process import hostname
 from shoal.state.schema import Action, ActionKind
 
 __all__ = ["ActionKind", "Entry", "acting_as", "is_named", "read", "record", "record_end", "record_sweep"]

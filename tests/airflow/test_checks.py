@@ -12,8 +12,6 @@ from airflow.sdk import DAG, literal, task, task_group
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 
-from shoal.airflow.checks import UNKNOWN, is_known
-from shoal.airflow.context import pool_for_run
 from shoal.airflow.decorators import distributed_task
 from shoal.airflow.operators import (
     BatchPredictOperator,
@@ -22,7 +20,9 @@ from shoal.airflow.operators import (
     LeasePoolOperator,
     ScaleClusterOperator,
 )
-from shoal.airflow.retries import FailOnPermanentErrors, no_retry_of_permanent_errors
+from shoal.airflow.operators.base import UNKNOWN, is_known
+from shoal.airflow.pool_for_run import pool_for_run
+from shoal.airflow.results import FailOnPermanentErrors, no_retry_of_permanent_errors
 from shoal.airflow.sensors import NodesSensor
 from shoal.data import DataConnector
 from shoal.errors import (
@@ -307,7 +307,7 @@ def test_a_template_is_found_at_any_depth(template):
 @pytest.fixture
 def in_task(monkeypatch):
     """Runs code as Airflow does in a task."""
-    monkeypatch.setattr("shoal.airflow.base.checked.get_current_context", lambda: SimpleNamespace())
+    monkeypatch.setattr("shoal.airflow.operators.base.get_current_context", lambda: SimpleNamespace())
 
 
 def test_an_instance_of_a_mapped_task_with_a_wrong_argument_is_not_retried(in_task):
@@ -374,7 +374,7 @@ def no_method_of_shoal(*args, **kwargs):
     ],
 )
 def test_no_operator_is_retried_after_a_permanent_error(made, calls, context, fresh_home, monkeypatch):
-    monkeypatch.setattr("shoal.airflow.hooks.ComputePoolHook.pool", no_method_of_shoal)
+    monkeypatch.setattr("shoal.airflow.connections.ComputePoolHook.pool", no_method_of_shoal)
     with DAG("a_dag", schedule=None):
         operator = made()
     with pytest.raises(AirflowFailException, match=r"^no rows$") as caught:

@@ -12,10 +12,9 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 
 from shoal import jobs
 from shoal.airflow import deployment
-from shoal.airflow._run_holder import holder_of
-from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.deployment import VARIABLE, deployment_of_task, other_addresses
+from shoal.airflow.deployment import VARIABLE, deployment_of_task, holder_of, other_addresses
 from shoal.airflow.operators import CleanupPoolOperator, DistributedTrainOperator
+from shoal.airflow.operators.base import PoolOperator
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import JobResult, load_results
 from shoal.jobs.journal import attempts

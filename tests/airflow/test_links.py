@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal.airflow.links import links_of, page_links
+from shoal.airflow.operators.jobs import links_of, page_links
 from shoal.jobs import JobSpec
 from shoal.pool.spec import PoolSpec
 from tests.support.job_results import result_of
@@ -47,7 +47,7 @@ def test_the_page_of_the_setting_comes_before_the_page_in_airflow(monkeypatch):
     monkeypatch.delenv("SHOAL_UI_URL")
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://airflow.example/team/")
     assert page_links("a job") == {"Job": "/team/shoal/jobs/a%20job"}
-    monkeypatch.setattr("shoal.airflow.plugin.lazy_app.has_extra", lambda: False)
+    monkeypatch.setattr("shoal.airflow.plugin.has_extra", lambda: False)
     assert page_links("a job") == {}
 
 
@@ -55,5 +55,5 @@ def test_the_page_of_the_setting_comes_before_the_page_in_airflow(monkeypatch):
 def test_a_task_of_a_team_links_to_the_page_of_the_team(monkeypatch, team, path):
     monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
     context = {"dag_run": SimpleNamespace(team_name=team)}
-    monkeypatch.setattr("shoal.airflow.links.get_current_context", lambda: context)
+    monkeypatch.setattr("shoal.airflow.operators.jobs.get_current_context", lambda: context)
     assert page_links("job") == {"Job": f"/shoal/{path}"}

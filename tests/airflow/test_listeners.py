@@ -18,7 +18,7 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.listener import ListenerManager, taskinstance
 
 from shoal import history
-from shoal.airflow.settings import VARIABLES, apply_settings, config_section
+from shoal.airflow.deployment import VARIABLES, apply_settings, config_section
 from shoal.jobs.cleanup import end_in_store
 from shoal.jobs.journal import attempts
 from shoal.pool.journal import commands, rows
@@ -240,7 +240,7 @@ def test_an_option_sets_its_variable_unless_it_is_set(unset, monkeypatch, plugin
         "SHOAL_POOL": "/of/pool",
         "SHOAL_UI_URL": "/of/ui_url",
     }
-    assert {record.getMessage() for record in caplog.records if record.name == "shoal.airflow.settings"} == {
+    assert {record.getMessage() for record in caplog.records if record.name == "shoal.airflow.deployment"} == {
         "the option home in section [shoal] of Airflow's configuration is ignored, because the environment variable "
         "SHOAL_HOME has another value: remove one of them"
     }

@@ -12,11 +12,9 @@ from airflow.sdk import DAG, Asset, BaseNotifier
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
-from shoal.airflow.assets import PROMOTIONS, model_asset, promotion_of
 from shoal.airflow.notifications import model_message, run_message
 from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError, PromoteModelOperator
-from shoal.airflow.operators.outcomes import record_failure, record_success
-from shoal.airflow.results import instances_of
+from shoal.airflow.results import PROMOTIONS, instances_of, model_asset, promotion_of, record_failure, record_success
 from shoal.errors import InvalidArgumentError, JobFailedError
 from shoal.jobs import JobSpec, PromotionResult
 from tests.support.job_results import decided, result_of

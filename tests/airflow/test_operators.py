@@ -31,9 +31,6 @@ from airflow.sdk.execution_time.comms import ErrorResponse
 from airflow.serialization.serialized_objects import DagSerialization
 
 from shoal import history, jobs
-from shoal.airflow.base.pool import TaskKilledError, WorkerLostError
-from shoal.airflow.context import pool_for_run
-from shoal.airflow.links import LINKS
 from shoal.airflow.operators import (
     BatchPredictOperator,
     CleanupPoolOperator,
@@ -44,7 +41,10 @@ from shoal.airflow.operators import (
     SweepPoolsOperator,
     TuneOperator,
 )
-from shoal.data.spec import DatasetSpec
+from shoal.airflow.operators.base import TaskKilledError, WorkerLostError
+from shoal.airflow.operators.jobs import LINKS
+from shoal.airflow.pool_for_run import pool_for_run
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import (
     InvalidArgumentError,
     JobCancelledError,
@@ -56,11 +56,11 @@ from shoal.errors import (
 from shoal.jobs import JobHandle, JobResult
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import commands
 from shoal.pool.spec import LeaseOptions, PoolSpec
 from shoal.state import Store, deployments
-from shoal.state.process import ProcessId
 from shoal.state.schema import JobState, Lease, Pool, PoolState
 from shoal.training.pytorch.request import launched, spread
 from shoal.training.run_config import RunConfig

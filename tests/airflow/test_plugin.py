@@ -21,9 +21,9 @@ from fastapi.testclient import TestClient
 from httpx import Response
 
 from shoal import history
-from shoal.airflow.plugin import ShoalPlugin, lazy_app
-from shoal.airflow.plugin.access import _is_in_team, _may_end
-from shoal.airflow.plugin.lazy_app import LazyApp
+from shoal.airflow import plugin
+from shoal.airflow.page import _is_in_team, _may_end
+from shoal.airflow.plugin import LazyApp, ShoalPlugin
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -83,7 +83,7 @@ def test_the_menu_has_the_page_in_a_frame_and_in_a_tab():
 @pytest.fixture
 def users(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[object, object]]:
     """What the auth manager answers for each user: whether the user may see, and may act. Users send their name."""
-    from shoal.airflow.plugin import access
+    from shoal.airflow import page
 
     answers: dict[str, tuple[object, object]] = {}
 
@@ -108,8 +108,8 @@ def users(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[
         is_authorized_dag=lambda **_: False,
         get_authorized_dag_ids=lambda **_: set(),
     )
-    monkeypatch.setattr(access, "get_user", get_user)
-    monkeypatch.setattr(access, "get_auth_manager", lambda: manager)
+    monkeypatch.setattr(page, "get_user", get_user)
+    monkeypatch.setattr(page, "get_auth_manager", lambda: manager)
     return answers
 
 
@@ -149,7 +149,7 @@ def test_who_is_not_logged_in_is_refused_everywhere(client):
 
 
 def test_only_the_own_token_and_the_permission_let_a_user_act(client, users):
-    from shoal.airflow.plugin.access import _csrf_token
+    from shoal.airflow.page import _csrf_token
 
     users["anna"], users["ben"], users["viewer"] = (True, True), (True, True), (True, False)
 
@@ -167,11 +167,11 @@ def test_only_the_own_token_and_the_permission_let_a_user_act(client, users):
 @pytest.fixture
 def stores(users, monkeypatch) -> dict[str | None, Store]:
     """The stores of two teams and of the API server, each with a pool of another name and a job of the same id."""
-    from shoal.airflow.plugin import access
+    from shoal.airflow import page
 
     members = {"anna": ["fraud"], "ben": ["ads", "fraud"], "vera": []}
     monkeypatch.setattr(
-        access.get_auth_manager(),
+        page.get_auth_manager(),
         "is_authorized_team",
         lambda *, method, details, user: details.name in members[user.get_id()],
         raising=False,
@@ -218,7 +218,7 @@ def test_a_user_sees_the_stores_of_the_own_teams_and_learns_nothing_of_others(cl
 
 
 def test_an_action_on_the_page_of_a_team_changes_only_its_store(client, stores):
-    from shoal.airflow.plugin.access import _csrf_token
+    from shoal.airflow.page import _csrf_token
 
     def act(user: str, team: str, name: str, arguments: dict) -> int:
         headers = {
@@ -274,7 +274,7 @@ def test_the_settings_of_the_guide_name_the_store_of_each_team(tmp_path):
     guide = (ROOT / "docs" / "airflow.md").read_text()
     found = re.search(r"<!-- settings of stores -->\n```ini\n(.*?)```", guide, re.DOTALL)
     (tmp_path / "airflow.cfg").write_text(found[1])
-    code = "from shoal.airflow.settings import *; print(has_teams(), *map(store_of, ['fraud', 'ads', 'other', None]))"
+    code = "from shoal.airflow.deployment import *; print(has_teams(), *map(store_of, ['fraud', 'ads', 'other', None]))"
 
     said = airflow(tmp_path, "-c", code).splitlines()[-1]
 
@@ -301,7 +301,7 @@ def test_a_page_that_cannot_be_built_tells_strangers_nothing_and_is_built_later(
     assert (refused.status_code, "secret" in refused.text) == (503, False)
     assert client.get("/").status_code == 404
 
-    monkeypatch.setattr(lazy_app, "has_extra", lambda: False)
+    monkeypatch.setattr(plugin, "has_extra", lambda: False)
     assert 'pip install "shoal[ui]"' in TestClient(LazyApp()).get("/").text
 
 

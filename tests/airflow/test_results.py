@@ -10,8 +10,8 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
 from shoal.airflow import results
-from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator, LeasePoolOperator
+from shoal.airflow.pool_for_run import pool_for_run
 from shoal.airflow.results import CAUSE, training_results
 from shoal.airflow.sensors import NodesSensor
 from shoal.errors import PoolNotFoundError

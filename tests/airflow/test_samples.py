@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.airflow.samples import samples
-from shoal.sample_files import write_samples
+from shoal.new_files import write_samples
 from tests.support import ROOT
 
 

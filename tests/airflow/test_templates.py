@@ -10,10 +10,9 @@ import pytest
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.execution_time import task_runner
 
-from shoal.airflow.decorators import distributed_task
-from shoal.airflow.function_context import context_values
-from shoal.airflow.links import show_links
+from shoal.airflow.decorators import context_values, distributed_task
 from shoal.airflow.operators import BatchPredictOperator, DistributedTrainOperator, PromoteModelOperator
+from shoal.airflow.operators.jobs import show_links
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import spec_of
 
@@ -139,7 +138,7 @@ def test_an_instance_of_a_mapped_task_is_named_by_what_its_job_is_about(monkeypa
         if index == 0:
             task.render_template_fields(CONTEXT)
         context = {**CONTEXT, "task": task, "ti": type("Ti", (), {"map_index": index})()}
-        monkeypatch.setattr("shoal.airflow.base.checked.get_current_context", lambda context=context: context)
+        monkeypatch.setattr("shoal.airflow.operators.base.get_current_context", lambda context=context: context)
         assert dag.get_template_env().from_string(task.map_index_template).render(context) == expected
 
 

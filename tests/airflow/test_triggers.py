@@ -24,12 +24,11 @@ from airflow.sdk.serde import deserialize, serialize
 from airflow.triggers.base import BaseTrigger
 
 from shoal import history, jobs
-from shoal.airflow.base.pool import TaskKilledError
 from shoal.airflow.operators import DistributedTrainOperator, LeasePoolOperator, ScaleClusterOperator
+from shoal.airflow.operators.base import TaskKilledError
 from shoal.airflow.sensors import NodesSensor
-from shoal.airflow.triggers.base import WaitTrigger
-from shoal.airflow.triggers.jobs import JobTrigger, JobWait
-from shoal.airflow.triggers.pools import PoolTrigger
+from shoal.airflow.store_polling import WaitTrigger
+from shoal.airflow.triggers import JobTrigger, JobWait, PoolTrigger
 from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.jobs import TaskTry
 from shoal.jobs.credentials import Secrets
@@ -76,7 +75,7 @@ def shown(monkeypatch) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def quick_rounds(monkeypatch):
-    monkeypatch.setattr("shoal.airflow.triggers.base._ROUND_S", 0.02)
+    monkeypatch.setattr("shoal.airflow.store_polling._ROUND_S", 0.02)
 
 
 def submit(spec, number: int = 1, key: str = "train/-1") -> jobs.JobHandle:
@@ -261,7 +260,7 @@ def test_all_waits_share_one_thread_and_none_reads_the_store_in_the_event_loop(s
 
 
 def test_a_wait_polls_its_job_and_finds_that_its_driver_was_lost(store, at, spec, shown, monkeypatch):
-    monkeypatch.setattr("shoal.airflow.triggers.jobs._SILENT_S", 0.0)
+    monkeypatch.setattr("shoal.airflow.triggers._SILENT_S", 0.0)
     monkeypatch.setattr("shoal.jobs.reconcile.look.POLL_PERIOD_S", 0.0)
     handle = submit(spec)
     runs(handle)
@@ -297,7 +296,7 @@ def test_one_wait_whose_log_cannot_be_read_does_not_stop_the_others(store, at, s
 def test_a_job_that_waits_for_room_is_started_and_its_log_is_read_from_another_machine(
     store, at, spec, shown, monkeypatch
 ):
-    monkeypatch.setattr("shoal.airflow.triggers.jobs._COPY_S", 0.0)
+    monkeypatch.setattr("shoal.airflow.triggers._COPY_S", 0.0)
     handle = submit(spec)
     attempts.start(Store(), key_of(handle), {}, 1.0)
     at.jobs[f"{handle.job_id}-1"].logs = "far\n"
@@ -536,7 +535,7 @@ def test_a_sensor_waits_in_the_triggerer_until_its_own_timeout(up, context, show
 
 
 def test_a_deferred_wait_renews_the_lease_of_its_run(up, shown, monkeypatch):
-    monkeypatch.setattr("shoal.airflow.triggers.pools._RENEW_S", 0.0)
+    monkeypatch.setattr("shoal.airflow.triggers._RENEW_S", 0.0)
     lease = up.lease(2, is_async=True, ttl=100)
     with Store().transaction() as session:
         session.get_one(Lease, lease.id).expires_at = time.time() + 20

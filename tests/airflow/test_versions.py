@@ -29,7 +29,7 @@ OLDEST = re.search(r"apache-airflow>=([\d.]+)", " ".join(EXTRAS["airflow"]))[1]
 
 DAG = """
 from airflow.sdk import dag, task
-from shoal.airflow.context import pool_for_run
+from shoal.airflow.pool_for_run import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
 from shoal.airflow.sensors import NodesSensor
 

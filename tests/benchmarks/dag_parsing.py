@@ -41,7 +41,7 @@ def parsed():
 parsed()
 """
 OURS = """
-from shoal.airflow.context import pool_for_run
+from shoal.airflow.pool_for_run import pool_for_run
 from shoal.airflow.operators import (
     BatchPredictOperator, CheckModelsOperator, CleanupPoolOperator, DistributedTrainOperator, LeasePoolOperator,
     ScaleClusterOperator, SweepPoolsOperator,

@@ -41,8 +41,8 @@ def _add_rows(jobs: int) -> None:
     from shoal.jobs.journal import attempts
     from shoal.jobs.journal.attempts import Key, Order
     from shoal.jobs.journal.tasks import TaskTry
+    from shoal.os_processes import ProcessId
     from shoal.state import Store
-    from shoal.state.process import ProcessId
     from shoal.state.schema import Demand
     from tests.support.job_store import POOL, add_node, add_pool
 
@@ -95,8 +95,7 @@ def _end() -> None:
 
 
 def _triggers(kind: str, waits: int) -> list[Any]:
-    from shoal.airflow.triggers.jobs import JobTrigger
-    from shoal.airflow.triggers.pools import PoolTrigger
+    from shoal.airflow.triggers import JobTrigger, PoolTrigger
     from tests.support.job_store import POOL
 
     if kind == "sensors":
@@ -115,7 +114,7 @@ async def _run_triggers(kind: str, waits: int, seconds: float) -> None:
     """Be the triggerer: print the figures of the waits, read a line, and print when all triggers have fired."""
     from airflow.jobs.triggerer_job_runner import TriggerRunner
 
-    from shoal.airflow.triggers.base import poller
+    from shoal.airflow.store_polling import poller
 
     triggers = _triggers(kind, 1)  # what idle triggerers have imported
     poller()

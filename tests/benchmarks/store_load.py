@@ -159,9 +159,9 @@ def _fill(waiters: int) -> None:
     from shoal.jobs.files.logs import log_path
     from shoal.jobs.journal import attempts
     from shoal.jobs.journal.attempts import Key, Order
+    from shoal.os_processes import ProcessId, host_id, hostname
     from shoal.pool.spec import PoolSpec
     from shoal.state import Store
-    from shoal.state.process import ProcessId, host_id, hostname
     from shoal.state.schema import (
         Demand,
         Node,

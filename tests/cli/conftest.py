@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from shoal.cli import app
+from shoal.os_processes import ProcessId, host_id, hostname
 from shoal.pool import recorded
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.process import ProcessId, host_id, hostname
 from shoal.state.schema import Job, JobState, Pool, PoolState
 
 Invoke = Callable[..., Result]

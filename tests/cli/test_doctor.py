@@ -15,7 +15,7 @@ from shoal.pool.api import list_pools
 from shoal.pool.backends.local.backend import LocalBackend
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.temp_folder import runtime_root
+from shoal.state.private_folders import runtime_root
 from tests.cli.conftest import document
 from tests.support.waiting import wait_until
 

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from shoal.cli.output import PoolProgress, describe_counts
+from shoal.os_processes import ProcessId
 from shoal.pool.status import NodeStatus, PoolStatus
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import Job, Lease, Pool, PoolState, Usage
 from tests.cli.conftest import document
 

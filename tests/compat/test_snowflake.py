@@ -25,7 +25,7 @@ from shoal.compat.snowflake import (
     remote,
 )
 from shoal.data import ShardedDataConnector as OwnConnector
-from shoal.data.gang_position import ALONE, GangPosition, set_current_position
+from shoal.data.planning import ALONE, GangPosition, set_current_position
 from shoal.errors import InvalidArgumentError, JobFailedError
 from shoal.state.schema import JobState
 from shoal.training.cluster import Node

@@ -15,9 +15,9 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 
-from shoal.airflow.assets import PROMOTIONS, model_asset
+from shoal.airflow.results import PROMOTIONS, model_asset
 from shoal.data import DataConnector
-from shoal.data.syntax import describe_filters
+from shoal.data.filters import describe_filters
 from shoal.examples.flights import FEATURES, LABEL, retraining_spec
 from shoal.jobs import FunctionJobSpec, JobSpec
 from tests.support.guides import ROOT, examples

@@ -17,11 +17,10 @@ import sqlalchemy as sa
 from pydantic import ValidationError
 
 from shoal.data import ArrowIngester, DataConnector, RayDataIngester, ShardedDataConnector
-from shoal.data.gang_position import ALONE, GangPosition, set_current_position
-from shoal.data.parquet.paths import join, split_query
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.parquet.files import join, split_query
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning import plan_shards
-from shoal.data.spec import DatasetSpec
+from shoal.data.planning import ALONE, GangPosition, plan_shards, set_current_position
 from shoal.errors import DataError, InvalidArgumentError
 
 from .conftest import Write
@@ -243,7 +242,7 @@ def test_from_dataset(write: Write, tmp_path: Path) -> None:
 
 
 def test_from_sql_streams_and_widens_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.data.staging.sql.CHUNK_ROWS", 10)
+    monkeypatch.setattr("shoal.data.sql.CHUNK_ROWS", 10)
     url = f"sqlite:///{tmp_path / 'x.db'}"
     engine = sa.create_engine(url)
     with engine.begin() as connection:

@@ -11,7 +11,7 @@ import pytest
 
 from shoal.compat.snowflake import DataConnector, ShardedDataConnector
 from shoal.data import ShardedDataConnector as OwnConnector
-from shoal.data.gang_position import ALONE, GangPosition, set_current_position
+from shoal.data.planning import ALONE, GangPosition, set_current_position
 from shoal.errors import InvalidArgumentError, MissingExtraError
 
 ROWS = pa.table(

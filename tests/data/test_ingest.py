@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import ArrowIngester, DataConnector
-from shoal.data.categories import find_categories
+from shoal.data.matrix import find_categories
 from shoal.data.planning import RowRange, Shard
 from shoal.errors import DataError, InvalidArgumentError
 from tests.support.waiting import wait_until
@@ -36,7 +36,7 @@ def test_shards_hold_every_row_once_one_table_per_range(write: Write, tmp_path: 
 
 
 def test_part_of_a_big_row_group(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.data.parquet.reading.BATCH_ROWS", 64)
+    monkeypatch.setattr("shoal.data.parquet.source.BATCH_ROWS", 64)
     path = write("m=5/a.parquet", x=list(range(1000)))
     source = DataConnector.from_parquet(path).source
     for start, stop in [(0, 10), (60, 70), (64, 128), (500, 1000), (999, 1000)]:

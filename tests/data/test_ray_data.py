@@ -79,7 +79,7 @@ def test_workers_that_claim_half_the_cpus_leave_enough_to_read_with(write: Write
     @ray.remote(num_cpus=1 - cpus_to_read(1, 1))
     class Worker:
         def read(self, connector: ShardedDataConnector, rank: int) -> list[int]:
-            from shoal.data.gang_position import GangPosition, set_current_position
+            from shoal.data.planning import GangPosition, set_current_position
 
             set_current_position(GangPosition(rank, 2, seed=0))
             values: list[int] = connector.get_shard().to_arrow(["x"])["x"].to_pylist()

@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from shoal.data import DataConnector
-from shoal.data.time_range import TimeRange, within
+from shoal.data.filters import TimeRange, within
 
 
 def between(first: Any, last: Any, column: str = "day") -> TimeRange:

@@ -27,11 +27,11 @@ from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import CapacityTimeoutError, DataError, InvalidArgumentError, JobFailedError
 from shoal.jobs import FunctionJobSpec, JobSpec, list_jobs
 from shoal.jobs.files.storage import default_uri
+from shoal.os_processes import ProcessId
 from shoal.pool.api import list_pools
 from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
 from shoal.state.home import home
-from shoal.state.process import ProcessId
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.pytorch.request import FunctionRequest, SpreadScalingConfig
 from tests.support.pool_processes import node_rows, nothing_left

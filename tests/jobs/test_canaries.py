@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal import RunConfig
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import FunctionJobSpec, JobSpec, Register, Tracking, credentials, load_results
 from shoal.jobs.files.artifacts import folder, save_results

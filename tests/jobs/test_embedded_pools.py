@@ -13,9 +13,9 @@ from shoal.jobs import JobHandle, submission
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.specs.training import JobSpec
+from shoal.os_processes import ProcessId
 from shoal.pool.endpoint import Endpoint
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import JobState, Pool
 from tests.support.fake_ray_head import FakeHead
 from tests.support.job_store import POOL, add_pool

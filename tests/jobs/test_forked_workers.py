@@ -21,10 +21,10 @@ from shoal.data import DataConnector
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import JobFailedError
 from shoal.jobs import JobHandle, JobSpec
+from shoal.os_processes import ProcessId
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import Job, Node
 from shoal.training.host.own_process import WORKER
 from tests.support.pool_processes import living, node_processes, node_rows
@@ -200,3 +200,27 @@ def test_a_training_survives_what_is_killed_around_its_workers_and_ends_with_its
     assert_ended(pids_of(found))
     with pytest.raises(JobFailedError, match="was killed"):
         handle.wait(on_log=None)
+
+
+def test_a_lightgbm_training_goes_on_if_a_worker_is_paused_while_it_waits_for_another(
+    pool: ComputePool, rows: Path
+) -> None:
+    """The kernel ends a receive with a time-out when a stopped process continues, and LightGBM fails then."""
+    handle = forever(pool, rows, "lightgbm", 2)
+    busy, waiting = (psutil.Process(pid) for pid in pids_of(training(handle)))
+    busy.suspend()
+    before = -1.0
+
+    def waits() -> bool:
+        nonlocal before
+        now = sum(waiting.cpu_times()[:2])
+        before, is_same = now, now == before
+        return is_same and waiting.status() == psutil.STATUS_SLEEPING
+
+    wait_until(waits, "the other worker to wait")
+    waiting.suspend()
+    waiting.resume()
+    busy.resume()
+    training(handle, 1)
+    assert any("a pause of its process has broken LightGBM's connection" in line for line in handle.logs())
+    jobs.cancel(handle.job_id)

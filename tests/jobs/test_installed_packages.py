@@ -17,9 +17,9 @@ from shoal.jobs.files import storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.submission import fingerprint
+from shoal.os_processes import ProcessId
 from shoal.pool.backends import versions
 from shoal.state.home import home
-from shoal.state.process import ProcessId
 from shoal.state.schema import Pool
 from shoal.training.host import imports
 from shoal.training.pytorch.environment import Machine, environments

@@ -21,7 +21,7 @@ from sqlalchemy import select
 
 from shoal import ComputePool, jobs
 from shoal.data import DataConnector
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.distributors import predict
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.errors import JobCancelledError, JobFailedError, TrainingError
@@ -30,9 +30,9 @@ from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.reconcile.look import JobClient
+from shoal.os_processes import ProcessId
 from shoal.state import Store
 from shoal.state.home import home
-from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, Job, JobState
 from shoal.training.locations import MARKER
 from shoal.training.reporting import Progress

@@ -9,7 +9,7 @@ import pytest
 from shoal.jobs import submission
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.state.process import ProcessId, host_id, hostname
+from shoal.os_processes import ProcessId, host_id, hostname
 from shoal.state.schema import Job, JobState, Lease, Pool
 from tests.support import another_host
 from tests.support.job_store import POOL

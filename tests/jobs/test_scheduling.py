@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.distributors.call_pool import gpus_of
 from shoal.distributors.lightgbm import LightGBMEstimator
 from shoal.jobs import FunctionJobSpec, JobSpec

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from shoal.data.gang_position import GangPosition
+from shoal.data.planning import GangPosition
 from shoal.jobs import Tracking
 from shoal.jobs.mlflow.job_run import Run, artifacts_of
 from shoal.jobs.specs.function import FunctionJobSpec

@@ -17,11 +17,9 @@ import pytest
 from sqlalchemy import inspect, select
 
 from shoal import jobs
-from shoal.data import DataConnector
-from shoal.data.spec import DatasetSpec
-from shoal.data.staging import staged_data
-from shoal.data.staging.data_frames import stage_dataframe
-from shoal.data.staging.staged_data import MARKER, default_location
+from shoal.data import DataConnector, staged_data
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.staged_data import MARKER, default_location, stage_dataframe
 from shoal.errors import (
     DataError,
     InvalidArgumentError,
@@ -45,11 +43,11 @@ from shoal.jobs.reconcile.look import Target
 from shoal.jobs.reconcile.rounds import host_round
 from shoal.jobs.results import JobResult
 from shoal.jobs.timeouts import HEAD_PATIENCE_S
+from shoal.os_processes import ProcessId, host_id
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
-from shoal.state import Store, engines
+from shoal.state import Store, databases
 from shoal.state.home import subfolder
-from shoal.state.process import ProcessId, host_id
 from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
 from shoal.training.reporting import Progress
 from shoal.training.run_config import RunConfig
@@ -655,10 +653,10 @@ class TestWait:
 
         def leave() -> None:
             away.append(clock.now)
-            monkeypatch.setattr(store, "_engine", engines.engine("postgresql+psycopg://nobody@127.0.0.1:9/nothing"))
+            monkeypatch.setattr(store, "_engine", databases.engine("postgresql+psycopg://nobody@127.0.0.1:9/nothing"))
 
         def come_back() -> None:
-            monkeypatch.setattr(store, "_engine", engines.engine(url))
+            monkeypatch.setattr(store, "_engine", databases.engine(url))
             attempts.end(store, key(handle), JobState.SUCCEEDED, 1.0, result=RESULT.document())
 
         clock.after(10.0, leave)

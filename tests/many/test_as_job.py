@@ -19,8 +19,8 @@ from shoal.distributors import attach
 from shoal.errors import JobFailedError
 from shoal.jobs.partitions.keys import bucket_of, key_text
 from shoal.jobs.partitions.plan import number_of_buckets
+from shoal.os_processes import ProcessId
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import Job
 from tests.support.pool_processes import nothing_left
 from tests.support.two_node_cluster import assert_ended

@@ -156,7 +156,7 @@ _END_A_NODE = (
     """
 from shoal.pool.backends import NodeRef
 from shoal.pool.backends.local.backend import LocalBackend
-from shoal.state.process import ProcessId
+from shoal.os_processes import ProcessId
 """
     + _BECOME_NOBODY
     + """

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from shoal.errors import ScaleError
+from shoal.os_processes import ProcessId, host_id
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import NodeRef, Seen
 from shoal.pool.journal import commands, rows
@@ -19,7 +20,6 @@ from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import DRAIN_GRACE, LEASE_TTL, REPLACE_COOLDOWN, ROLLBACK_AFTER, START_TIMEOUT
 from shoal.state import Store
-from shoal.state.process import ProcessId, host_id
 from shoal.state.schema import Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool
 from tests.support import clocks
 from tests.support.pool_processes import node_processes, node_rows, nothing_left

@@ -8,12 +8,12 @@ import time
 
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.holder import job_holder
 from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.waiting import end_if_abandoned
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import JobState
 from tests.support.pool_processes import node_rows, nothing_left
 from tests.support.waiting import wait_until

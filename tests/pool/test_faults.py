@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import text
 
 from shoal.errors import ShoalError, StoreError
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import Operation, OperationState
 from tests.support import ROOT
 from tests.support.pool_processes import folders, node_rows

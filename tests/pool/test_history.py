@@ -9,10 +9,10 @@ from shoal import history
 from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.history import acting_as
 from shoal.jobs import sweep
+from shoal.os_processes import hostname
 from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.state import Store
-from shoal.state.process import hostname
 from shoal.state.schema import Node
 from tests.support.tiny_node import FAIL_FILE
 from tests.support.waiting import wait_until

@@ -3,8 +3,8 @@ from __future__ import annotations
 import getpass
 import os
 
+from shoal.os_processes import hostname
 from shoal.pool.holder import cli_holder, python_holder
-from shoal.state.process import hostname
 
 
 def test_a_uid_without_a_name_stands_for_the_user(monkeypatch):

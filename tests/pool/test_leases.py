@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, ScaleError
+from shoal.os_processes import ProcessId
 from shoal.pool import lease_renewal
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.holder import job_holder
@@ -16,7 +17,6 @@ from shoal.pool.journal.rollback import withdraw
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.spec import LeaseOptions
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Lease
 from tests.support.pool_processes import node_rows
 from tests.support.tiny_node import FAIL_FILE

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from shoal.errors import InvalidArgumentError, PoolElsewhereError, PoolInUseError, PoolNotFoundError
+from shoal.os_processes import host_id, hostname
 from shoal.pool import recorded
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
-from shoal.state.process import host_id, hostname
 from shoal.state.schema import Pool, PoolState
 from tests.support import another_host
 from tests.support.pool_processes import folders, kill_supervisor, node_rows, nothing_left, tagged

@@ -7,10 +7,10 @@ import signal
 import pytest
 
 from shoal.errors import PoolDownError, ScaleError
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.sweep import sweep
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import NodeState, Pool
 from tests.support import killed_pool_operations as act
 from tests.support.pool_processes import folders, node_processes, node_rows, nothing_left, tagged

@@ -3,9 +3,9 @@ from __future__ import annotations
 import os
 import subprocess
 
+from shoal.os_processes import ProcessId
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.processes import NODE_TAG
-from shoal.state.process import ProcessId
 from tests.support.waiting import wait_until
 
 

@@ -15,11 +15,11 @@ import pytest
 import ray
 
 from shoal.errors import InvalidArgumentError
+from shoal.os_processes import ProcessId
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.backends.versions import TESTED_RAY
 from shoal.pool.spec import PoolSpec
-from shoal.state.process import ProcessId
 from shoal.state.schema import Node
 from tests.support.pool_processes import node_processes, node_rows, processes_of_home
 from tests.support.waiting import wait_until

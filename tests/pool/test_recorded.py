@@ -12,6 +12,7 @@ import pytest
 
 from shoal.errors import NoPoolError, PoolElsewhereError, StoreError
 from shoal.jobs.reconcile.settle import settle_jobs
+from shoal.os_processes import host_id, hostname
 from shoal.pool import recorded
 from shoal.pool.api import ComputePool, describe_pool, list_pools
 from shoal.pool.reconcile import background_process
@@ -20,7 +21,6 @@ from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.home import home, lock_file
-from shoal.state.process import host_id, hostname
 from shoal.state.schema import Demand, Node, NodeState, Pool, PoolState
 
 

@@ -13,15 +13,15 @@ import pytest
 
 import shoal
 from shoal.errors import InvalidArgumentError, PoolDownError, PoolNotFoundError, ScaleError
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.base import NodeRef, PoolRef
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.reconcile.sweep import sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.process import ProcessId
+from shoal.state.private_folders import runtime_root
 from shoal.state.schema import Demand, Node, NodeState, Operation, OperationState, Pool
-from shoal.state.temp_folder import runtime_root
 from tests.support import ROOT
 from tests.support.pool_processes import node_processes, node_rows, nothing_left, tagged
 from tests.support.tiny_backend import TinyBackend

@@ -8,13 +8,13 @@ from shoal.compat.snowflake import submit_directory
 from shoal.distributors.pytorch import PyTorchDistributor, TorchDistributor
 from shoal.errors import InvalidArgumentError, NoPoolError, PoolNotFoundError
 from shoal.jobs.task_spec import spec_of
+from shoal.os_processes import ProcessId, host_id, hostname
 from shoal.pool import recorded
 from shoal.pool.api import ComputePool
 from shoal.pool.names import is_pool_name, pool_name_of
 from shoal.pool.selection import defined_pool, which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.process import ProcessId, host_id, hostname
 from shoal.state.schema import Pool, PoolState
 from shoal.training.run_config import RunConfig
 

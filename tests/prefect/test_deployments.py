@@ -18,10 +18,10 @@ from prefect.states import Cancelling
 
 from examples.prefect_run import _process
 from shoal.jobs import list_jobs
+from shoal.new_files import write_samples
 from shoal.pool.api import list_pools
 from shoal.prefect.janitor import AFTER_A_CRASH, automate, remove_automations
 from shoal.prefect.samples import samples
-from shoal.sample_files import write_samples
 from tests.support import ROOT
 from tests.support.pool_processes import nothing_left
 from tests.support.waiting import wait_until

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.jobs import sweep
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool, list_pools
 from shoal.state import Store, home
-from shoal.state.process import ProcessId
 from shoal.state.schema import Demand, NodeState
 from tests.soak.actor import HOLDER
 from tests.support.node_leftovers import Watch

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 
-from shoal.state import Store, codec
-from shoal.state.codec import storable
+from shoal.state import Store, databases
+from shoal.state.databases import storable
 from shoal.state.schema import Job, JobState, Lock
 from tests.support.homes import STORES, new_home
 
@@ -98,7 +98,7 @@ def test_what_is_written_is_strict_json_in_ascii(document):
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    written = codec.dumps(document)
+    written = databases.dump_json(document)
     json.loads(written, parse_constant=refuse)
     assert written.isascii() and "\0" not in written
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from shoal.state import process
+from shoal import os_processes
 from tests.support import another_host as otherhost
 
-_PRINT = "from shoal.state.process import host_id, hostname; print(hostname(), host_id())"
+_PRINT = "from shoal.os_processes import host_id, hostname; print(hostname(), host_id())"
 
 
 @pytest.fixture
 def uncached() -> Iterator[None]:
-    process.host_id.cache_clear()
+    os_processes.host_id.cache_clear()
     yield
-    process.host_id.cache_clear()
+    os_processes.host_id.cache_clear()
 
 
 def said_by(*command: str) -> list[str]:
@@ -33,42 +33,42 @@ def test_the_identity_survives_a_change_of_hostname():
 
     name, identity = said_by("unshare", "--uts", "sh", "-c", f'hostname renamed && exec {sys.executable} -c "{_PRINT}"')
 
-    assert name == "renamed" != process.hostname()
-    assert identity == process.host_id()
+    assert name == "renamed" != os_processes.hostname()
+    assert identity == os_processes.host_id()
 
 
 @pytest.mark.processes
 def test_containers_of_one_image_differ():
     otherhost.required()
 
-    identity = otherhost.python("import json; from shoal.state.process import host_id; print(json.dumps(host_id()))")
+    identity = otherhost.python("import json; from shoal.os_processes import host_id; print(json.dumps(host_id()))")
 
-    assert identity != process.host_id()
+    assert identity != os_processes.host_id()
 
 
 def test_two_pid_namespaces_differ(uncached, monkeypatch):
     """Their inodes: two that follow each other may get the same one, so they are told here."""
     found = set()
     for inode in (4026532001, 4026532002):
-        monkeypatch.setattr(process, "_pid_namespace", lambda inode=inode: f"pid:[{inode}]")
-        process.host_id.cache_clear()
-        found.add(process.host_id())
+        monkeypatch.setattr(os_processes, "_pid_namespace", lambda inode=inode: f"pid:[{inode}]")
+        os_processes.host_id.cache_clear()
+        found.add(os_processes.host_id())
     assert len(found) == 2
 
 
 def test_without_a_machine_id_the_hostname_counts(uncached, monkeypatch, tmp_path: Path):
     (tmp_path / "machine-id").write_text("uninitialized\n")  # an image before its first boot
-    monkeypatch.setattr(process, "_MACHINE_IDS", (str(tmp_path / "machine-id"), str(tmp_path / "absent")))
+    monkeypatch.setattr(os_processes, "_MACHINE_IDS", (str(tmp_path / "machine-id"), str(tmp_path / "absent")))
     found = set()
     for name in ("a", "b", "a"):
         monkeypatch.setattr("socket.gethostname", lambda name=name: name)
-        process.host_id.cache_clear()
-        found.add(process.host_id())
+        os_processes.host_id.cache_clear()
+        found.add(os_processes.host_id())
     assert len(found) == 2
 
 
 def test_the_machine_id_itself_is_not_published():
-    machine_id = process._machine_id()
+    machine_id = os_processes._machine_id()
     if machine_id is None:
         pytest.skip("this host has no machine-id")
-    assert machine_id not in process.host_id()
+    assert machine_id not in os_processes.host_id()

@@ -12,9 +12,9 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from shoal.state import Store, engines, migrate
+from shoal.state import Store, databases
+from shoal.state.databases import SCHEMA_VERSION
 from shoal.state.home import default_url
-from shoal.state.migrate import SCHEMA_VERSION
 from shoal.state.schema import Base
 
 OLDEST = "0001"
@@ -23,7 +23,7 @@ OLDEST = "0001"
 
 def revisions() -> list[str]:
     """The schemas after the oldest, in their order."""
-    scripts = ScriptDirectory(str(migrate.SCRIPTS))
+    scripts = ScriptDirectory(str(databases.SCRIPTS))
     return [script.revision for script in reversed(list(scripts.iterate_revisions("head", OLDEST)))]
 
 
@@ -35,12 +35,12 @@ def fresh_home(empty_home):
 
 @pytest.fixture
 def engine(either_store) -> sa.Engine:
-    return engines.engine(default_url())
+    return databases.engine(default_url())
 
 
 def upgrade(engine: sa.Engine, revision: str) -> None:
     config = Config()
-    config.set_main_option("script_location", str(migrate.SCRIPTS))
+    config.set_main_option("script_location", str(databases.SCRIPTS))
     with engine.begin() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
@@ -147,7 +147,7 @@ def test_what_is_forbidden_is_found(engine):
 
 
 def test_postgresql_may_widen_a_type_and_nothing_else(on_postgresql, fresh_home):
-    engine = engines.engine(default_url())
+    engine = databases.engine(default_url())
     upgrade(engine, OLDEST)
     for change in ("ALTER COLUMN name TYPE VARCHAR(300)", "ALTER COLUMN name TYPE TEXT", "ADD COLUMN extra TEXT"):
         assert consequences(engine, f"ALTER TABLE locks {change}") == []
@@ -215,7 +215,7 @@ def test_all_rows_survive_an_upgrade(engine, later_schema):
 
 
 def test_the_newest_migration_is_the_schemas_version():
-    assert ScriptDirectory(str(migrate.SCRIPTS)).get_current_head() == SCHEMA_VERSION
+    assert ScriptDirectory(str(databases.SCRIPTS)).get_current_head() == SCHEMA_VERSION
 
 
 def test_rows_of_jobs_that_do_not_exist_are_kept_when_the_keys_are_added(engine):

@@ -12,10 +12,10 @@ import pytest
 from sqlalchemy import text
 
 from shoal.errors import StoreError
-from shoal.state import Store, engines
+from shoal.state import Store, databases
 from shoal.state.home import lock_file
+from shoal.state.private_folders import runtime_root
 from shoal.state.schema import Lock
-from shoal.state.temp_folder import runtime_root
 from tests.support.postgres import PASSWORD, Postgres
 from tests.support.waiting import wait_until
 
@@ -69,9 +69,9 @@ def test_a_standby_is_named(on_postgresql):
 
 def test_a_missing_driver_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    engines.engine.cache_clear()
+    databases.engine.cache_clear()
     assert 'pip install "shoal[postgres]"' in refusal("postgresql://localhost/shoal")
-    engines.engine.cache_clear()
+    databases.engine.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ def test_a_forked_child_has_connections_of_its_own(on_postgresql):
 
 PAUSED = """
 import os, signal
-from shoal.state import Store, engines
+from shoal.state import Store, databases
 from shoal.state.schema import Lock
-engines._BEGIN_WRITING = engines._BEGIN_WRITING.replace("15s", "1s")
+databases._BEGIN_WRITING = databases._BEGIN_WRITING.replace("15s", "1s")
 with Store().transaction() as session:
     session.add(Lock(name="paused", holder="test", expires_at=0))
     session.flush()
@@ -173,12 +173,12 @@ def test_a_writer_that_is_paused_loses_its_transaction_and_hears_it(on_postgresq
 
 def test_a_writer_that_hangs_is_named_to_those_who_wait(on_postgresql, monkeypatch):
     store = Store()
-    monkeypatch.setattr(engines, "_BEGIN_WRITING", engines._BEGIN_WRITING.replace("120s", "200ms"))
+    monkeypatch.setattr(databases, "_BEGIN_WRITING", databases._BEGIN_WRITING.replace("120s", "200ms"))
     name = os.environ["SHOAL_STATE_URL"].rpartition("/")[2]
     import psycopg
 
     with psycopg.connect(on_postgresql.url(name).replace("+psycopg", "")) as other:
-        other.execute(f"SELECT pg_advisory_xact_lock({engines._WRITERS_LOCK})")
+        other.execute(f"SELECT pg_advisory_xact_lock({databases._WRITERS_LOCK})")
         with pytest.raises(StoreError, match="pg_stat_activity"), store.transaction() as session:
             session.get(Lock, "any")
         with store.reading() as session:  # looks wait for nobody

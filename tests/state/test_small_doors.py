@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shoal import jobs, new_folders
+from shoal import jobs
 from shoal.errors import InvalidArgumentError, StoreError
 from shoal.jobs import ids
+from shoal.new_files import create_folder
 from shoal.pool.backends.local.processes import spawn_detached
 from shoal.state import Store
 from shoal.state.home import home, subfolder
@@ -47,7 +48,7 @@ def test_a_location_for_results_is_not_open_to_everybody(umask: int, tmp_path: P
 
 def test_an_existing_folder_keeps_its_mode(tmp_path: Path):
     tmp_path.chmod(0o755)
-    new_folders.make(tmp_path)
+    create_folder(tmp_path)
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
 

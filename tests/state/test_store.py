@@ -17,9 +17,9 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import close_all_sessions
 
 from shoal.errors import StoreError
-from shoal.state import Store, engines
+from shoal.state import Store, databases
+from shoal.state.databases import SCHEMA_VERSION
 from shoal.state.home import home
-from shoal.state.migrate import SCHEMA_VERSION
 from shoal.state.schema import Lock
 
 
@@ -78,7 +78,7 @@ def test_a_new_file_that_another_connection_writes_is_switched_to_wal_later(fres
         waited.append(seconds)
         other.close()
 
-    monkeypatch.setattr(engines.time, "sleep", release)
+    monkeypatch.setattr(databases.time, "sleep", release)
     with Store().reading() as session:
         assert session.scalar(text("PRAGMA journal_mode")) == "wal"
     assert len(waited) == 1
@@ -300,15 +300,15 @@ def test_a_look_sees_one_instant(either_store):
 
 
 def test_an_upgrade_that_fails_changes_nothing(either_store, monkeypatch):
-    from shoal.state import migrate
+    from shoal.state import databases
 
     def fail(connection) -> None:
         upgrade(connection)
         raise OperationalError("DDL", {}, Exception("cut off"))
 
-    upgrade = migrate.upgrade
+    upgrade = databases.upgrade
     with monkeypatch.context() as patch:
-        patch.setattr(migrate, "upgrade", fail)
+        patch.setattr(databases, "upgrade", fail)
         with pytest.raises(StoreError, match="cut off"):
             Store()
     store = Store(migrate=False)

@@ -16,12 +16,12 @@ from shoal.errors import JobNotFoundError, PoolElsewhereError, PoolNotFoundError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow.promotion_history import confirmed_promotions
+from shoal.os_processes import host_id, hostname
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.reconcile import background_process
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.home import home, store_tag, use_store
-from shoal.state.process import host_id, hostname
 from shoal.state.schema import Base, Job, JobState, Node, NodeState, Pool, PoolState, Promotion, PromotionState
 from tests.support import ui_systems
 from tests.support.team_stores import team_stores

@@ -15,7 +15,7 @@ from shoal.errors import StoreUnreachableError
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission
-from shoal.state import Store, engines
+from shoal.state import Store, databases
 from shoal.state.schema import Lock
 from shoal.training.demand import GangClaim
 from tests.support.job_store import POOL, add_node, add_pool
@@ -27,8 +27,8 @@ ADD_ROW = "INSERT INTO locks (name, holder, expires_at) VALUES (hex(randomblob(8
 @pytest.fixture
 def other(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Connection]:
     """Another program that is writing to the SQLite store; the limit on waiting for it is short."""
-    monkeypatch.setattr(engines, "LOCK_WAIT_S", LIMIT_S)
-    monkeypatch.setattr(engines, "_TRY_S", LIMIT_S / 2)
+    monkeypatch.setattr(databases, "LOCK_WAIT_S", LIMIT_S)
+    monkeypatch.setattr(databases, "_TRY_S", LIMIT_S / 2)
     with closing(sqlite3.connect(fresh_home / "state.db", isolation_level=None, timeout=0)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(ADD_ROW)
@@ -100,9 +100,9 @@ def _prepare(_element: Prepared, *_: object, **__: object) -> str:
 
 def test_others_write_while_a_statement_is_prepared(either_store, monkeypatch):
     """In a new process, this takes longer than the transaction itself."""
-    monkeypatch.setattr(engines, "_BEGIN_WRITING", engines._BEGIN_WRITING.replace("120s", "1s"))
-    monkeypatch.setattr(engines, "LOCK_WAIT_S", LIMIT_S)
-    monkeypatch.setattr(engines, "_TRY_S", LIMIT_S / 2)
+    monkeypatch.setattr(databases, "_BEGIN_WRITING", databases._BEGIN_WRITING.replace("120s", "1s"))
+    monkeypatch.setattr(databases, "LOCK_WAIT_S", LIMIT_S)
+    monkeypatch.setattr(databases, "_TRY_S", LIMIT_S / 2)
 
     with Store().transaction() as session:
         assert session.scalar(select(Prepared())) == 1
@@ -115,7 +115,7 @@ def written(either_store: Path) -> Iterator[list[str]]:
     statements: list[str] = []
 
     def executed(connection: Connection, _cursor: object, statement: str, *_: object) -> None:
-        if not connection.get_execution_options().get(engines._READ_ONLY) and "jobs" in statement:
+        if not connection.get_execution_options().get(databases._READ_ONLY) and "jobs" in statement:
             statements.append(" ".join(statement.split()[:3]))
 
     engine = Store()._engine

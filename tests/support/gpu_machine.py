@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shoal.pool.backends.local import gpus
-from shoal.state.temp_folder import gpu_lock
+from shoal.state.private_folders import gpu_lock
 
 FAKE = Path(__file__).with_name("fake_nvml") / "pynvml.py"
 

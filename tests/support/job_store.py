@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.jobs.specs.training import JobSpec
+from shoal.os_processes import ProcessId, host_id, hostname
 from shoal.pool import recorded
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.process import ProcessId, host_id, hostname
 from shoal.state.schema import Node, NodeState, Pool, PoolState
 from tests.support.fake_ray_head import FakeHead
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.state import migrate
+from shoal.state import databases
 
 VERSION = "9001"
 
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "{VERSION}"
-down_revision = "{migrate.SCHEMA_VERSION}"
+down_revision = "{databases.SCHEMA_VERSION}"
 
 
 def upgrade() -> None:
@@ -30,8 +30,8 @@ def upgrade() -> None:
 def later_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Let this process upgrade stores to the later schema; returns its version."""
     scripts = tmp_path / "migrations"
-    shutil.copytree(migrate.SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(databases.SCRIPTS, scripts, ignore=shutil.ignore_patterns("__pycache__"))
     (scripts / "versions" / f"{VERSION}_added_later.py").write_text(_ADDS_A_COLUMN)
-    monkeypatch.setattr(migrate, "SCRIPTS", scripts)
-    monkeypatch.setattr(migrate, "SCHEMA_VERSION", VERSION)
+    monkeypatch.setattr(databases, "SCRIPTS", scripts)
+    monkeypatch.setattr(databases, "SCHEMA_VERSION", VERSION)
     return VERSION

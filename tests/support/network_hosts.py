@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from shoal.state.process import process_stat
+from shoal.os_processes import process_stat
 from tests.support.waiting import wait_until
 
 

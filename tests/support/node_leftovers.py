@@ -9,10 +9,10 @@ from pathlib import Path
 
 from sqlalchemy import select
 
+from shoal.os_processes import ProcessId
 from shoal.state import Store
-from shoal.state.process import ProcessId
+from shoal.state.private_folders import runtime_root
 from shoal.state.schema import Node, Operation, OperationState
-from shoal.state.temp_folder import runtime_root
 from tests.support.pool_processes import folders, living, node_processes, node_rows
 
 

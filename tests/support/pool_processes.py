@@ -12,12 +12,12 @@ from typing import NamedTuple
 import psutil
 from sqlalchemy import select
 
+from shoal.os_processes import ProcessId
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state import Store, home
-from shoal.state.process import ProcessId
+from shoal.state.private_folders import node_folders, node_ids
 from shoal.state.schema import Node
-from shoal.state.temp_folder import node_folders, node_ids
 from shoal.training.host.own_process import WORKER
 from tests.support.waiting import wait_until
 

@@ -45,7 +45,6 @@ The guide is [jobs.md](jobs.md). `shoal train`, `DistributedTrainOperator`, Pref
 
 def page() -> str:
     """Return the text of the page."""
-    from shoal.airflow.context import pool_for_run
     from shoal.airflow.decorators import DistributedDecoratedOperator, RayLaunchDecoratedOperator
     from shoal.airflow.operators import (
         BatchPredictOperator,
@@ -59,6 +58,7 @@ def page() -> str:
         SweepPoolsOperator,
         TuneOperator,
     )
+    from shoal.airflow.pool_for_run import pool_for_run
     from shoal.airflow.sensors import NodesSensor
     from shoal.jobs import FunctionJobSpec, JobSpec, PartitionsJobSpec, PredictJobSpec, TuneJobSpec
 
@@ -89,7 +89,7 @@ def page() -> str:
 
 def _section() -> str:
     """Return the section about the options in Airflow's configuration."""
-    from shoal.airflow.settings import SECTION, config_section
+    from shoal.airflow.deployment import SECTION, config_section
 
     section = config_section()[SECTION]
     options = section["options"].items()

@@ -26,8 +26,8 @@ import s3fs
 from sqlalchemy import select
 
 from examples.ports import free_port
+from shoal.os_processes import process_stat
 from shoal.state import Store
-from shoal.state.process import process_stat
 from shoal.state.schema import Job
 from tests.support import postgres, remote_trainings
 from tests.support.network_hosts import hosts, refusal

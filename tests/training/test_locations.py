@@ -12,8 +12,8 @@ from urllib.parse import quote
 import pytest
 
 from shoal import RunConfig
-from shoal.data.parquet.paths import normalise
-from shoal.data.staging.staged_data import staged
+from shoal.data.parquet.files import normalise
+from shoal.data.staged_data import staged
 from shoal.distributors import dispatch
 from shoal.distributors.pytorch import PyTorchDistributor
 from shoal.errors import InvalidArgumentError

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shoal.data.gang_position import GangPosition
+from shoal.data.planning import GangPosition
 from shoal.training import reporting
 from shoal.training.boosting import messages as boosting
 from shoal.training.boosting.messages import RoundReporter, by_round

@@ -26,8 +26,8 @@ from shoal.errors import InvalidArgumentError, JobFailedError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow import job_run
+from shoal.os_processes import ProcessId
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.training.gang.gang import end_gangs
 from shoal.training.tracking import Tracking
 from shoal.tune import TrialPruned, search, submit_search

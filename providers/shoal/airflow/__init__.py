@@ -23,7 +23,7 @@ def get_provider_info() -> dict[str, Any]:
     The description lists the modules with operators, sensors and hooks, the connection type, and the options of the
     section ``[shoal]`` in Airflow's configuration.
     """
-    from shoal.airflow.settings import config_section
+    from shoal.airflow.deployment import config_section
 
     return {
         "package-name": "shoal",
@@ -37,23 +37,23 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": "shoal",
-                "python-modules": ["shoal.airflow.triggers.jobs", "shoal.airflow.triggers.pools"],
+                "python-modules": ["shoal.airflow.triggers"],
             }
         ],
         "task-decorators": [
             {"name": name, "class-name": f"shoal.airflow.decorators.{name}_task"}
             for name in ("distributed", "ray_launch")
         ],
-        "hooks": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.hooks"]}],
+        "hooks": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.connections"]}],
         "extra-links": [
-            f"shoal.airflow.links.{name}"
+            f"shoal.airflow.operators.jobs.{name}"
             for name in ("JobPageLink", "MlflowRunLink", "ModelVersionLink", "RayDashboardLink")
         ],
         "config": config_section(),
         "connection-types": [
             {
                 "connection-type": CONNECTION_TYPE,
-                "hook-class-name": "shoal.airflow.hooks.ComputePoolHook",
+                "hook-class-name": "shoal.airflow.connections.ComputePoolHook",
                 "hook-name": HOOK_NAME,
                 "ui-field-behaviour": _UI_FIELDS,
                 "conn-fields": _pool_fields(),

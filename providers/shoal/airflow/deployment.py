@@ -1,8 +1,11 @@
-"""Find the id of this Airflow deployment. Names of holders contain the id, so that two Airflows with one store do not
-take each other's DAG runs for their own.
+"""This Airflow as shoal knows it: settings in its section ``[shoal]``, its id, and the names of its runs as holders.
 
-The id is the option `deployment` in section ``[shoal]``, else the Airflow Variable ``shoal_deployment``. The listener
-makes this Variable when the scheduler starts.
+An option of the section sets its environment variable unless the variable is set already. shoal itself, with its
+command line and the processes of pools, reads only the variables and not Airflow's configuration.
+
+Names of holders contain the id of the deployment, so that two Airflows with one store do not take each other's DAG runs
+for their own. The id is the option `deployment`, else the Airflow Variable ``shoal_deployment``. The listener makes
+this Variable when the scheduler starts.
 """
 
 from __future__ import annotations
@@ -12,10 +15,111 @@ import os
 import re
 import time
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from shoal.airflow.settings import SECTION, has_teams
 from shoal.errors import InvalidArgumentError, shown
+from shoal.pool.holder import DagRunHolder
+from shoal.pool.teams import ALL_TEAMS
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
+
+
+SECTION = "shoal"
+
+VARIABLES = {"home": "SHOAL_HOME", "state_url": "SHOAL_STATE_URL", "pool": "SHOAL_POOL", "ui_url": "SHOAL_UI_URL"}
+"""Environment variable of each option that shoal also reads outside of Airflow."""
+
+_OPTIONS = {
+    "home": (
+        "Folder with the state of pools, with jobs and their logs. Default: ~/.shoal. All workers of a host must use "
+        "the same folder.",
+        "/var/lib/shoal",
+    ),
+    "state_url": (
+        "SQLAlchemy URL of the PostgreSQL database with the state of pools and jobs. Default: a SQLite file in `home`. "
+        "Required with workers on several hosts. As for other secrets, `state_url_cmd` and `state_url_secret` name a "
+        "command or a secret with the value. In an Airflow with several teams, section `[TEAM=shoal]` names the store "
+        "of a team.",
+        "postgresql+psycopg://shoal@db.example/shoal",
+    ),
+    "pool": (
+        "Name of the pool that a task uses if neither its arguments nor its spec name one, and there is no connection "
+        "`compute_pool_default`. Default: the only pool that is up.",
+        "retrain",
+    ),
+    "ui_url": (
+        "Address of the page for pools, jobs and models, to which tasks link. Default: the page in Airflow, if the "
+        "extra `ui` is installed where the task runs.",
+        "https://shoal.example",
+    ),
+    "deployment": (
+        "Id of this Airflow in the names of its leases and jobs, which differs from the ids of other Airflows that use "
+        "the same store. Letters, digits, `.`, `_` and `-`. Default: the Variable `shoal_deployment`, which the "
+        "scheduler makes.",
+        "production",
+    ),
+}
+
+
+def config_section() -> dict[str, Any]:
+    """Return the description of the section ``[shoal]`` in the format that Airflow expects of a provider."""
+    return {
+        SECTION: {
+            "description": "Settings of shoal. An option with an environment variable sets it for all processes of "
+            "Airflow, unless the variable is set already.",
+            "options": {
+                name: {
+                    "description": f"{text} Environment variable: {VARIABLES[name]}." if name in VARIABLES else text,
+                    "version_added": "0.1.0",
+                    "type": "string",
+                    "example": example,
+                    "default": None,
+                    "sensitive": name == "state_url",
+                }
+                for name, (text, example) in _OPTIONS.items()
+            },
+        }
+    }
+
+
+def has_teams() -> bool:
+    """Return whether Airflow has several teams (``[core] multi_team``)."""
+    from airflow.sdk.configuration import conf
+
+    return bool(conf.getboolean("core", "multi_team", fallback=False))
+
+
+def store_of(team: str | None) -> str | None:
+    """Return the URL of a team's store, from the option ``state_url`` in section ``[TEAM=shoal]``. None: the store of
+    this process.
+
+    :param team: Name of the team; None if there is none.
+    """
+    from airflow.sdk.configuration import conf
+
+    if team is None:
+        return None
+    return (conf.get(SECTION, "state_url", team_name=team, fallback=None) or "").strip() or None
+
+
+def apply_settings() -> None:
+    """Set the environment variables of this process from the options that have a value. A variable that is set already
+    keeps its value."""
+    from airflow.sdk.configuration import conf
+
+    for option, variable in VARIABLES.items():
+        value = (conf.get(SECTION, option, fallback=None) or "").strip()
+        if value and os.environ.setdefault(variable, value) != value:
+            log.warning(
+                "the option %s in section [%s] of Airflow's configuration is ignored, because the environment variable "
+                "%s has another value: remove one of them",
+                option,
+                SECTION,
+                variable,
+            )
+
 
 log = logging.getLogger(__name__)
 
@@ -167,3 +271,76 @@ def _check_that_variable_is_missing() -> None:
     answer = task_runner.SUPERVISOR_COMMS.send(GetVariable(key=VARIABLE))
     if not isinstance(answer, ErrorResponse) or answer.error != ErrorType.VARIABLE_NOT_FOUND:
         raise AirflowRuntimeError(answer if isinstance(answer, ErrorResponse) else ErrorResponse())
+
+
+ENGINE = "airflow"
+
+ONLY_LEASE = "lease_pool"
+"""Default id of the task that leases the nodes. With this id, the name of the lease's holder contains only the DAG run,
+and not the id of the task."""
+
+_DEFAULT_OWNER = "airflow"
+"""Owner that Airflow's configuration gives to tasks without an owner of their own. shoal does not use this owner as a
+team."""
+
+
+def team_of(context: Context, connection_team: str | None, owner: str) -> str | None:
+    """Return the team for which a task acts: the team of its DAG run in an Airflow with several teams, else that of the
+    connection, else the owner of the task. None for Airflow's default owner.
+
+    :param context: Airflow's context of the task.
+    :param connection_team: Team that the connection of the pool names.
+    :param owner: The task's owner.
+    """
+    # Airflow before 3.3 does not tell a task the team.
+    of_run: str | None = getattr(context["dag_run"], "team_name", None)
+    # The owner is free text, and must not make a task an administrator of all teams.
+    return of_run or connection_team or (None if owner in (_DEFAULT_OWNER, ALL_TEAMS) else owner)
+
+
+def holder_of(context: Context, lease: str | None = None) -> str:
+    """Return the name of the holder to which a DAG run's lease and jobs belong:
+    ``airflow:<deployment>:<dag_id>/<run_id>``.
+
+    If a DAG run has several leases, each further lease has another holder,
+    ``airflow:<deployment>:<dag_id>/<run_id>#<lease>``. A clean-up ends everything of one holder. So the clean-up after
+    one lease does not end the nodes and jobs of another lease.
+
+    A lease or an unfinished job of an older shoal has a name without the deployment. Until it ends, the run goes on
+    with this name.
+
+    :param context: Airflow's context of a task of the DAG run.
+    :param lease: Id of the task that leases the nodes.
+    """
+    from shoal.jobs.cleanup import is_in_use
+
+    dag_run = context["dag_run"]
+    deployment = deployment_of_task()
+    old, new = (holder_name(DagRunHolder(each, dag_run.dag_id, dag_run.run_id), lease) for each in (None, deployment))
+    return old if is_in_use(old) else new
+
+
+def is_single_task_test(context: Context) -> bool:
+    """Return whether the DAG run exists only while ``airflow tasks test`` runs one of its tasks.
+
+    :param context: Airflow's context of a task of the DAG run.
+    """
+    return str(context["dag_run"].run_id).startswith("__airflow_temporary_run_")
+
+
+def holder_name(run: DagRunHolder, lease: str | None = None) -> str:
+    """Build the name of the holder of one lease of a DAG run.
+
+    :param run: The DAG run.
+    :param lease: Id of the task that leases the nodes.
+    """
+    return run.name if lease in (None, ONLY_LEASE) else f"{run.name}#{lease}"
+
+
+def task_key(ti: Any) -> str:
+    """Return a task instance's name, which is unique within the DAG run. By this name, a retry of the task finds the
+    task's job.
+
+    :param ti: The task instance.
+    """
+    return f"{ti.task_id}/{ti.map_index}"

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from airflow.sdk import CronTriggerTimetable, Param, dag, get_current_context, task
 
 from shoal.airflow.operators import SweepPoolsOperator
-from shoal.airflow.retries import no_retry_of_permanent_errors
+from shoal.airflow.results import no_retry_of_permanent_errors
 
 
 @dag(

@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from shoal.airflow.checks import is_a
 from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError
-from shoal.airflow.operators.outcomes import LINE
-from shoal.airflow.results import instance_name, instances_of, why_no_result
+from shoal.airflow.operators.base import is_a
+from shoal.airflow.results import LINE, instance_name, instances_of, why_no_result
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context

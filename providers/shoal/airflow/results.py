@@ -1,18 +1,106 @@
-"""Store why a task has no result, and collect the results of training tasks, or the causes why they have none."""
+"""How tasks of shoal ended: their results and causes, lines for messages, and events of the assets of promoted models.
+
+Also here: errors that no retry can mend, such as a wrong argument, fail a task at once.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from airflow.sdk import get_current_context
+from airflow.sdk import Asset, AssetAlias, get_current_context
 from airflow.sdk.configuration import conf
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
+from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.links import task_link
 
 if TYPE_CHECKING:
-    from shoal.jobs import NoResult
+    from airflow.sdk import RetryDecision
+    from airflow.sdk.definitions.context import Context
+
+    from shoal.jobs import AnyJobSpec, JobResult, NoResult, PromotionResult
+
+
+CHAMPION = "champion"
+"""Default alias that a promotion moves to the new model version. The class `Register` has the same default, but DAG
+files do not load that class."""
+
+PROMOTIONS = AssetAlias("shoal-promotions")
+"""Asset alias that is an outlet of every training task. A task whose model was promoted adds an event of the model's
+asset to this alias. If a task adds no event, Airflow records none."""
+
+
+def model_asset(model: str, alias: str = CHAMPION) -> Asset:
+    """Return the asset of a registered model, ``Asset("shoal://models/MODEL")``. Each promotion updates it.
+
+    For an alias other than ``champion``, the asset is ``Asset("shoal://models/MODEL@ALIAS")``. Characters of the names
+    that a URI cannot contain are percent-encoded.
+
+    :param model: Name of the model in MLflow's registry.
+    :param alias: Alias in MLflow's registry that a promotion moves.
+    """
+    if not isinstance(model, str) or not model or any(mark in model for mark in "/:"):
+        raise InvalidArgumentError(
+            f'{shown(model)} is not a legal name for a registered model: use 1 to 250 characters without "/" and ":"'
+        )
+    return Asset(f"shoal://models/{quote(model, safe='')}" + ("" if alias == CHAMPION else f"@{alias}"))
+
+
+def promotion_of(context: Context, model: str, alias: str = CHAMPION) -> dict[str, Any] | None:
+    """Return the model promotion that triggered this DAG run; None if the run was triggered in another way.
+
+    If several promotions have triggered the run together, the newest one is returned. A run that is cleared and runs
+    again gets the same promotion, even if the model was promoted again since then.
+
+    :param context: Airflow's context of a task of the run.
+    :param model: Name of the model in MLflow's registry.
+    :param alias: Alias that the promotion has moved.
+    :returns: A dict with ``model``, ``alias``, ``version``, ``model_uri`` (``models:/MODEL/VERSION``), ``metric``,
+        ``metrics``, ``decision``, ``reason``, ``job_id`` and ``previous_version`` (None if there was no champion).
+    """
+    try:
+        events = context["triggering_asset_events"][model_asset(model, alias)]
+    # A user, a schedule or another asset has triggered the DAG run, and not a promotion of this model.
+    except KeyError:
+        return None
+    newest = max(events, key=lambda event: event.timestamp)
+    return dict(newest.extra)
+
+
+def add_promotion(
+    context: Context, model: str, alias: str, metric: str | None, result: JobResult | PromotionResult
+) -> None:
+    """Add an asset event to a task that has promoted a model. Airflow records the event when the task succeeds.
+
+    :param context: Airflow's context of the task.
+    :param model: Name of the registered model.
+    :param alias: Alias that the promotion has moved.
+    :param metric: Name of the metric that has decided.
+    :param result: Result of the job, or of the promotion.
+    """
+    # Airflow stores the event as JSON, which has no NaN, so `to_dict` converts NaN to text.
+    plain = result.to_dict()
+    decision, champion = plain["decision"] or {}, plain["champion"] or {}
+    context["outlet_events"][PROMOTIONS].add(
+        model_asset(model, alias),
+        extra={
+            "model": model,
+            "alias": alias,
+            "version": result.model_version,
+            "model_uri": f"models:/{model}/{result.model_version}",
+            "metric": metric,
+            "metrics": plain["metrics"],
+            "decision": decision.get("sentence"),
+            "reason": decision.get("reason"),
+            "job_id": result.job_id,
+            "previous_version": champion.get("version"),
+        },
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -132,3 +220,127 @@ def instance_name(task_id: str, index: int) -> str:
 def _where_log(ti: Any, task_id: str, index: int) -> str:
     link = task_link(conf.get("api", "base_url", fallback=None), ti.dag_id, ti.run_id, task_id, index)
     return f"see its log, {link.address}" if link else "see its log"
+
+
+try:
+    from airflow.sdk import RetryPolicy
+except ImportError:  # Airflow before 3.3 has no retry policies.
+    RetryPolicy = object  # type: ignore[assignment,misc]
+
+
+@contextmanager
+def no_retry_of_permanent_errors() -> Iterator[None]:
+    """Fail the task without a retry if the ``with`` block or the decorated method raises a permanent error.
+
+    Permanent errors are a wrong argument, wrong data, and a request for more than the pool has. All other errors are
+    raised unchanged, such as a lost worker, a pool that is down, or resources that did not become free in time. Any
+    error of shoal is stored as an XCom, for messages and for `training_results`.
+
+    :raises AirflowFailException: The error is permanent. The original error is the cause.
+    """
+    try:
+        yield
+    except (ShoalError, AirflowFailException) as error:
+        store_cause(str(error))
+        if isinstance(error, ShoalError) and error.permanent:
+            raise AirflowFailException(str(error)) from error
+        raise
+
+
+class FailOnPermanentErrors(RetryPolicy):
+    """Retry policy for your own tasks that call shoal: a permanent error fails the task at once.
+
+    shoal's own operators do not need this policy. The policy needs Airflow 3.3 or later: ``@task(retries=3,
+    retry_policy=FailOnPermanentErrors())``.
+    """
+
+    def evaluate(
+        self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
+    ) -> RetryDecision:
+        """Decide whether the task is retried.
+
+        :param exception: The error of the task.
+        :param try_number: Number of the try, from 1.
+        :param max_tries: Largest number of tries.
+        :param context: Airflow's context of the task.
+        """
+        from airflow.sdk import RetryDecision
+
+        if isinstance(exception, ShoalError) and exception.permanent:
+            return RetryDecision.fail(f"a retry would fail in the same way: {exception}")
+        return RetryDecision.default()
+
+
+LINE = "shoal_line"
+"""Key of the XCom in which a training task stores a line about its model for notifications: the fields of a `ModelLine`
+as a dict."""
+
+
+def record_success(context: Context, spec: AnyJobSpec, result: JobResult) -> None:
+    """Store a line about a training as an XCom, for notifications. If the model was promoted, also add an asset event.
+
+    An error is logged and not raised, because the training has succeeded.
+
+    :param context: Airflow's context of the training task.
+    :param spec: Spec of the job.
+    :param result: Result of the job.
+    """
+    try:
+        if result.promoted and (register := spec.register_as) is not None:
+            add_promotion(context, register.model, register.alias, register.metric, result)
+    except Exception:
+        log.warning("the asset event about the promotion could not be added", exc_info=True)
+    _push_line(context, spec, result)
+
+
+def record_promotion(context: Context, result: PromotionResult) -> None:
+    """Store a line about a promotion as an XCom, for notifications. If the version was promoted, also add an asset
+    event.
+
+    An error is logged and not raised, because the promotion is complete.
+
+    :param context: Airflow's context of the task.
+    :param result: Result of the promotion.
+    """
+    try:
+        if result.promoted:
+            add_promotion(context, result.model_name, result.alias, result.metric, result)
+    except Exception:
+        log.warning("the asset event about the promotion could not be added", exc_info=True)
+    _push_line(context, result.model_name, result)
+
+
+def skip_without_training(result: JobResult) -> None:
+    """End the task as skipped if its job has skipped the training because rows and settings have not changed.
+
+    The cause is stored as an XCom, so that a later task can report the cause (see `training_results`).
+
+    :param result: Result of the job.
+    :raises AirflowSkipException: The job has skipped its training.
+    """
+    if result.skipped:
+        store_cause(result.skipped)
+        raise AirflowSkipException(result.skipped)
+
+
+def record_failure(context: Context, spec: AnyJobSpec | Mapping[str, Any] | str | None, error: Exception) -> None:
+    """Store a line about a failed training or promotion as an XCom, for notifications.
+
+    If an XCom cannot be stored, the error is only logged, so that the task still fails with the original error.
+
+    :param context: Airflow's context of the task.
+    :param spec: Spec of the job, its fields if they could not be parsed, or the name of the model.
+    :param error: The cause of the failure.
+    """
+    _push_line(context, spec or {}, error)
+
+
+def _push_line(
+    context: Context, spec: AnyJobSpec | Mapping[str, Any] | str, outcome: JobResult | PromotionResult | Exception
+) -> None:
+    from shoal.jobs import ModelLine
+
+    try:
+        context["ti"].xcom_push(key=LINE, value=ModelLine.of(spec, outcome).to_dict())
+    except Exception:
+        log.warning("the outcome of the training could not be stored as an XCom for messages", exc_info=True)

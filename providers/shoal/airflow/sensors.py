@@ -9,9 +9,16 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 
-from shoal.airflow.base.pool import PoolOperator, is_deferrable
-from shoal.airflow.checks import Arguments, check_nodes, check_pool, check_waits, node_count
-from shoal.airflow.retries import no_retry_of_permanent_errors
+from shoal.airflow.operators.base import (
+    Arguments,
+    PoolOperator,
+    check_nodes,
+    check_pool,
+    check_waits,
+    is_deferrable,
+    node_count,
+)
+from shoal.airflow.results import no_retry_of_permanent_errors
 from shoal.errors import ScaleError
 
 if TYPE_CHECKING:
@@ -86,7 +93,7 @@ class NodesSensor(PoolOperator, BaseSensorOperator):
         :param context: Airflow's context of the task.
         :param deadline: Time at which the sensor's timeout ends, in seconds since the epoch.
         """
-        from shoal.airflow.triggers.pools import PoolTrigger
+        from shoal.airflow.triggers import PoolTrigger
 
         if self.poke(context):
             return

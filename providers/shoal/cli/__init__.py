@@ -34,7 +34,7 @@ from shoal.cli.output import (
     when,
 )
 from shoal.errors import InvalidArgumentError, ShoalError
-from shoal.sample_files import write_samples
+from shoal.new_files import write_samples
 
 # Base class of typer's usage errors. Older releases of typer import this class from click, and newer releases contain
 # their own copy. So the class is found by its name among the base classes of `typer.BadParameter`.

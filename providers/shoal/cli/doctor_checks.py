@@ -180,7 +180,7 @@ def _temp(folder: Path) -> Finding:
 
 
 def _runtime_root() -> Finding:
-    from shoal.state.temp_folder import runtime_root
+    from shoal.state.private_folders import runtime_root
 
     name = "folder of running nodes"
     try:
@@ -221,7 +221,7 @@ def _store() -> Iterator[Finding]:
 
 def _store_mode() -> int | None:
     """Return the mode of the SQLite file of the store; None if there is no such file."""
-    from shoal.state.engines import sqlite_file
+    from shoal.state.databases import sqlite_file
     from shoal.state.home import default_url
 
     try:

@@ -41,8 +41,8 @@ from shoal.compat.snowflake_tune import Uniform as Uniform
 from shoal.compat.snowflake_tune import get_tuner_context as get_tuner_context
 from shoal.data import RayDataIngester as RayDataIngester
 from shoal.data import connector as own
+from shoal.data.dataset_spec import TorchDefaults
 from shoal.data.ingest import ArrowIngester, IngesterClass
-from shoal.data.spec import TorchDefaults
 from shoal.distributors import pytorch, ray_launch
 from shoal.distributors.lightgbm import LightGBMEstimator as LightGBMEstimator
 from shoal.distributors.lightgbm import LightGBMScalingConfig as LightGBMScalingConfig

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from urllib.parse import quote
 
 from shoal.data.connector import DataConnector
+from shoal.data.dataset_spec import TorchDefaults
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.spec import TorchDefaults
 from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError, JobNotFoundError
 from shoal.jobs.files import storage
 from shoal.state.home import home

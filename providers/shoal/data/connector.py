@@ -6,16 +6,13 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from shoal.data.gang_position import current_position
+from shoal.data.dataset_spec import DatasetSpec, SplitSpec, TorchDefaults
+from shoal.data.filters import TimeRange, check_present, columns_of, parse_filters, time_column
 from shoal.data.ingest import INGESTERS, ArrowIngester, Ingester, IngesterClass, RayDataIngester
-from shoal.data.libraries import need
-from shoal.data.parquet.groups import find_groups
-from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning import Shard, Split, deal_rows, plan_groups, plan_shards
+from shoal.data.parquet.files import need
+from shoal.data.parquet.source import ParquetSource, find_groups
+from shoal.data.planning import Shard, Split, current_position, deal_rows, plan_groups, plan_shards
 from shoal.data.shard import DataShard
-from shoal.data.spec import DatasetSpec, SplitSpec, TorchDefaults
-from shoal.data.syntax import check_present, columns_of, parse_filters
-from shoal.data.time_range import TimeRange, time_column
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset
 
-    from shoal.data.torch.dataset import TorchDataset
+    from shoal.data.torch_dataset import TorchDataset
 
 PathLike = str | os.PathLike[str]
 
@@ -124,7 +121,7 @@ class DataConnector:
             DataError: If a column cannot be written as Parquet, or the staging location is not writable.
             InvalidArgumentError: If `df` is not a table.
         """
-        from shoal.data.staging.data_frames import stage_dataframe
+        from shoal.data.staged_data import stage_dataframe
 
         return cls._of_staged(stage_dataframe(df, staging_location), ingestor_class)
 
@@ -149,7 +146,7 @@ class DataConnector:
         Raises:
             DataError: If the query fails, or a column cannot be written.
         """
-        from shoal.data.staging.sql import stage_query
+        from shoal.data.sql import stage_query
 
         return cls._of_staged(stage_query(query, connection, staging_location), ingestor_class)
 
@@ -172,7 +169,7 @@ class DataConnector:
             ingestor_class: Class that reads the rows in the workers.
             staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
         """
-        from shoal.data.staging.data_frames import source_in_place, stage_arrow_dataset
+        from shoal.data.staged_data import source_in_place, stage_arrow_dataset
 
         source = source_in_place(dataset)
         if source is not None:
@@ -198,7 +195,7 @@ class DataConnector:
             staging_location: Directory or URI that all nodes can reach. The default ``$SHOAL_HOME/staging`` is allowed
                 only if all nodes are on one host.
         """
-        from shoal.data.staging.data_frames import stage_ray_dataset
+        from shoal.data.staged_data import stage_ray_dataset
 
         return cls._of_staged(stage_ray_dataset(ds, staging_location), ingestor_class)
 
@@ -267,7 +264,7 @@ class DataConnector:
 
     @classmethod
     def _of_staged(cls, directory: str, ingestor_class: IngesterClass) -> Self:
-        from shoal.data.staging.staged_data import StagedCopy
+        from shoal.data.staged_data import StagedCopy
 
         source = ParquetSource(directory)
         source.staged_copy = StagedCopy(directory)
@@ -461,7 +458,7 @@ class DataConnector:
         if limit is not None and limit < 0:
             raise InvalidArgumentError(f"limit must not be negative, but is {limit}")
         need("pandas")
-        from shoal.data.parquet.pandas_frames import to_frame
+        from shoal.data.output_tables import to_frame
 
         return to_frame(self._read(limit), self.source)
 
@@ -490,7 +487,7 @@ class DataConnector:
                 tensor ``[1]``. By default False, unless the connector is one of `shoal.compat.snowflake`.
 
         Returns:
-            A :class:`shoal.data.torch.dataset.TorchDataset`. Pass this dataset to a DataLoader, or iterate over the
+            A :class:`shoal.data.torch_dataset.TorchDataset`. Pass this dataset to a DataLoader, or iterate over the
             dataset directly.
 
         Raises:
@@ -583,7 +580,7 @@ class DataConnector:
             return bool(self.source.staged_copy.discard())
         if self.staging is None:
             return False
-        from shoal.data.staging.staged_data import discard
+        from shoal.data.staged_data import discard
 
         return discard(self.staging)
 
@@ -594,7 +591,7 @@ class DataConnector:
 
     def _read(self, limit: int | None) -> pa.Table:
         from shoal.data.checks import check_same_schema
-        from shoal.data.parquet.reading import take_rows
+        from shoal.data.parquet.source import take_rows
 
         schema = self.schema()
         check_same_schema(self.source, None)

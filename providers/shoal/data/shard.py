@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import check_same_schema
-from shoal.data.gang_position import GangPosition
-from shoal.data.parquet.reading import take_rows
-from shoal.data.planning import Shard
-from shoal.data.spec import TorchDefaults
+from shoal.data.dataset_spec import TorchDefaults
+from shoal.data.parquet.source import take_rows
+from shoal.data.planning import GangPosition, Shard
 from shoal.errors import InvalidArgumentError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from shoal.data.ingest import Ingester
     from shoal.data.planning import RowRange
-    from shoal.data.torch.dataset import TorchDataset
+    from shoal.data.torch_dataset import TorchDataset
 
 # Number of rows from which a stream draws the next one at random, at least; the default value of `datasets`.
 _SHUFFLED_ROWS = 1_000
@@ -126,13 +125,13 @@ class DataShard:
 
     def to_pandas(self, limit: int | None = None) -> pd.DataFrame:
         """Read this worker's rows into a pandas DataFrame, with the index and types that pandas has stored."""
-        from shoal.data.parquet.pandas_frames import to_frame
+        from shoal.data.output_tables import to_frame
 
         return to_frame(self._read(None, limit), self.ingester.source)
 
     def _read(self, columns: Sequence[str] | None, limit: int | None) -> pa.Table:
         from shoal.data.checks import check_same_schema
-        from shoal.data.parquet.reading import take_rows
+        from shoal.data.parquet.source import take_rows
 
         source = self.ingester.source
         check_same_schema(source, columns)
@@ -182,7 +181,7 @@ class DataShard:
                 the dataset has no rows.
         """
         try:
-            from shoal.data.torch.dataset import TorchDataset
+            from shoal.data.torch_dataset import TorchDataset
         except ImportError as exc:
             raise MissingExtraError("torch", "torch") from exc
         defaults = self.torch_defaults

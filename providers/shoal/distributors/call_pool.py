@@ -16,6 +16,7 @@ from shoal.errors import JobError, NoPoolError, PoolNotFoundError
 from shoal.jobs.journal import attempts
 from shoal.jobs.scheduling import fewest_nodes
 from shoal.jobs.specs.base import AnyJobSpec
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import ALL, Gpu, gpu_turn, look, may_be_contended
@@ -27,7 +28,6 @@ from shoal.pool.timeouts import IDLE_TIMEOUT, JOB_LEASE_TTL
 from shoal.pool.waiting import end_if_abandoned
 from shoal.state import Store
 from shoal.state.home import default_url, home
-from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, PoolState
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node

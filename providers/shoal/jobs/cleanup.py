@@ -32,7 +32,7 @@ from shoal.pool.notice import Notice
 from shoal.pool.selection import which_pool
 from shoal.pool.teams import ALL_TEAMS
 from shoal.state import Store
-from shoal.state.codec import storable
+from shoal.state.databases import storable
 from shoal.state.schema import JOB_ACTIVE, ActionKind, Job, JobState, Lease
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from shoal import redaction
-from shoal.data.syntax import CONNECTION_PREFIX, connection_variable
+from shoal.data.sql import CONNECTION_PREFIX, connection_variable
 from shoal.errors import InvalidArgumentError
 from shoal.known_secrets import KnownSecrets, SecretStream
 from shoal.state.home import subfolder

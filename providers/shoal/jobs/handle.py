@@ -24,9 +24,9 @@ from shoal.jobs.scheduling import Place
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.status import JobStatus, progress_of
 from shoal.jobs.timeouts import CLEAN_UP_PATIENCE_S, CLEAN_UP_PERIOD_S, HEAD_CHECK_S, SHORTEST_PAUSE_S
+from shoal.os_processes import ProcessId
 from shoal.own_pauses import waited_since
 from shoal.pool.timeouts import STORE_PATIENCE, STORE_PERIOD
-from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, Job, JobState
 from shoal.training.reporting import OnProgress
 

@@ -23,10 +23,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shoal import new_folders, own_python
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import ids
 from shoal.jobs.files import storage
+from shoal.new_files import create_folder
+from shoal.os_processes import python_command
 from shoal.state.home import file_lock, lock_file, subfolder
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host import imports
@@ -198,12 +199,12 @@ def _cached_folder(pool: str, gcs: str, key: list[Any], name: str, fill: Callabl
             if other != mine:
                 shutil.rmtree(other, ignore_errors=True)
         if not folder.exists():
-            new_folders.make(mine)
+            create_folder(mine)
             # The folder is filled under a temporary name, and renamed when it is complete. So a driver that is killed
             # meanwhile leaves no incomplete folder under the final name.
             unfinished = Path(tempfile.mkdtemp(dir=mine))
             try:
-                new_folders.make(unfinished / name)
+                create_folder(unfinished / name)
                 fill(unfinished / name)
                 unfinished.rename(folder.parent)
             except BaseException:
@@ -245,7 +246,7 @@ def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str])
 
 def _uv() -> list[str]:
     if importlib.util.find_spec("uv") is not None:
-        return own_python.command("-m", "uv")
+        return python_command("-m", "uv")
     if found := shutil.which("uv"):
         return [found]
     raise JobError(

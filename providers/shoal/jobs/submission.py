@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import (
     BudgetError,
     DataAccessError,
@@ -43,6 +43,7 @@ from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import refuse_without_ray
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.status import JobStatus
+from shoal.os_processes import ProcessId
 from shoal.pool import teams
 from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
@@ -54,8 +55,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.pool.waiting import end_if_abandoned
 from shoal.redaction import redact
 from shoal.state import Store
-from shoal.state.codec import storable
-from shoal.state.process import ProcessId
+from shoal.state.databases import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState
 
 

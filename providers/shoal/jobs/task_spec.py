@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs import ids, shipped_code
 from shoal.jobs.kind import spec_class

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.data.connector import DataConnector
-from shoal.data.predicted_rows import kept_columns
+from shoal.data.output_tables import kept_columns
 from shoal.distributors import dispatch
 from shoal.distributors.dispatch import Call
 from shoal.distributors.estimator import BoostingEstimator
@@ -134,7 +134,7 @@ def connected(data: Dataset, staged: ExitStack) -> DataConnector:
     """
     if isinstance(data, DataConnector):
         return data
-    from shoal.data.staging.data_frames import is_frame
+    from shoal.data.staged_data import is_frame
 
     if not is_frame(data):
         raise InvalidArgumentError(
@@ -377,7 +377,7 @@ def _check(
     except (OSError, DataError):
         return  # the workers check the same
     check_same_kinds(key_type(connector.source, by), models.key_type, by)
-    kept_columns(keep_cols, prediction_col, connector)
+    kept_columns(keep_cols, prediction_col, connector.source)
 
 
 def _results_of(models: PartitionResults | str) -> PartitionResults:

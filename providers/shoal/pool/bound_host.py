@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from shoal.os_processes import host_id, hostname
 from shoal.pool import recorded
 from shoal.state.home import is_own_store
-from shoal.state.process import host_id, hostname
 from shoal.state.schema import Pool
 
 ANYWHERE = ""

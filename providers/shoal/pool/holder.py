@@ -1,7 +1,7 @@
 """Build the names of holders (the owners of operations, leases and jobs). This module covers holders that are users,
 processes, jobs or DAG runs.
 
-`shoal.airflow._run_holder` finds the DAG run of a task, and `shoal.prefect.current_run` builds the names of holders
+`shoal.airflow.deployment` finds the DAG run of a task, and `shoal.prefect.current_run` builds the names of holders
 that are flow runs.
 """
 
@@ -111,7 +111,7 @@ class DagRunHolder:
 def _user_and_host() -> str:
     """Return ``<user>@<host>``, with the uid if it has no name, as in some containers."""
     # DAG files import this module, and must not import the store.
-    from shoal.state.process import hostname
+    from shoal.os_processes import hostname
 
     try:
         user = getpass.getuser()

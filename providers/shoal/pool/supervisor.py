@@ -19,6 +19,7 @@ import time
 from contextlib import suppress
 
 from shoal.errors import StoreError
+from shoal.os_processes import ProcessId
 from shoal.own_pauses import waited_since
 from shoal.pool.backends import versions
 from shoal.pool.backends.local import bytecode, gpus, node_start, processes
@@ -36,9 +37,8 @@ from shoal.pool.timeouts import (
     SUPERVISOR_PERIOD,
 )
 from shoal.state import Store
-from shoal.state.process import ProcessId
+from shoal.state.private_folders import remove_own_folder
 from shoal.state.schema import Node, NodeState, Pool
-from shoal.state.temp_folder import remove_own_folder
 
 log = logging.getLogger("shoal.supervisor")
 

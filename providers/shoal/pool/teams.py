@@ -37,7 +37,7 @@ def acting_for(team: str | None) -> Iterator[None]:
 def asking(team: str | None = None) -> str | None:
     """Return the team for which this process acts: `team` if it is given, else that of `acting_for`, else
     ``$SHOAL_TEAM``. None: no team."""
-    from shoal.state.codec import storable  # here, because DAG files import this module, but need no store
+    from shoal.state.databases import storable  # here, because DAG files import this module, but need no store
 
     return storable(team or _team.get() or os.environ.get(TEAM_VARIABLE) or "") or None
 

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from shoal import telemetry
 from shoal.errors import PoolNotFoundError, ScaleError, StoreUnreachableError
+from shoal.own_pauses import waited_since
 from shoal.pool.journal import rows
 from shoal.pool.lease_queue import nodes_for
 from shoal.pool.reconcile.rounds import Clock, is_abandoned, owner_has_ended, reconcile
@@ -109,7 +110,7 @@ class Waiting:
                 self._reconcile()
                 if on_progress:
                     on_progress(status)
-                if time.monotonic() - began > DOWN_PATIENCE:
+                if waited_since(began) > DOWN_PATIENCE:
                     why = f": {status.reason}" if status.reason else ""
                     raise ScaleError(
                         f'pool "{self._name}" is not down after {DOWN_PATIENCE:.0f} s{why}; run `shoal sweep` to try '
@@ -122,7 +123,7 @@ class Waiting:
         """Wait after a rollback until no surplus or failed node is left, or DOWN_PATIENCE seconds have passed."""
         began = time.monotonic()
         with self._giving_up_turn():
-            while time.monotonic() - began < DOWN_PATIENCE:
+            while waited_since(began) < DOWN_PATIENCE:
                 self._reconcile()
                 status = self._status()
                 stopping = status.state == PoolState.STOPPING.value

@@ -18,10 +18,10 @@ from contextvars import ContextVar
 from hashlib import sha256
 from pathlib import Path
 
-from shoal import new_folders
 from shoal.errors import StoreError, shown
-from shoal.state.engines import parsed, sqlite_file
-from shoal.state.process import host_id
+from shoal.new_files import create_folder
+from shoal.os_processes import host_id
+from shoal.state.databases import parsed, sqlite_file
 
 log = logging.getLogger("shoal.home")
 
@@ -63,7 +63,7 @@ def home() -> Path:
     if (url := _other_store.get()) is not None:
         path /= f"store-{sha256(str(parsed(url)).encode()).hexdigest()[:12]}"  # str() hides the password
     try:
-        new_folders.make(path)
+        create_folder(path)
     except OSError as error:
         raise StoreError(
             f"SHOAL_HOME {path} cannot be created: {error}. Set SHOAL_HOME to a folder to which you can write"
@@ -126,7 +126,7 @@ def subfolder(*parts: str) -> Path:
     """
     path = home().joinpath(*map(file_name, parts))
     try:
-        new_folders.make(path)
+        create_folder(path)
     except OSError as error:
         raise StoreError(
             f"{path} cannot be created: {error}. Free some disk space, or set SHOAL_HOME to another folder"

@@ -15,7 +15,7 @@ from sqlalchemy.schema import ForeignKeyConstraint
 from sqlalchemy.types import TypeDecorator
 
 from shoal.errors import InvalidArgumentError
-from shoal.state.codec import storable
+from shoal.state.databases import storable
 
 
 class PoolState(StrEnum):
@@ -465,7 +465,7 @@ class StudyLog(Base):
     number: Mapped[int] = mapped_column(primary_key=True)
     """Place of the entry in the journal, from 0. The numbers of a study have no gaps."""
     entry: Mapped[str] = mapped_column(_LongText)
-    """Optuna's entry as JSON (`shoal.state.codec`)."""
+    """Optuna's entry as JSON (`shoal.state.databases`)."""
     first: Mapped[int] = mapped_column(default=1, server_default="1")
     """Number of the job's first attempt, which is kept as long as the job. The attempt that has begun the study may be
     deleted before."""

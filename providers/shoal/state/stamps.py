@@ -19,8 +19,8 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from shoal.os_processes import boot_id
 from shoal.own_pauses import paused_after, waited_since
-from shoal.state.process import boot_id
 
 _ONE_INSTANT_S = 0.1
 """Largest time in seconds between two clock readings that count as simultaneous. Normally some microseconds pass

@@ -14,8 +14,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from shoal.errors import StoreError
-from shoal.state import engines, migrate
-from shoal.state.database_errors import explain, shown
+from shoal.state import databases
+from shoal.state.databases import explain, shown_url
 from shoal.state.home import default_url
 from shoal.state.private_folders import keep_file_private, make_file
 
@@ -50,14 +50,14 @@ class Store:
 
     def __init__(self, url: str | None = None, *, migrate: bool = True) -> None:
         self.url = url or default_url()
-        self._engine = engines.engine(self.url)
-        self._file = engines.sqlite_file(self.url)
+        self._engine = databases.engine(self.url)
+        self._file = databases.sqlite_file(self.url)
         if self._file is not None:
             keep_file_private(self._file)
         if migrate:
             if self._file is not None:
                 make_file(self._file)
-                engines.fill_reserve(self._file)
+                databases.fill_reserve(self._file)
             self._migrate()
 
     @contextmanager
@@ -92,7 +92,7 @@ class Store:
             StoreError: The database reported an error.
         """
         try:
-            with _ThreadSession(engines.reading(self._engine, snapshot=snapshot)) as session:
+            with _ThreadSession(databases.reading(self._engine, snapshot=snapshot)) as session:
                 yield session
         except SQLAlchemyError as error:
             raise explain(error, self.url) from error
@@ -108,29 +108,29 @@ class Store:
             StoreError: The database reported an error.
         """
         try:
-            with engines.reading(self._engine).connect() as connection:
+            with databases.reading(self._engine).connect() as connection:
                 return _version(connection) is not None
         except SQLAlchemyError as error:
             raise explain(error, self.url) from error
 
     def _migrate(self) -> None:
         try:
-            with engines.reading(self._engine).connect() as connection:
-                if _version(connection) == migrate.SCHEMA_VERSION:
+            with databases.reading(self._engine).connect() as connection:
+                if _version(connection) == databases.SCHEMA_VERSION:
                     return
             # The upgrade is a write transaction. So if two processes upgrade the tables at the same time, the second
             # process waits for the first.
             with self._engine.begin() as connection:
                 version = _version(connection)
-                if version == migrate.SCHEMA_VERSION:
+                if version == databases.SCHEMA_VERSION:
                     return
-                if version is not None and version > migrate.SCHEMA_VERSION:
+                if version is not None and version > databases.SCHEMA_VERSION:
                     raise StoreError(
-                        f"{shown(self.url)} was written by a newer shoal (its schema is {version}, this version "
-                        f"supports {migrate.SCHEMA_VERSION}): upgrade shoal, or set SHOAL_HOME or SHOAL_STATE_URL to "
+                        f"{shown_url(self.url)} was written by a newer shoal (its schema is {version}, this version "
+                        f"supports {databases.SCHEMA_VERSION}): upgrade shoal, or set SHOAL_HOME or SHOAL_STATE_URL to "
                         "another store"
                     )
-                migrate.upgrade(connection)
+                databases.upgrade(connection)
         except SQLAlchemyError as error:
             raise explain(error, self.url) from error
 

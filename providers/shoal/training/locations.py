@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
-from shoal import new_folders
-from shoal.data.parquet.paths import refuse_incomplete_address
+from shoal.data.parquet.files import refuse_incomplete_address
 from shoal.errors import InvalidArgumentError
+from shoal.new_files import SHARED_MODE, create_folder
 from shoal.redaction import HIDDEN, redact_address, redacted_errors
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def try_out(location: str, option: str = "artifact_location") -> None:
             with redacted_errors(location):
                 _try_out_uri(location)
         else:
-            new_folders.make(Path(location), new_folders.SHARED)
+            create_folder(Path(location), SHARED_MODE)
             with tempfile.NamedTemporaryFile(dir=location, prefix=".shoal-trial-") as file:
                 file.write(b"shoal")
     except Exception as error:
@@ -146,7 +146,7 @@ def make_folder(shared: str, folder: str) -> None:
         InvalidArgumentError: A folder fails the check.
         OSError: A folder cannot be made.
     """
-    new_folders.make(Path(shared), new_folders.SHARED)
+    create_folder(Path(shared), SHARED_MODE)
     _check(shared, folder, make=True)
 
 
@@ -164,7 +164,7 @@ def _check(shared: str, folder: str, *, make: bool) -> None:
             path = f"{path}/{name}"
             if make:
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, new_folders.SHARED, dir_fd=here)
+                    os.mkdir(name, SHARED_MODE, dir_fd=here)
             try:
                 inner = os.open(name, _FOLDER, dir_fd=here)
             except FileNotFoundError:

@@ -13,7 +13,7 @@ from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from shoal.data.gang_position import ALONE, GangPosition, set_current_position
+from shoal.data.planning import ALONE, GangPosition, set_current_position
 from shoal.training.timeouts import PROGRESS_LINE_PERIOD_S
 
 if TYPE_CHECKING:

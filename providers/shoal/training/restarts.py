@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from shoal.errors import CapacityError, WorkerLostError
+from shoal.own_pauses import waited_since
 from shoal.training.reporting import say
 from shoal.training.run_config import RunConfig
 from shoal.training.timeouts import REPLACE_NODE_S, RESOURCES_WAIT_S, RESTART_PERIOD_S
@@ -68,7 +69,7 @@ class Restarts:
             except CapacityError:
                 # After a worker was lost, the pool may still be replacing the lost node, which takes time. The training
                 # therefore waits and tries again instead of failing at once.
-                waited = None if lost_at is None else time.monotonic() - lost_at
+                waited = None if lost_at is None else waited_since(lost_at)
                 if waited is None or waited > RESOURCES_WAIT_S or self.left(1.0) == 0.0:
                     raise
                 if waited > REPLACE_NODE_S and (fewer := shrink()):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from shoal.data.parquet.paths import refuse_incomplete_address
+from shoal.data.parquet.files import refuse_incomplete_address
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings
 from shoal.redaction import redact_value

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.data.gang_position import ALONE
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.planning import ALONE
 from shoal.training import trial_context
 from shoal.training.boosting.messages import History
 from shoal.training.boosting.params import Direction
@@ -295,7 +295,7 @@ def _save(model: Any, path: str) -> str:
     """Write a pickled model into a file, and return the digest by which the driver knows it again."""
     import cloudpickle
 
-    from shoal.data.parquet.paths import resolve
+    from shoal.data.parquet.files import resolve
 
     content = cloudpickle.dumps(model)
     filesystem, inner = resolve(path)

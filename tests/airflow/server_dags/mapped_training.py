@@ -7,8 +7,8 @@ from typing import Any
 
 from airflow.sdk import Param, dag, get_current_context, task
 
-from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
+from shoal.airflow.pool_for_run import pool_for_run
 
 POOL = "{{ var.value.shoal_retrain_pool }}"
 

@@ -11,8 +11,8 @@ from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import dag
 
-from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
+from shoal.airflow.pool_for_run import pool_for_run
 from shoal.airflow.sensors import NodesSensor
 
 POOL = "{{ var.value.shoal_retrain_pool }}"

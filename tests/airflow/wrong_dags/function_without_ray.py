@@ -1,6 +1,6 @@
 from airflow.sdk import dag, task
 
-from shoal.airflow.context import pool_for_run
+from shoal.airflow.pool_for_run import pool_for_run
 
 POOL = "local://small?max_nodes=1&ray=false"
 

@@ -1,7 +1,7 @@
 from airflow.sdk import dag
 
-from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
+from shoal.airflow.pool_for_run import pool_for_run
 
 POOL = "local://wide?max_nodes=3"
 JOB = {"dataset": {"paths": ["/data/{{ ds }}.parquet"]}, "input_cols": ["x"], "label_col": "y"}

@@ -5,8 +5,7 @@ from datetime import timedelta
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import dag, task
 
-from shoal.airflow.context import pool_for_run
-from shoal.airflow.hooks import ComputePoolHook
+from shoal.airflow.connections import ComputePoolHook
 from shoal.airflow.operators import (
     CheckModelsOperator,
     CleanupPoolOperator,
@@ -15,7 +14,8 @@ from shoal.airflow.operators import (
     PromoteModelOperator,
     ScaleClusterOperator,
 )
-from shoal.airflow.retries import no_retry_of_permanent_errors
+from shoal.airflow.pool_for_run import pool_for_run
+from shoal.airflow.results import no_retry_of_permanent_errors
 
 JOB = {"dataset": {"paths": ["/data/x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
 

@@ -1,6 +1,6 @@
 from airflow.sdk import dag, task
 
-from shoal.airflow.context import pool_for_run
+from shoal.airflow.pool_for_run import pool_for_run
 
 
 @dag(schedule=None)

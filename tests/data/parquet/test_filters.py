@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from shoal.data import DataConnector, ShardedDataConnector
 from shoal.data.checks import check_no_nulls, validate_columns
-from shoal.data.gang_position import ALONE, GangPosition, set_current_position
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.filters import parse_filters
 from shoal.data.parquet.digest import rows_digest
-from shoal.data.spec import DatasetSpec
-from shoal.data.syntax import parse_filters
+from shoal.data.planning import ALONE, GangPosition, set_current_position
 from shoal.errors import DataError, InvalidArgumentError
 from tests.data.conftest import Write
 

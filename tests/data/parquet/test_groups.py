@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.data import DataConnector
-from shoal.data.parquet.groups import find_groups
+from shoal.data.parquet.source import find_groups
 from shoal.data.planning import RowGroup, plan_groups
 from shoal.errors import DataError
 

@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import DataConnector, ShardedDataConnector
-from shoal.data.categories import find_categories
 from shoal.data.checks import decimals_of, validate_columns
-from shoal.data.matrix import to_matrix, to_vector
+from shoal.data.matrix import find_categories, to_matrix, to_vector
 from shoal.data.parquet.schema import common_type
 from shoal.errors import DataError
 from tests.data.conftest import Write

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from shoal.data import DataConnector
-from shoal.data.parquet.overlap import RecordedFile, record, shared_mask, shared_rows
+from shoal.data.parquet.overlap import RecordedFile, record_rows, shared_mask, shared_rows
 
 ROWS = 100
 
@@ -23,9 +23,9 @@ def write(path: Path, seed: int) -> str:
 
 def shared(trained_on: DataConnector, holdout: DataConnector) -> dict[str, int]:
     """Shared rows by file, after the record was stored as JSON and read again."""
-    stored = json.loads(json.dumps([file.to_json() for file in record(trained_on.source)]))
+    stored = json.loads(json.dumps([file.to_json() for file in record_rows(trained_on.source)]))
     recorded = [RecordedFile.from_json(file) for file in stored]
-    assert recorded == record(trained_on.source)
+    assert recorded == record_rows(trained_on.source)
     return {file.path: file.rows for file in shared_rows(recorded, holdout.source)}
 
 
@@ -55,7 +55,7 @@ def test_filters_of_one_file_share_the_rows_that_match_both(tmp_path: Path):
     assert shared(train, before) == {str(path): train.num_rows()}
     for other in (before, holdout, last, months(("month", ">=", 4), ("a", "<", 77))):
         mine = set(train.to_pandas()["a"])
-        mask = shared_mask(record(train.source), other.source)
+        mask = shared_mask(record_rows(train.source), other.source)
         assert mask.tolist() == [a in mine for a in other.to_pandas()["a"]]
 
 

@@ -22,12 +22,10 @@ import pytest
 import sqlalchemy as sa
 from werkzeug.serving import make_server
 
-from shoal.data import DataConnector
-from shoal.data.categories import encoded, find_categories
-from shoal.data.matrix import to_matrix
-from shoal.data.spec import DatasetSpec
-from shoal.data.staging import staged_data
-from shoal.data.staging.staged_data import staged as staged_in
+from shoal.data import DataConnector, staged_data
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.matrix import encoded, find_categories, to_matrix
+from shoal.data.staged_data import staged as staged_in
 from shoal.errors import (
     CapacityError,
     CapacityTimeoutError,

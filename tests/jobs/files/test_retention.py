@@ -24,9 +24,9 @@ from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.locks import store_lock
 from shoal.jobs.journal.steps import At, JobStep, RetentionStep
+from shoal.os_processes import host_id, hostname
 from shoal.state import Store, steps
 from shoal.state.home import home
-from shoal.state.process import host_id, hostname
 from shoal.state.schema import Job, JobState, Lock, Pool, PoolState, PromotionState
 from tests.support.model_registry import DAY, Shelf, add_promotion
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal.jobs.journal.stages import NEXT, Stage, may_become, stage_of
+from shoal.jobs.journal.stages import LIFE, Event, Stage, may, stage_of
 from shoal.state.schema import JOB_ENDED, JobState
 
 
@@ -27,9 +27,13 @@ def row(state: JobState, queued_at: float | None = None, admitted_at: float | No
 )
 def test_the_stage_of_a_row(attempt: SimpleNamespace, stage: Stage) -> None:
     assert stage_of(attempt) is stage
-    assert {each for each in Stage if may_become(attempt, each)} == NEXT[stage]
+    assert {each for each in Event if may(attempt, each)} == {event for of, event in LIFE if of is stage}
 
 
 def test_nothing_follows_the_end_and_only_a_sent_attempt_goes_back() -> None:
-    assert NEXT[Stage.ENDED] == set()
-    assert {stage for stage, following in NEXT.items() if Stage.WAITING in following} == {Stage.UNQUEUED, Stage.SENT}
+    assert Stage.ENDED not in {stage for stage, _ in LIFE}
+    assert {stage for (stage, _), following in LIFE.items() if following is Stage.WAITING} == {
+        Stage.UNQUEUED,
+        Stage.SENT,
+    }
+    assert {stage for stage, event in LIFE if event is Event.END} == set(Stage) - {Stage.ENDED}

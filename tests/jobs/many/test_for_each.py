@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import DataConnector
-from shoal.data.staging.sql import stage_select
+from shoal.data.sql import stage_select
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs import FunctionJobSpec, JobSpec, PredictJobSpec, for_each, ids, parse_spec
 from shoal.jobs.submission import fingerprint

@@ -18,8 +18,8 @@ from typer.testing import CliRunner, Result
 from shoal import history
 from shoal.cli import app
 from shoal.data import DataConnector
-from shoal.data.spec import DatasetSpec
-from shoal.data.staging.sql import stage_select
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.sql import stage_select
 from shoal.errors import (
     DataError,
     InvalidArgumentError,

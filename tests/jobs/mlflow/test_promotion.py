@@ -15,7 +15,7 @@ import mlflow
 import pytest
 
 from shoal import history
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.jobs import Register
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order

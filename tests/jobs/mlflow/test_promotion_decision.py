@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.jobs import Register
 from shoal.jobs.mlflow.promotion_decision import (
     Baseline,

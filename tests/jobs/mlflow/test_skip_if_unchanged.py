@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from shoal.data import DataConnector
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs import (
     FunctionJobSpec,

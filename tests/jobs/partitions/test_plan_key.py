@@ -17,7 +17,7 @@ import pytest
 
 from shoal import RunConfig
 from shoal.data import DataConnector
-from shoal.data.parquet import listing
+from shoal.data.parquet.files import DataFile, list_files
 from shoal.jobs.partitions.engine import plan_key
 from shoal.jobs.partitions.program import PartitionProgram, program_of
 from shoal.jobs.specs.partitions import PartitionsJobSpec, PartitionsScalingConfig
@@ -62,9 +62,8 @@ def test_a_file_counts_as_changed_when_it_was_written_again(
         path = Path(files.source.paths[0])
         os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
     assert (key_of(files) == first) is is_equal
-    find = listing.list_files
-    without_times = [listing.DataFile(file.path, file.size) for file in find(files.source.paths)]
-    monkeypatch.setattr("shoal.data.content.list_files", lambda paths: without_times)
+    without_times = [DataFile(file.path, file.size) for file in list_files(files.source.paths)]
+    monkeypatch.setattr("shoal.data.dataset_spec.list_files", lambda paths: without_times)
     assert key_of(files) != key_of(files), "a change could remain unnoticed"
 
 

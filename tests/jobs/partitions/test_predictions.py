@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import DataConnector
-from shoal.data.parquet.pandas_frames import described
+from shoal.data.output_tables import described
 from shoal.errors import DataError
 from shoal.jobs.partitions import models
 from shoal.jobs.partitions.keys import key_text

@@ -23,7 +23,7 @@ from shoal.pool.journal import rows
 from shoal.pool.journal.advance import advance, is_due, record_seen
 from shoal.pool.reconcile.rounds import Changes, reconcile
 from shoal.pool.spec import PoolSpec
-from shoal.state import Store, engines
+from shoal.state import Store, databases
 from shoal.state.schema import (
     Demand,
     JobState,
@@ -45,7 +45,7 @@ TIMES = st.sampled_from([0.0, 500.0, 990.0, NOW, 1010.0, 2000.0])
 
 def test_looks_wait_for_no_writer(either_store, store, head, monkeypatch):
     """While another writes, all that only reads goes on; it waited, and failed after 30 s."""
-    monkeypatch.setattr(engines, "_BEGIN_WRITING", engines._BEGIN_WRITING.replace("120s", "1s"))
+    monkeypatch.setattr(databases, "_BEGIN_WRITING", databases._BEGIN_WRITING.replace("120s", "1s"))
     job = attempts.ask(store, replace(ORDER, endpoint=address(head.endpoint)), 0.0)
     pool = ComputePool(POOL, store=store)
     target = Target(store, FIRST, POOL, find_endpoint=lambda _: head.endpoint, clock=lambda: 1.0)
@@ -61,7 +61,7 @@ def test_looks_wait_for_no_writer(either_store, store, head, monkeypatch):
 
 
 def test_a_pool_that_is_as_it_should_be_is_reconciled_without_a_lock(either_store, store, monkeypatch):
-    monkeypatch.setattr(engines, "_BEGIN_WRITING", engines._BEGIN_WRITING.replace("120s", "1s"))
+    monkeypatch.setattr(databases, "_BEGIN_WRITING", databases._BEGIN_WRITING.replace("120s", "1s"))
     with store.transaction() as session:
         session.add(Demand(pool=POOL, size=1, operation_id=None, set_at=0.0))
         session.add(node(NodeState.PLANNED, spawned_at=math.inf, start_deadline=math.inf))

@@ -26,11 +26,11 @@ from shoal.jobs.reconcile import settle
 from shoal.jobs.reconcile.look import HeadBusyError, HeadGoneError, JobClient, Target
 from shoal.jobs.reconcile.rounds import host_round
 from shoal.jobs.scheduling import DRIVER_BYTES
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
 from shoal.training.demand import GangClaim
 from shoal.training.run_config import RunConfig

@@ -16,11 +16,11 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.reconcile import watch
 from shoal.jobs.reconcile.watch import LostJobs, SilentJobs
+from shoal.os_processes import ProcessId
 from shoal.pool.backends.local.backend import token_path
 from shoal.pool.journal import rows
 from shoal.pool.reconcile import background_process
 from shoal.state import Store, stamps
-from shoal.state.process import ProcessId
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
 from tests.support.fake_ray_head import TOKEN, FakeHead
 from tests.support.job_store import POOL

@@ -21,10 +21,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from shoal.data import DataConnector
-from shoal.data.parquet import packaged
-from shoal.data.spec import DatasetSpec
-from shoal.data.staging import staged_data
+from shoal.data import DataConnector, staged_data
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.parquet import files
 from shoal.errors import DataError, InvalidArgumentError, JobError, PoolUnreachableError
 from shoal.jobs import (
     FunctionJobSpec,
@@ -230,7 +229,7 @@ class TestReach:
 
 @pytest.fixture
 def frame() -> DataConnector:
-    packaged.local_path.cache_clear()
+    files.unpacked_path.cache_clear()
     return DataConnector.from_dataframe(pd.DataFrame({"a": [1.0, 2.0], "y": [0, 1]}))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import cloudpickle
 from airflow.sdk import dag, task
 
-from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
+from shoal.airflow.pool_for_run import pool_for_run
 from shoal.jobs import AnyJobSpec
 from tests.support import remote_trainings
 from tests.support.remote_trainings import PLACE, ROUNDS, Settings

@@ -15,8 +15,8 @@ from typing import Any
 from airflow.sdk import dag, get_current_context, task
 
 from shoal import ComputePool, RunConfig
-from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
+from shoal.airflow.pool_for_run import pool_for_run
 
 PLACE = {"pool_name": "lab", "artifact_location": "s3://bucket/jobs"}
 BOOSTED: dict[str, Any] = {"input_cols": ["a", "b"], "label_col": "y"}

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from shoal import jobs
 from shoal.data import DataConnector
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import JobSpec, Register, Tracking
 from shoal.jobs.ids import checked, is_interactive, job_id

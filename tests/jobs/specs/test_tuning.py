@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.tuning import TuneJobSpec
 

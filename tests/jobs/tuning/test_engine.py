@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import xgboost
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.specs.tuning import Range, TuneJobSpec
 from shoal.jobs.tuning import engine

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 from airflow.sdk import dag
 
-from shoal.airflow.context import pool_for_run
 from shoal.airflow.operators import DistributedTrainOperator
+from shoal.airflow.pool_for_run import pool_for_run
 
 SPEC = {
     "dataset": {"paths": ["{{ params.folder }}/rows.parquet"]},

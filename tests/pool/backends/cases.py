@@ -8,12 +8,12 @@ import subprocess
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from shoal.os_processes import ProcessId
 from shoal.pool.backends import BACKENDS, Backend
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.spec import PoolSpec
-from shoal.state.process import ProcessId
 from shoal.state.schema import Node
 from tests.pool.backends.foreign import ForeignCluster
 from tests.support.fake_kubernetes import FakeKubernetes

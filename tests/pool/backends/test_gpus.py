@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import select
 
 from shoal.errors import CapacityError, InvalidArgumentError, ScaleError
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local import gpus, raylet
 from shoal.pool.backends.local.gpus import ALL, check_number, claim, visible_gpus
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import Node
 from tests.support.gpu_machine import Machine
 from tests.support.homes import new_home

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from xgboost.callback import EarlyStopping
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.metrics.evaluation import NAMES, best_mode
 from shoal.training.boosting.engine import interface_of

@@ -14,8 +14,8 @@ import pytest
 import xgboost
 
 from shoal.data import DataConnector
-from shoal.data.categories import find_categories
-from shoal.data.gang_position import GangPosition
+from shoal.data.matrix import find_categories
+from shoal.data.planning import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.boosting import rows as rows_module
 from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task

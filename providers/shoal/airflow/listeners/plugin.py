@@ -6,8 +6,8 @@ from typing import Any
 
 from airflow.plugins_manager import AirflowPlugin
 
-from shoal.airflow.listeners import deployment, failed_runs
-from shoal.airflow.settings import apply_settings
+from shoal.airflow import listeners
+from shoal.airflow.deployment import apply_settings
 
 
 class ShoalListeners(AirflowPlugin):
@@ -15,7 +15,7 @@ class ShoalListeners(AirflowPlugin):
     of its processes: scheduler, API server, triggerer, DAG processor, and the process of each task."""
 
     name = "shoal_listeners"
-    listeners = [deployment, failed_runs]  # noqa: RUF012 - Airflow's own shape
+    listeners = [listeners]  # noqa: RUF012 - Airflow's own shape
 
     @classmethod
     def on_load(cls, *args: Any, **kwargs: Any) -> None:

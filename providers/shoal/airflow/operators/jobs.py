@@ -1,35 +1,43 @@
-"""Base class of operators that run a job on a pool, and a check that the DAG leases nodes of this pool.
+"""Base class of operators that run a job on a pool, with the links and the lineage of the job.
 
-Also here: the digest of a task as it is written in the DAG file, by which a retry recognises its job.
+Also here: the digest of a task as it is written in the DAG file, by which a retry recognises its job, and a check that
+the DAG leases nodes of the task's pool.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
+import re
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
 
-from airflow.sdk import DAG, BaseOperator, TaskGroup, XComArg
+from airflow.sdk import DAG, BaseOperator, BaseOperatorLink, TaskGroup, XComArg, get_current_context
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
-from shoal.airflow._run_holder import task_key, team_of
-from shoal.airflow.base.checked import LabelledOperator
-from shoal.airflow.base.pool import WaitingOperator, WorkerLostError, end_if_worker_is_lost
-from shoal.airflow.checks import arguments_of, is_known, pool_of
-from shoal.airflow.credentials import environment_of, secret_variable
-from shoal.airflow.database_urls import database_url
-from shoal.airflow.links import LINKS, links_of, page_links, show_links
+from shoal.airflow.connections import database_url, environment_of, secret_variable
+from shoal.airflow.deployment import has_teams, task_key, team_of
+from shoal.airflow.operators.base import (
+    LabelledOperator,
+    WaitingOperator,
+    WorkerLostError,
+    arguments_of,
+    end_if_worker_is_lost,
+    is_known,
+    pool_of,
+)
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
-from shoal.airflow.retries import no_retry_of_permanent_errors
+from shoal.airflow.results import no_retry_of_permanent_errors
 from shoal.errors import LeaseEndedError, NoTokenError, PoolDownError, PoolElsewhereError, ShoalError
+from shoal.links import dashboard_link, job_page, mlflow_run_link, model_link
 from shoal.pool.spec import PoolSpec, is_uri
 from shoal.training.pytorch.program import is_name
 from shoal.training.pytorch.script import Script
@@ -39,6 +47,97 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
     from shoal.jobs import AnyJobSpec, JobHandle, JobResult, TaskTry
+    from shoal.pool.spec import PoolSpec
+
+
+class _Link(BaseOperatorLink):
+    """Link whose address the operator has stored in its attribute `links`."""
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:
+        """Return the address of this link; an empty string if the link has no address. Airflow calls this method in the
+        process of the task, when the task has ended."""
+        address: str = getattr(operator, "links", {}).get(self.name, "")
+        return address
+
+
+class JobPageLink(_Link):
+    """Link to the job on shoal's page, with its progress, log and error."""
+
+    name = "Job"
+
+
+class MlflowRunLink(_Link):
+    """Link to the job's run in MLflow."""
+
+    name = "MLflow run"
+
+
+class ModelVersionLink(_Link):
+    """Link to the version of the registered model in MLflow."""
+
+    name = "Model version"
+
+
+class RayDashboardLink(_Link):
+    """Link to the dashboard of a ``ray://`` pool's cluster. Local pools have no such link, because their dashboard
+    needs a token."""
+
+    name = "Ray dashboard"
+
+
+LINKS = (JobPageLink(), MlflowRunLink(), ModelVersionLink(), RayDashboardLink())
+
+
+def page_links(job_id: str) -> dict[str, str]:
+    """Return the address of a job's page in a dict, with the name of the link as the key. The dict is empty if there is
+    no page.
+
+    The address begins with ``$SHOAL_UI_URL`` if this variable is set, and otherwise leads to the page in Airflow, in an
+    Airflow with several teams to that of the team. Call this function only in a task.
+
+    :param job_id: Id of the job.
+    """
+    from shoal.airflow.plugin import has_extra, page_path
+
+    if (given := job_page(job_id)) is not None:
+        return {JobPageLink.name: given}
+    team = getattr(get_current_context()["dag_run"], "team_name", None) if has_teams() else None
+    path = f"{page_path()}teams/{quote(team, safe='')}/" if team else page_path()
+    return {JobPageLink.name: f"{path}jobs/{quote(job_id, safe='')}"} if has_extra() else {}
+
+
+def show_links(links: Mapping[str, str], ti: Any) -> None:
+    """Show links of a task while the task runs. Airflow itself stores the links only when the task has ended.
+
+    :param links: Addresses of the links by name.
+    :param ti: The task instance.
+    """
+    # Airflow's UI reads the links from the database, past an XCom backend that the user has configured.
+    with suppress(Exception):  # the links appear when the task has ended
+        from airflow.sdk.bases.xcom import BaseXCom
+
+        of = {"dag_id": ti.dag_id, "task_id": ti.task_id, "run_id": ti.run_id, "map_index": ti.map_index}
+        for link in LINKS:
+            if address := links.get(link.name):
+                BaseXCom._set_xcom_in_db(link.xcom_key, address, **of)
+
+
+def links_of(spec: AnyJobSpec, result: JobResult, pool: PoolSpec) -> dict[str, str]:
+    """Return the addresses of a job's links by name.
+
+    :param spec: Spec of the job, as it was submitted.
+    :param result: Result of the job.
+    :param pool: Definition of the pool on which the job ran.
+    """
+    uri = spec.tracking.uri if spec.tracking else None
+    register, version = spec.register_as, result.model_version
+    found = {
+        MlflowRunLink.name: mlflow_run_link(uri, result.mlflow_run_id),
+        ModelVersionLink.name: model_link(uri, register.model, version) if register and version else None,
+        RayDashboardLink.name: dashboard_link(pool.address),
+    }
+    return page_links(result.job_id) | {name: link.address for name, link in found.items() if link is not None}
+
 
 _JOB_ID = "shoal_job_id"
 """Key under which the id of the task's job is stored in Airflow's task state."""
@@ -56,7 +155,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
         task, or because the task times out. False: the job goes on until a try of the task attaches to it, or the
         teardown ends it.
     :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
-        `shoal.airflow.credentials`). They are read when the job is submitted, and neither stored nor rendered.
+        `shoal.airflow.connections`). They are read when the job is submitted, and neither stored nor rendered.
     """
 
     operator_extra_links = LINKS
@@ -260,7 +359,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
         return handle.spec, self._wait_for(handle, event["log_position"] if is_of_job else 0)
 
     def _defer_to(self, handle: JobHandle, context: Context) -> None:
-        from shoal.airflow.triggers.jobs import JobTrigger
+        from shoal.airflow.triggers import JobTrigger
 
         job: dict[str, Any] = {"job_id": handle.job_id, "attempt": handle.attempt, "submissions": handle.submissions}
         limit = self.execution_timeout
@@ -308,10 +407,6 @@ class JobOperator(LabelledOperator, WaitingOperator):
 
         :param task_instance: The task instance.
         """
-        # Imported only here, because the module needs the OpenLineage provider, which may not be installed.
-
-        from shoal.airflow.operators.lineage import lineage_of
-
         return None if self._done is None else lineage_of(*self._done)
 
     def _set_links(self, handle: JobHandle, result: JobResult) -> None:
@@ -437,3 +532,103 @@ def digest_as_written(operator: BaseOperator) -> str:
 def _name(value: Any) -> str | None:
     """Return the text that stands for the result of another task, or for a part of the DAG."""
     return repr(value) if isinstance(value, XComArg | BaseOperator | MappedOperator | TaskGroup | DAG) else None
+
+
+MODELS = "shoal://models"
+"""OpenLineage namespace of registered models. The namespace, a slash and the model's name are the URI of the model's
+asset in Airflow."""
+
+_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+"""Alternative URI schemes, each with the scheme that OpenLineage uses for the same storage."""
+
+_KEEPS_SLASH = ("hdfs", "webhdfs")
+"""URI schemes of file systems, where a path begins with a slash. In all other schemes, the path is the key of an
+object, without a slash at its beginning."""
+
+_WILDCARD = re.compile(r"[*?\[]")
+
+_VERSION = re.compile(r"models:/([^/@]+)/(\w+)")
+
+
+class Named(NamedTuple):
+    """OpenLineage name of a dataset or of a registered model. Only a registered model has a version."""
+
+    namespace: str
+    name: str
+    version: str | None = None
+
+
+def of_path(path: str) -> Named:
+    """Return the OpenLineage name of a file or folder.
+
+    For a path with a wildcard, the name is that of the folder that contains the matching files.
+
+    :param path: Absolute path or URI.
+    """
+    if (wildcard := _WILDCARD.search(path)) is not None:
+        path = path[: wildcard.start()].rpartition("/")[0]
+    parts = urlsplit(path)
+    if parts.scheme in ("", "file"):
+        return Named("file", (unquote(parts.path) if parts.scheme else path).rstrip("/") or "/")
+    scheme = _SCHEMES.get(parts.scheme, parts.scheme)
+    name = parts.path.rstrip("/") if scheme in _KEEPS_SLASH else parts.path.strip("/")
+    return Named(f"{scheme}://{parts.netloc}", name or "/")
+
+
+def read_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
+    """Yield the OpenLineage names of the files that a job has read and, for a prediction job, of the model. Rows of a
+    database and staged copies of rows are left out, because they have no OpenLineage name.
+
+    :param spec: Spec of the job, as it was submitted.
+    :param result: Result of the job.
+    """
+    for dataset in spec.datasets():
+        if dataset.staging is None:
+            yield from map(of_path, dataset.paths)
+    if result.output_path is not None and (model := _VERSION.fullmatch(result.model_uri)) is not None:
+        yield Named(MODELS, *model.groups())
+
+
+def written_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
+    """Yield the OpenLineage names of a job's outputs: for a prediction job the predictions, otherwise the registered
+    model version and the model's file.
+
+    :param spec: Spec of the job, as it was submitted.
+    :param result: Result of the job.
+    """
+    if result.output_path is not None:
+        yield of_path(result.output_path)
+        return
+    if spec.register_as is not None and result.model_version:
+        yield Named(MODELS, spec.register_as.model, result.model_version)
+    if result.model_path:
+        yield of_path(result.model_path)
+
+
+def lineage_of(spec: AnyJobSpec, result: JobResult) -> OperatorLineage:
+    """Return a job's inputs and outputs as an object of Airflow's OpenLineage provider, which has to be installed.
+
+    :param spec: Spec of the job, as it was submitted.
+    :param result: Result of the job.
+    """
+    from airflow.providers.openlineage.extractors import OperatorLineage
+    from openlineage.client.event_v2 import Dataset
+    from openlineage.client.facet_v2 import dataset_version_dataset, sql_job
+
+    def datasets(named: Iterable[Named]) -> list[Dataset]:
+        facet = dataset_version_dataset.DatasetVersionDatasetFacet
+        return [
+            Dataset(
+                namespace=one.namespace,
+                name=one.name,
+                facets={"version": facet(datasetVersion=one.version)} if one.version else {},
+            )
+            for one in dict.fromkeys(named)
+        ]
+
+    queries = dict.fromkeys(dataset.sql for dataset in spec.datasets() if dataset.sql is not None)
+    return OperatorLineage(
+        inputs=datasets(read_by(spec, result)),
+        outputs=datasets(written_by(spec, result)),
+        job_facets={"sql": sql_job.SQLJobFacet(query="\n;\n".join(queries))} if queries else {},
+    )

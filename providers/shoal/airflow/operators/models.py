@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowFailException
 
-from shoal.airflow._run_holder import holder_of, team_of
-from shoal.airflow.assets import PROMOTIONS
-from shoal.airflow.base.checked import CheckedOperator, LabelledOperator
-from shoal.airflow.checks import UNKNOWN, Arguments, is_known
-from shoal.airflow.credentials import environment_of
-from shoal.airflow.database_urls import database_url
-from shoal.airflow.operators.outcomes import record_failure, record_promotion
-from shoal.airflow.retries import no_retry_of_permanent_errors
-from shoal.environment_variables import variables_set
+from shoal.airflow.connections import database_url, environment_of
+from shoal.airflow.deployment import holder_of, team_of
+from shoal.airflow.operators.base import UNKNOWN, Arguments, CheckedOperator, LabelledOperator, is_known
+from shoal.airflow.results import PROMOTIONS, no_retry_of_permanent_errors, record_failure, record_promotion
 from shoal.errors import InvalidArgumentError, ShoalError, shown
+from shoal.os_processes import variables_set
 from shoal.pool.teams import acting_for
 
 if TYPE_CHECKING:
@@ -115,7 +111,7 @@ class PromoteModelOperator(LabelledOperator):
     again returns the earlier decision.
 
     If the version is promoted, the task adds an event of the model's asset, which can trigger other DAGs (see
-    `shoal.airflow.assets`). The task returns the `PromotionResult` as a dict. The comparison runs in the task's
+    `shoal.airflow.results`). The task returns the `PromotionResult` as a dict. The comparison runs in the task's
     process, which needs the library of the model, MLflow and the holdout.
 
     :param training: Result of the training task, such as ``train.output``, or the id of the training's job. (templated)
@@ -124,7 +120,7 @@ class PromoteModelOperator(LabelledOperator):
     :param tracking_uri: URI of the MLflow server or database. By default, that of the training, that of the environment
         variable MLFLOW_TRACKING_URI, or else the database in ``$SHOAL_HOME``. (templated)
     :param credential_conn_ids: Ids of connections whose credentials the task uses, for storage and MLflow (see
-        `shoal.airflow.credentials`).
+        `shoal.airflow.connections`).
     """
 
     template_fields: Sequence[str] = ("training", "model", "version", "tracking_uri")

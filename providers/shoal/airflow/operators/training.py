@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
 
-from shoal.airflow.assets import PROMOTIONS
-from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.checks import UNKNOWN, Arguments, check_paths, is_known, job_pool
+from shoal.airflow.operators.base import UNKNOWN, Arguments, PoolOperator, check_paths, is_known, job_pool
 from shoal.airflow.operators.jobs import JobOperator
-from shoal.airflow.operators.outcomes import record_failure, record_success, skip_without_training
+from shoal.airflow.results import PROMOTIONS, record_failure, record_success, skip_without_training
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.jobs.specs.text import SUFFIXES, fields_of
 from shoal.training.pytorch.program import TrainFunc, check_train_func
@@ -38,7 +36,7 @@ class DistributedTrainOperator(JobOperator):
     always train.
 
     If the job promotes its model, the task adds an event of the model's asset, which can trigger other DAGs (see
-    `shoal.airflow.assets`).
+    `shoal.airflow.results`).
 
     :param spec: A `JobSpec`, a `FunctionJobSpec`, the fields of one of them as a dict, or the path of a JSON or YAML
         file (``.json``, ``.yaml``, ``.yml``) with these fields, absolute or relative to the DAG file's folder and
@@ -59,7 +57,7 @@ class DistributedTrainOperator(JobOperator):
         job of an earlier try and submits a new one.
     :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
     :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
-        `shoal.airflow.credentials`).
+        `shoal.airflow.connections`).
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
     :param poll_interval: Seconds between two checks of the job while the task is deferred.
     :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and
@@ -292,7 +290,7 @@ class ManyModelsOperator(_FieldsOperator):
         job of an earlier try and submits a new one.
     :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
     :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
-        `shoal.airflow.credentials`).
+        `shoal.airflow.connections`).
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
     :param poll_interval: Seconds between two checks of the job while the task is deferred.
     :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and
@@ -398,7 +396,7 @@ class TuneOperator(_FieldsOperator):
         job of an earlier try and submits a new one.
     :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
     :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
-        `shoal.airflow.credentials`).
+        `shoal.airflow.connections`).
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
     :param poll_interval: Seconds between two checks of the job while the task is deferred.
     :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and
@@ -452,7 +450,7 @@ class BatchPredictOperator(_FieldsOperator):
         job of an earlier try and submits a new one.
     :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
     :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
-        `shoal.airflow.credentials`).
+        `shoal.airflow.connections`).
     :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
     :param poll_interval: Seconds between two checks of the job while the task is deferred.
     :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and

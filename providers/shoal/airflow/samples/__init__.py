@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.sample_files import read_samples
+from shoal.new_files import read_samples
 
 _FILES = (
     "many_models.py",

@@ -6,7 +6,6 @@ Airflow nor anything else that takes long.
 
 from __future__ import annotations
 
-from shoal.airflow.testing.check import check_dags
-from shoal.airflow.testing.report import DagReport, Finding, Rule
+from shoal.airflow.testing.check import DagReport, Finding, Rule, check_dags
 
 __all__ = ["DagReport", "Finding", "Rule", "check_dags"]

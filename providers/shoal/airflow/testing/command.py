@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.airflow.testing.check import check_dags
-from shoal.airflow.testing.report import IMPORT_BUDGET_S, Rule
+from shoal.airflow.testing.check import IMPORT_BUDGET_S, Rule, check_dags
 
 
 class _Format(StrEnum):

@@ -14,9 +14,6 @@ from typing import Any, NoReturn
 from airflow.sdk import DAG, BaseOperator, TriggerRule
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
-from shoal.airflow.base.checked import CheckedOperator
-from shoal.airflow.base.pool import PoolOperator
-from shoal.airflow.checks import arguments_of, database_connections, is_a, is_known, pool_of
 from shoal.airflow.operators import (
     CheckModelsOperator,
     CleanupPoolOperator,
@@ -24,11 +21,20 @@ from shoal.airflow.operators import (
     PromoteModelOperator,
     ScaleClusterOperator,
 )
-from shoal.airflow.operators.block_checks import OF_THE_RUN, check_block
+from shoal.airflow.operators.base import (
+    CheckedOperator,
+    PoolOperator,
+    arguments_of,
+    database_connections,
+    is_a,
+    is_known,
+    pool_of,
+)
 from shoal.airflow.operators.jobs import JobOperator, missing_lease
-from shoal.airflow.retries import no_retry_of_permanent_errors
-from shoal.airflow.testing.report import Rule
-from shoal.data.syntax import connection_variable
+from shoal.airflow.operators.nodes import OF_THE_RUN, check_block
+from shoal.airflow.results import no_retry_of_permanent_errors
+from shoal.airflow.testing.check import Rule
+from shoal.data.sql import connection_variable
 from shoal.errors import InvalidArgumentError
 
 _Operator = BaseOperator | MappedOperator
@@ -38,7 +44,7 @@ _SAMPLE_DATE = (2026, 1, 31)
 
 _RUN_AFTER_FAILURES = frozenset({TriggerRule.ALL_DONE, TriggerRule.ALWAYS, TriggerRule.ALL_DONE_SETUP_SUCCESS})
 
-_RAISES_PERMANENT_ERRORS = ("shoal.airflow.hooks", "shoal.data", "shoal.distributors", "shoal.jobs", "shoal.pool")
+_RAISES_PERMANENT_ERRORS = ("shoal.airflow.connections", "shoal.data", "shoal.distributors", "shoal.jobs", "shoal.pool")
 """Packages whose functions raise errors that every retry would meet again."""
 
 
@@ -206,7 +212,7 @@ def _useless_retries(task: _Operator) -> str | None:
     return (
         f"task {task.task_id} calls shoal with retries={retries}, which would retry a wrong argument: use "
         "`with no_retry_of_permanent_errors():` in the function or, from Airflow 3.3, "
-        "retry_policy=FailOnPermanentErrors() (both are in shoal.airflow.retries)"
+        "retry_policy=FailOnPermanentErrors() (both are in shoal.airflow.results)"
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from shoal.airflow.testing.report import DagReport
+    from shoal.airflow.testing.check import DagReport
 
 
 @pytest.fixture(scope="session")

@@ -21,8 +21,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from shoal.airflow.testing.report import HEAVY_MODULES, Rule
-from shoal.exit_status import how_ended
+from shoal.airflow.testing.check import HEAVY_MODULES, Rule
+from shoal.os_processes import how_ended
 from shoal.training.host.own_process import ending_forks
 from shoal.training.host.process_channel import ProcessChannel
 
@@ -31,7 +31,7 @@ _IMPORTED_BEFORE = (
     "airflow.sdk",
     "airflow.providers.standard.operators.python",
     "airflow.providers.standard.operators.empty",
-    "shoal.airflow.context",
+    "shoal.airflow.pool_for_run",
     "shoal.airflow.decorators",
     "shoal.airflow.notifications",
     "shoal.airflow.testing.dag_problems",
@@ -258,7 +258,7 @@ def _connection(conn_id: str) -> Any:
     """Return an Airflow connection, or None if neither Airflow's secrets backends nor its database have it."""
     from airflow.secrets.metastore import MetastoreBackend
 
-    from shoal.airflow.hooks import ComputePoolHook
+    from shoal.airflow.connections import ComputePoolHook
 
     with suppress(Exception):  # The connection does not exist, or the secrets backend cannot be reached.
         return ComputePoolHook.get_connection(conn_id)

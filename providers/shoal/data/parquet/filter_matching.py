@@ -18,8 +18,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.filters import Filters, Scalar, Term, check_present, describe_term
 from shoal.data.parquet.footers import Footer, open_planned, wrap_read_errors
-from shoal.data.syntax import Filters, Scalar, Term, check_present, describe_term
 from shoal.errors import DataError, shown
 
 if TYPE_CHECKING:

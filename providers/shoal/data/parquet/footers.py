@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.parquet.listing import DataFile, partition_values
-from shoal.data.parquet.paths import resolve
+from shoal.data.parquet.files import DataFile, partition_values, resolve
 from shoal.errors import DataAccessError, DataError
 
 if TYPE_CHECKING:

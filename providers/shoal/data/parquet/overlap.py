@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.filters import Filters, parse_filters
 from shoal.data.planning import GroupSelection, Split
-from shoal.data.syntax import Filters, parse_filters
 from shoal.errors import DataError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class SharedFile:
     rows: int
 
 
-def record(source: ParquetSource) -> list[RecordedFile]:
+def record_rows(source: ParquetSource) -> list[RecordedFile]:
     """Record for each file of a source which rows of the file belong to the dataset."""
     return [
         RecordedFile(
@@ -105,7 +105,7 @@ def shared_rows(recorded: Iterable[RecordedFile], source: ParquetSource) -> list
     for each in recorded:
         known.setdefault(each.digest, []).append(each)
     found = []
-    for mine in record(source) if known else ():
+    for mine in record_rows(source) if known else ():
         theirs = known.get(mine.digest, [])
         rows = sum(
             int(_shared(source, mine, theirs, index).sum()) for index in range(len(mine.groups) if theirs else 0)
@@ -123,7 +123,7 @@ def shared_mask(recorded: Iterable[RecordedFile], source: ParquetSource) -> np.n
 
     known = list(recorded)
     parts = []
-    for mine in record(source):
+    for mine in record_rows(source):
         theirs = [file for file in known if file.digest == mine.digest]
         parts += [_shared(source, mine, theirs, index) for index in range(len(mine.groups))]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=bool)

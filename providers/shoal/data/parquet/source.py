@@ -1,29 +1,157 @@
-"""Define `ParquetSource`, which lists Parquet files, reads their footers and reads their rows."""
+"""Define `ParquetSource`, which lists Parquet files, reads their footers, and reads rows by ranges (of one row group);
+find the groups of rows, such as the documents of one query, that must stay on one worker."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.filters import Filters, columns_of
 from shoal.data.parquet.digest import footer_texts, rows_digest, texts_digest
-from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows
-from shoal.data.parquet.footers import THREADS, Footer, open_planned, read_footers, stored_description
-from shoal.data.parquet.listing import WHOLE_NUMBER, DataFile, list_files, partition_type, partition_values
-from shoal.data.parquet.paths import normalise
-from shoal.data.parquet.reading import read_ranges
+from shoal.data.parquet.files import WHOLE_NUMBER, DataFile, list_files, normalise, partition_type, partition_values
+from shoal.data.parquet.filter_matching import BATCH_ROWS, Matcher, count_rows, matches_value, matching_rows
+from shoal.data.parquet.footers import (
+    THREADS,
+    Footer,
+    changed,
+    open_planned,
+    read_footers,
+    stored_description,
+    wrap_read_errors,
+)
 from shoal.data.parquet.schema import common_schema, distinct, first_with_rows, to_schema, widened
 from shoal.data.planning import GroupSelection, RowGroup, RowRange, Split, select
-from shoal.data.syntax import Filters, columns_of
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.redaction import redact
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
+
+
+def read_ranges(
+    footer: Footer,
+    ranges: Sequence[RowRange],
+    columns: Sequence[str],
+    partitions: dict[str, pa.Scalar],
+    indices_of: Callable[[int], np.ndarray] | None,
+    matcher: Matcher | None = None,
+    matching: Sequence[int] | None = None,
+) -> Iterator[pa.Table]:
+    """Read row ranges (rows of one row group) of one file. The file is opened only once.
+
+    Raises:
+        DataError: If the file is gone, corrupt, has changed since the plan was made, or lacks a column.
+    """
+    with open_planned(footer) as file:
+        stored = [name for name in columns if name not in partitions]
+        names = file.schema_arrow.names
+        for name in stored:
+            if name not in names:
+                raise DataError(
+                    f'{footer.path} has no column "{name}": write this column into all files, or do not read it'
+                )
+        for part in ranges:
+            with wrap_read_errors(footer.path, f"row group {part.row_group}"):
+                if (
+                    matcher is not None
+                    and matching is not None
+                    and matching[part.row_group] < footer.groups[part.row_group][0]
+                ):
+                    if indices_of is None:
+                        table = _read_part(file, footer, part, stored, matcher)
+                    else:
+                        every = RowRange(part.path, part.row_group, 0, matching[part.row_group])
+                        table = _read_part(file, footer, every, stored, matcher)
+                        table = table.take(indices_of(part.row_group)[part.positions()])
+                elif indices_of is not None:
+                    table = file.read_row_group(part.row_group, columns=stored)
+                    table = table.take(indices_of(part.row_group)[part.positions()])
+                elif part.rows == footer.groups[part.row_group][0]:
+                    table = file.read_row_group(part.row_group, columns=stored)
+                else:
+                    table = _read_part(file, footer, part, stored)
+                table = table.replace_schema_metadata(None)
+                # Pass the number of rows to `_append`, because a table without columns does not know its number of
+                # rows.
+                for name, value in partitions.items():
+                    if name in columns:
+                        table = _append(table, name, value, part.rows)
+                table = table.select(list(columns))
+            yield table
+            # Without `del`, this table would stay in memory while the next row group is decoded.
+            del table
+
+
+def take_rows(tables: Iterable[pa.Table], limit: int | None) -> pa.Table:
+    """Concatenate tables until the result has `limit` rows. The remaining tables are not read."""
+    import pyarrow as pa
+
+    kept: list[pa.Table] = []
+    rows = 0
+    for table in tables:
+        kept.append(table if limit is None else table.slice(0, limit - rows))
+        rows += kept[-1].num_rows
+        if limit is not None and rows >= limit:
+            break
+    return pa.concat_tables(kept)
+
+
+def _append(table: pa.Table, name: str, value: pa.Scalar, rows: int) -> pa.Table:
+    import pyarrow as pa
+
+    column = pa.repeat(value, rows) if value.is_valid else pa.nulls(rows, value.type)
+    return table.append_column(name, column) if table.num_columns else pa.table({name: column})
+
+
+def _read_part(
+    file: Any, footer: Footer, part: RowRange, columns: list[str], matcher: Matcher | None = None
+) -> pa.Table:
+    """Decode a row group in small batches, and keep only the rows of one range, so that the other rows do not take
+    memory.
+
+    With a matcher, the row numbers of the range count only the rows that match the filters.
+    """
+    import pyarrow as pa
+
+    wanted = list(dict.fromkeys([*columns, *(matcher.columns if matcher else ())]))
+    if not wanted:
+        return pa.table({})
+    positions = None if part.deal is None else part.positions()
+    kept = []
+    at = 0
+    for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[part.row_group], columns=wanted):
+        found = batch.filter(matcher.mask(batch)) if matcher else batch
+        if positions is not None:
+            kept.append(found.filter(_mask(positions, at, found.num_rows)))
+        else:
+            start, stop = max(part.start - at, 0), min(part.stop - at, found.num_rows)
+            if start < stop:
+                kept.append(found.slice(start, stop - start))
+        at += found.num_rows
+        if at >= part.stop:
+            break
+    if at < part.stop:
+        raise changed(footer, f"{part.stop} rows of row group {part.row_group} matched the filters then, {at} now")
+    return pa.Table.from_batches(kept).select(columns)
+
+
+def _mask(positions: np.ndarray, start: int, rows: int) -> pa.Array:
+    """Return an Arrow array of booleans ``[rows]`` that is true for each row whose number, plus `start`, is one of the
+    ascending `positions`."""
+    import numpy as np
+    import pyarrow as pa
+
+    mask = np.zeros(rows, dtype=bool)
+    first, last = np.searchsorted(positions, (start, start + rows))
+    mask[positions[first:last] - start] = True
+    # The shorter `pa.array(mask)` would import pandas, which is slow.
+    return pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(np.packbits(mask, bitorder="little"))])
+
 
 Path = str | os.PathLike[str]
 
@@ -43,7 +171,7 @@ class ParquetSource:
         by_value: Whether :meth:`digest` is computed from the values of the rows even if there are no filters.
 
     Attributes:
-        staged_copy: The :class:`shoal.data.staging.staged_data.StagedCopy` that prevents the removal of staged files
+        staged_copy: The :class:`shoal.data.staged_data.StagedCopy` that prevents the removal of staged files
             while this source exists; None if this process does not hold staged files.
         staged: Whether shoal itself wrote the files, from a DataFrame, a query or another dataset.
     """
@@ -455,3 +583,51 @@ def _typed(text: str, field: pa.Field) -> int | str:
     import pyarrow as pa
 
     return int(text) if pa.types.is_integer(field.type) else text
+
+
+def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
+    """Return a bool array that is True for each row at which a group of rows begins."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    begins = np.empty(len(values), dtype=bool)
+    begins[1:] = pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
+    begins[:1] = before is None or values[0] != before
+    return begins
+
+
+def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
+    """Read the group column and return for each row whether a group of rows begins at this row.
+
+    Raises:
+        DataError: If a group is null, or its rows are not contiguous.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found: list[np.ndarray] = []
+    first: list[pa.Array] = []
+    before: pa.Scalar | None = None
+    ranges = source.ranges()
+    for rows, table in zip(ranges, source.read(ranges, [column]), strict=True):
+        values = table.column(column).combine_chunks()
+        if values.null_count:
+            raise DataError(
+                f'{rows.path}, row group {rows.row_group}: the group column "{column}" is null in '
+                f"{values.null_count} of {len(values)} rows: leave these rows out, or fill in the group"
+            )
+        begins = group_starts(values, before)
+        found.append(begins)
+        first.append(values.filter(pa.array(begins)))
+        before = values[-1]
+    counts = pc.value_counts(pa.chunked_array(first))
+    twice = counts.filter(pc.greater(counts.field("counts"), 1))
+    if len(twice):
+        value, places = twice[0]["values"], twice[0]["counts"]
+        more = len(twice) - 1
+        others = f", and so are the rows of {more} other group{'s' if more > 1 else ''}" if more else ""
+        raise DataError(
+            f'the rows of group {value} of "{column}" are in {places} separate places{others}: sort the dataset by '
+            f'"{column}", so that the rows of each group are contiguous'
+        )
+    return found

@@ -10,7 +10,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.parquet.reading import take_rows
+from shoal.data.parquet.source import take_rows
 from shoal.jobs import shipped_code
 from shoal.jobs.driver import saved_training
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
@@ -36,8 +36,8 @@ from shoal.training.reporting import Progress, bounded
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
-    from shoal.data.spec import DatasetSpec
-    from shoal.data.time_range import TimeRange
+    from shoal.data.dataset_spec import DatasetSpec
+    from shoal.data.filters import TimeRange
     from shoal.training.boosting.request import TrainResult
 
 

@@ -31,10 +31,10 @@ from typing import Any, NoReturn, TextIO
 
 import psutil
 
-from shoal import own_python
 from shoal.jobs.driver import main as driver
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
+from shoal.os_processes import python_command
 from shoal.pool.endpoint import MLFLOW_STORE
 from shoal.training.host.hidden_output import DRIVER_TAG
 from shoal.training.host.imports import before_forks, import_lean, thread_count
@@ -280,7 +280,7 @@ class ForkServer:
         stays in the pipe.
         """
         os.dup2(self._answers, 1)
-        os.execv(sys.executable, own_python.command("-m", "shoal.jobs.driver.fork_server", *sorted(self._excluded)))
+        os.execv(sys.executable, python_command("-m", "shoal.jobs.driver.fork_server", *sorted(self._excluded)))
 
     def _report_ends(self) -> None:
         answers = []

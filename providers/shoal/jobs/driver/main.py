@@ -54,14 +54,15 @@ from shoal.jobs.specs.training import JobSpec
 from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.jobs.timeouts import DRIVER_END_S
 from shoal.node_register import NodeRegister
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.endpoint import NO_GCS, is_on_loopback
 from shoal.pool.spec import PoolSpec
 from shoal.pool.teams import TEAM_VARIABLE
 from shoal.redaction import hiding
-from shoal.state import Store, codec
-from shoal.state.process import ProcessId
+from shoal.state import Store
+from shoal.state.databases import dump_json
 from shoal.state.schema import Job, JobState
 from shoal.training import cluster
 from shoal.training.demand import NodeSize
@@ -334,7 +335,7 @@ class Driver:
             # call of `write` has stored it, and only the database's reply was lost. Then this call was successful.
             job = attempts.load(self._store, self._key)
             # The values in the row and the values to write are compared as text, because NaN is not equal to NaN.
-            return codec.dumps([job.state, job.error, job.result]) == codec.dumps([end.state, error, result])
+            return dump_json([job.state, job.error, job.result]) == dump_json([end.state, error, result])
 
         try:
             stored = patiently(self._store, write)

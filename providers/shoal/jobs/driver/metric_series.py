@@ -17,7 +17,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.metrics.series import MetricPoint, encoded
 from shoal.jobs.timeouts import METRICS_PERIOD_S
 from shoal.redaction import redact
-from shoal.state.codec import storable
+from shoal.state.databases import storable
 from shoal.state.schema import Job
 
 if TYPE_CHECKING:

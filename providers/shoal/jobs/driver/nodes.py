@@ -17,12 +17,12 @@ from sqlalchemy import select
 
 from shoal.jobs.journal.steps import patiently
 from shoal.jobs.timeouts import LEAVING_PERIOD_S
+from shoal.os_processes import ProcessId
 from shoal.pool.backends.local.gpus import SELECTORS
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.journal import commands
 from shoal.pool.journal.steps import JournalStep, transaction
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import Node
 from shoal.training import cluster
 from shoal.training.gang.local_node import NodeWithRay

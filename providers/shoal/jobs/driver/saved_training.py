@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from shoal.data.content import content_of
+from shoal.data.dataset_spec import content_of
 from shoal.jobs.driver.context import AttemptContext
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts

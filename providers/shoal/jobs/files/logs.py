@@ -11,9 +11,9 @@ from io import FileIO
 from pathlib import Path
 from typing import TextIO
 
-from shoal import new_folders
 from shoal.jobs.credentials import OutputFilter
 from shoal.jobs.journal.attempts import Key
+from shoal.new_files import create_folder
 from shoal.state.home import home
 
 LOG_NAME = "driver.log"
@@ -146,7 +146,7 @@ def teed(path: Path, make_filter: Callable[[], OutputFilter]) -> Iterator[Callab
     """Copy stdout and stderr of this process into a file while the `with` block runs, and remove secrets from all
     output.
     """
-    new_folders.make(path.parent)
+    create_folder(path.parent)
     out, err = sys.stdout, sys.stderr
     # FileIO does not buffer. So closing the file writes nothing, and works even if the disk is full.
     with FileIO(path, "a") as file:

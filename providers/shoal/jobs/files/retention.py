@@ -14,12 +14,11 @@ from typing import Any
 from sqlalchemy import Text, cast, func, select, update
 from sqlalchemy.orm import Session, defer
 
-from shoal.data.staging import staged_data
-from shoal.data.staging.staged_data import default_location
+from shoal.data.staged_data import claims, default_location, discard_unused, is_held, unclaim
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.jobs import credentials
 from shoal.jobs.files import artifacts, staged_rows, storage
-from shoal.jobs.journal import metric_series, study_logs
+from shoal.jobs.journal import attempts, metric_series, study_logs
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
 from shoal.pool import teams
@@ -103,7 +102,7 @@ def _about(key: Key, action: str) -> Notice:
 def _claims(location: str) -> set[str] | None:
     """Return the ids of the attempts that use a folder of staged data; None if the folder cannot be read."""
     try:
-        return staged_data.claims(location)
+        return claims(location)
     except OSError as error:
         log.warning("the staged data in %s cannot be read, so they are not removed: %s", location, error)
         return None
@@ -112,8 +111,8 @@ def _claims(location: str) -> set[str] | None:
 def _discard_unused(location: str, gone: Collection[str], known: bool) -> bool:
     """Remove a folder of staged data if no job and no process uses it any more, and return whether it was removed."""
     for user in gone:
-        staged_data.unclaim(location, user)
-    return (known or not staged_data.is_held(location, unknown=True)) and staged_data.discard_unused(location)
+        unclaim(location, user)
+    return (known or not is_held(location, unknown=True)) and discard_unused(location)
 
 
 def _tried(location: str, act: Callable[..., bool | None], *args: Any) -> bool:
@@ -254,7 +253,9 @@ def prune_jobs(
     with file_lock(lock_file("retention")):
         for job_id in _with_old_attempts(store, before):
             with store.reading() as session:
-                rows, chosen = _rows(session, job_id), _is_chosen_id(session, job_id)
+                rows = _rows(session, job_id)
+                spec = session.scalar(select(Job.spec).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1))
+                chosen = bool(((spec or {}).get("run_config") or {}).get("job_id"))
                 old = unneeded(rows, _promoted(session, job_id), before=before, id_is_chosen=chosen)
             if old and not dry_run:
                 try:
@@ -302,11 +303,6 @@ def _rows(session: Session, job_id: str) -> list[DeletedAttempt]:
     return [DeletedAttempt(*row) for row in session.execute(query)]
 
 
-def _is_chosen_id(session: Session, job_id: str) -> bool:
-    spec = session.scalar(select(Job.spec).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1))
-    return bool(((spec or {}).get("run_config") or {}).get("job_id"))
-
-
 def _promoted(session: Session, job_id: str) -> set[int]:
     query = select(Promotion.attempt).where(Promotion.job_id == job_id, Promotion.state != PromotionState.WITHDRAWN)
     return set(session.scalars(query))
@@ -324,7 +320,11 @@ def _remove(
 
     with act(RetentionStep.REMOVE_FILES):
         for row in old:
-            _remove_files(store, Key(job_id, row.attempt))
+            key = Key(job_id, row.attempt)
+            discard_staged(store, attempts.load(store, key))
+            if key.submission_id in credentials.left():
+                credentials.discard_all(key.submission_id)
+            artifacts.remove(artifacts.folder(key, None), artifacts.claim_of(store, key))
         with suppress(OSError):  # the folder does not exist, or contains files of other attempts
             Path(artifacts.folder(Key(job_id, 1), None)).parent.rmdir()
     with transaction(store, RetentionStep.REMOVE_ROWS) as session:
@@ -344,12 +344,3 @@ def _remove(
             for kind in ("model", "checkpoints"):
                 remove_folder(session, f"{storage.IN_STORE}/{kind}/{job_id}")
     return removed
-
-
-def _remove_files(store: Store, key: Key) -> None:
-    with store.reading() as session:
-        job = session.get_one(Job, (key.job_id, key.attempt))
-    discard_staged(store, job)
-    if key.submission_id in credentials.left():
-        credentials.discard_all(key.submission_id)
-    artifacts.remove(artifacts.folder(key, None), artifacts.claim_of(store, key))

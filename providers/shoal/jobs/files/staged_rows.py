@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from shoal.data.spec import DatasetSpec
-from shoal.data.staging import staged_data
-from shoal.data.syntax import connection_variable
+from shoal.data import staged_data
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.sql import connection_variable
 from shoal.errors import DataError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import storage
@@ -23,8 +23,8 @@ def locations(spec: AnyJobSpec, key: Key) -> dict[str, str]:
     The directories' names depend only on the spec and the attempt, so that another process can find and remove the
     directories after the driver was killed.
     """
-    from shoal.data.parquet.paths import join, normalise
-    from shoal.data.staging.staged_data import default_location
+    from shoal.data.parquet.files import join, normalise
+    from shoal.data.staged_data import default_location
 
     queries = list(dict.fromkeys(query for dataset in spec.datasets() if (query := dataset.query_key())))
     if not queries:
@@ -42,8 +42,8 @@ def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
     Raises:
         DataError: A query failed, or there is no URL for a connection.
     """
-    from shoal.data.staging.sql import stage_select
-    from shoal.data.staging.staged_data import staged as staged_in
+    from shoal.data.sql import stage_select
+    from shoal.data.staged_data import staged as staged_in
 
     done: set[str] = set()
     where = locations(spec, key)

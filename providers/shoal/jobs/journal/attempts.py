@@ -28,16 +28,16 @@ from shoal.errors import (
     shown,
 )
 from shoal.jobs import ids
-from shoal.jobs.journal.stages import Stage, may_become
+from shoal.jobs.journal.stages import Event, may
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import EngineTask
+from shoal.os_processes import ProcessId
 from shoal.pool import teams
 from shoal.pool.holder import python_holder, run_of
 from shoal.pool.journal import usage
 from shoal.pool.journal.lease_limits import SPENT_ADVICE, end_job
 from shoal.redaction import redact
 from shoal.state import Store, stamps
-from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, ActionKind, Base, Job, JobState
 
 
@@ -375,7 +375,7 @@ def start(store: Store, key: Key, driver: dict[str, Any], now: float) -> Job | N
     """
     with transaction(store, JobStep.START) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
-        if job is None or not may_become(job, Stage.RUNNING):
+        if job is None or not may(job, Event.START):
             return None
         job.state, job.driver, job.started_at = JobState.RUNNING, driver, now
         job.driver_key = job.sealed_credentials = None
@@ -457,7 +457,7 @@ def end(
         job = get(session, key)
         if within:
             within(session, job)
-        if job.state not in seen or job.state in JOB_ENDED:
+        if job.state not in seen or not may(job, Event.END):
             return False
         if most_submissions is not None and submissions(job) > most_submissions:
             return False

@@ -18,14 +18,14 @@ from sqlalchemy.orm import Session
 
 from shoal.jobs import scheduling
 from shoal.jobs.journal.attempts import Key, get, note_polled
-from shoal.jobs.journal.stages import Stage, may_become, stage_of
+from shoal.jobs.journal.stages import Event, Stage, may, not_admitted, stage_of
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.scheduling import Entry, Place, Room, drivers_in
+from shoal.os_processes import ProcessId
 from shoal.pool.holder import Ancestors, ends_with, job_of
 from shoal.pool.journal import usage
 from shoal.pool.lease_queue import kept_for
 from shoal.state import Store, stamps
-from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ACTIVE, Demand, Job, JobState, Lease, Node, NodeState, Pool
 from shoal.training.demand import GangClaim, NodeSize
 from shoal.training.host import memory
@@ -70,7 +70,7 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
     # new process and with 100 waiting attempts, the decision takes 120 ms of CPU.
     with store.reading() as session:
         job = get(session, key, lock=False)
-        if not may_become(job, Stage.SENT):
+        if not may(job, Event.ADMIT):
             return Admission.BEFORE
         may_start = _may_start(session, job, now)
     if not may_start:
@@ -79,7 +79,7 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         return Admission.WAITS
     with transaction(store, JobStep.ADMIT) as session:
         job = get(session, key)
-        if not may_become(job, Stage.SENT):
+        if not may(job, Event.ADMIT):
             return Admission.BEFORE
         if job.queued_at is None:
             job.queued_at, job.queued_clock = now, stamps.stamp(now)
@@ -100,8 +100,7 @@ def _queue(store: Store, key: Key, now: float) -> None:
     """
     joins = (
         update(Job)
-        .where(Job.id == key.job_id, Job.attempt == key.attempt)
-        .where(Job.state == JobState.PENDING, Job.queued_at.is_(None), Job.admitted_at.is_(None))
+        .where(Job.id == key.job_id, Job.attempt == key.attempt, *not_admitted(is_queued=False))
         .values(queued_at=now, queued_clock=stamps.stamp(now))
         .execution_options(synchronize_session=False)
     )
@@ -150,7 +149,7 @@ def put_back(store: Store, key: Key) -> None:
     """
     with transaction(store, JobStep.ADMIT) as session:
         job = get(session, key)
-        if may_become(job, Stage.WAITING):
+        if may(job, Event.PUT_BACK):
             job.admitted_at = None
 
 
@@ -176,9 +175,8 @@ def places(store: Store) -> dict[Key, Place]:
 
 def pools_with_queue(store: Store) -> set[str]:
     """Return the names of the pools on which an attempt waits."""
-    waits = (Job.state == JobState.PENDING, Job.queued_at.is_not(None), Job.admitted_at.is_(None))
     with store.reading(snapshot=False) as session:
-        return set(session.scalars(select(Job.pool).where(*waits).distinct()))
+        return set(session.scalars(select(Job.pool).where(*not_admitted(is_queued=True)).distinct()))
 
 
 def _places(entries: list[Entry]) -> dict[Key, Place]:

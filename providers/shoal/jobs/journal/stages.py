@@ -1,11 +1,11 @@
-"""The stages of an attempt, derived from its row, and which stage may follow which."""
+"""The life of an attempt: its stage, derived from its row, and the table of the stages that follow each event."""
 
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import Protocol
+from typing import Any, Protocol
 
-from shoal.state.schema import JOB_ENDED, JobState
+from shoal.state.schema import JOB_ENDED, Job, JobState
 
 
 class Stage(Enum):
@@ -21,15 +21,35 @@ class Stage(Enum):
     ENDED = auto()
 
 
-NEXT = {
-    # A driver may start although the head's answer was lost and the attempt was put back into the queue.
-    Stage.UNQUEUED: {Stage.WAITING, Stage.SENT, Stage.RUNNING, Stage.ENDED},
-    Stage.WAITING: {Stage.SENT, Stage.RUNNING, Stage.ENDED},
-    Stage.SENT: {Stage.WAITING, Stage.RUNNING, Stage.ENDED},
-    Stage.RUNNING: {Stage.ENDED},
-    Stage.ENDED: set[Stage](),
+class Event(Enum):
+    """What happens to an attempt."""
+
+    QUEUE = auto()
+    """The submitter puts the attempt into its pool's queue."""
+    ADMIT = auto()
+    """A process takes the attempt out of the queue, or past it, to send it to the head."""
+    PUT_BACK = auto()
+    """The head has not answered, so the attempt waits again."""
+    START = auto()
+    """The driver begins. It may have been sent although the answer was lost and the attempt was put back."""
+    END = auto()
+    """The driver, or a process that has found it lost or cancels it, records the end."""
+
+
+LIFE = {
+    (Stage.UNQUEUED, Event.QUEUE): Stage.WAITING,
+    (Stage.UNQUEUED, Event.ADMIT): Stage.SENT,
+    (Stage.UNQUEUED, Event.START): Stage.RUNNING,
+    (Stage.UNQUEUED, Event.END): Stage.ENDED,
+    (Stage.WAITING, Event.ADMIT): Stage.SENT,
+    (Stage.WAITING, Event.START): Stage.RUNNING,
+    (Stage.WAITING, Event.END): Stage.ENDED,
+    (Stage.SENT, Event.PUT_BACK): Stage.WAITING,
+    (Stage.SENT, Event.START): Stage.RUNNING,
+    (Stage.SENT, Event.END): Stage.ENDED,
+    (Stage.RUNNING, Event.END): Stage.ENDED,
 }
-"""Stages that may follow each stage. Every change of a row's stage is made under a lock on the row."""
+"""Stage after each event. An event that is not here changes nothing. Every change is made under a lock on the row."""
 
 
 class Row(Protocol):
@@ -64,6 +84,12 @@ def is_waiting(row: Row) -> bool:
     return stage_of(row) is Stage.WAITING
 
 
-def may_become(row: Row, stage: Stage) -> bool:
-    """Return whether the attempt may change to a stage."""
-    return stage in NEXT[stage_of(row)]
+def may(row: Row, event: Event) -> bool:
+    """Return whether an event changes the stage of the attempt."""
+    return (stage_of(row), event) in LIFE
+
+
+def not_admitted(*, is_queued: bool) -> tuple[Any, ...]:
+    """Return conditions of a query for the attempts that wait in a queue, or for those that have not joined one."""
+    queued = Job.queued_at.is_not(None) if is_queued else Job.queued_at.is_(None)
+    return Job.state == JobState.PENDING, Job.admitted_at.is_(None), queued

@@ -11,8 +11,9 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from shoal.data.spec import DatasetSpec
-from shoal.data.syntax import Scalar, builtin_value, connection_variable, describe_filters, narrowed_query
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.filters import Scalar, builtin_value, describe_filters
+from shoal.data.sql import connection_variable, narrowed_query
 from shoal.errors import DataError, InvalidArgumentError, shown
 from shoal.jobs import credentials
 from shoal.jobs.kind import parse_spec
@@ -296,8 +297,8 @@ class SharedColumn:
 
     def _check_present(self, datasets: Iterable[DatasetSpec]) -> None:
         from shoal.data.connector import DataConnector
-        from shoal.data.staging.sql import quoted_column
-        from shoal.data.syntax import check_present
+        from shoal.data.filters import check_present
+        from shoal.data.sql import quoted_column
 
         seen: set[tuple[str, ...]] = set()
         for dataset in datasets:
@@ -317,7 +318,7 @@ class SharedColumn:
     def _counts(self) -> dict[Any, int]:
         """Count the training rows for each value of the column."""
         from shoal.data.connector import DataConnector
-        from shoal.data.staging.sql import count_values
+        from shoal.data.sql import count_values
 
         dataset = self._training
         if dataset.sql is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shoal.state import codec
+from shoal.state.databases import dump_json, load_json
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ def encoded(points: Sequence[MetricPoint]) -> str:
         "at": [point.at for point in points],
         "values": {name: [point.values.get(name) for point in points] for name in names},
     }
-    return codec.dumps(columns)
+    return dump_json(columns)
 
 
 def decoded(text: str) -> list[MetricPoint]:
     """Return the points that :func:`encoded` has written."""
-    columns = codec.loads(text)
+    columns = load_json(text)
     values: Mapping[str, Sequence[float | None]] = columns["values"]
     return [
         MetricPoint(step, at, {name: value for name, column in values.items() if (value := column[place]) is not None})

@@ -260,8 +260,7 @@ class Run:
         import mlflow
         import pyarrow as pa
 
-        from shoal.data.categories import encoded
-        from shoal.data.matrix import to_matrix
+        from shoal.data.matrix import encoded, to_matrix
 
         library = importlib.import_module(framework)
         flavour = importlib.import_module(f"mlflow.{framework}")

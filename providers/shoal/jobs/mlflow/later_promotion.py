@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, get_args
 
-from shoal.data.syntax import connection_variable
+from shoal.data.sql import connection_variable
 from shoal.errors import DataError, InvalidArgumentError, JobError, ModelNotFoundError, shown
 from shoal.jobs import credentials, teams
 from shoal.jobs.journal import attempts
@@ -280,7 +280,7 @@ def _present_holdout(register: Register, connection_url: Callable[[str], str | N
     if holdout.sql is None or holdout.connection is None:
         yield register
         return
-    from shoal.data.staging.sql import stage_select
+    from shoal.data.sql import stage_select
 
     urls = credentials.connections([holdout.connection], os.environ, connection_url)
     with tempfile.TemporaryDirectory(prefix="shoal-holdout-") as folder:

@@ -18,7 +18,7 @@ from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import legal_name
 from shoal.jobs.timeouts import REGISTRY_PATIENCE_S
 from shoal.redaction import redact_value
-from shoal.state.engines import sqlite_file
+from shoal.state.databases import sqlite_file
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
-from shoal.data.parquet.overlap import RecordedFile, SharedFile, record, shared_mask, shared_rows
-from shoal.data.time_range import TimeRange, within
+from shoal.data.filters import TimeRange, within
+from shoal.data.parquet.overlap import RecordedFile, SharedFile, record_rows, shared_mask, shared_rows
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.promotion_decision import Recency
 
@@ -75,7 +75,7 @@ def of_datasets(datasets: Iterable[tuple[DataConnector, TimeRange | None]]) -> T
     Only the footers of the Parquet files are read.
     """
     found = list(datasets)
-    files = [file for connector, _ in found for file in record(connector.source)]
+    files = [file for connector, _ in found for file in record_rows(connector.source)]
     return TrainingRows(tuple(files), tuple(times for _, times in found if times is not None))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.parquet.paths import is_local, resolve
+from shoal.data.parquet.files import is_local, resolve
 from shoal.data.parquet.schema import plain_type
 from shoal.data.parquet.source import ParquetSource
 from shoal.jobs.partitions.keys import Key, bucket_of, encoded, key_text

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import check_same_schema
 from shoal.data.connector import DataConnector
-from shoal.data.content import content_of
-from shoal.data.syntax import check_present
+from shoal.data.dataset_spec import content_of
+from shoal.data.filters import check_present
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
 from shoal.jobs.partitions import worker

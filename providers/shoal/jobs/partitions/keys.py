@@ -18,9 +18,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import check_same_schema
+from shoal.data.filters import check_present
 from shoal.data.parquet.schema import EXACT_INTEGER, plain_type
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.syntax import check_present
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:

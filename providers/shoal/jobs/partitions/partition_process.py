@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import cloudpickle
 import numpy as np
 
-from shoal.data.parquet.pandas_frames import described
+from shoal.data.output_tables import described
 from shoal.errors import CapacityError
 from shoal.jobs.partitions.bucket_rows import BatchInfo, BucketReader
 from shoal.jobs.partitions.context import PartitionContext, set_context

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from shoal.data.predicted_rows import with_predictions
+from shoal.data.output_tables import with_predictions
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.partitions.keys import Key, check_not_rounded, check_same_kinds, shown_key, some_keys
 from shoal.jobs.partitions.messages import ModelBytes, PartitionFunction

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.parquet.paths import is_local, resolve
+from shoal.data.parquet.files import is_local, resolve
 from shoal.errors import JobError
 from shoal.jobs.partitions.keys import Key, key_column, key_text, keys_in
 from shoal.jobs.partitions.messages import Kind, Outcome, Status

@@ -10,9 +10,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.parquet.pandas_frames import to_exact_frame, without_row_numbers
+from shoal.data.output_tables import to_exact_frame, without_row_numbers, write_tables
 from shoal.data.parquet.schema import fitted, united
-from shoal.data.predicted_rows import write_tables
 from shoal.errors import InvalidArgumentError, JobError, TrainingError
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts

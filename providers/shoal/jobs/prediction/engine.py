@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from shoal.data.connector import DataConnector
-from shoal.data.predicted_rows import kept_columns
+from shoal.data.output_tables import kept_columns
 from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs.mlflow import model_loading
 from shoal.jobs.mlflow.registry import VersionId
@@ -63,7 +63,7 @@ def run(
     if output.finished(key, overwrite=spec.overwrite):
         say(f"{spec.output_path} already has the predictions of {uri} for these rows")
         return PredictResult(spec.output_path, rows, uri, 0, 0, time.monotonic() - began)
-    keep = kept_columns(spec.keep_cols, spec.prediction_col, connector)
+    keep = kept_columns(spec.keep_cols, spec.prediction_col, connector.source)
     model_loading.load(uri, spec.input_cols, category_codes=spec.category_codes).check(connector.source)
     locations.try_out(spec.output_path.rpartition("/")[0] or "/", "output_path")
     output.prepare()

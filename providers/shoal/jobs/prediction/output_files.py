@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shoal import new_folders
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
 from shoal.jobs.specs.prediction import PredictJobSpec
+from shoal.new_files import SHARED_MODE, create_folder
 from shoal.redaction import redacted_errors
 from shoal.training import locations
 from shoal.training.locations import Claim, filesystem, local_path
@@ -143,7 +143,7 @@ class Output:
             if claim is not None and self._has_ended(claim):
                 claim.remove(folder)
         if self._local:
-            new_folders.make(Path(self.path).parent, new_folders.SHARED)
+            create_folder(Path(self.path).parent, SHARED_MODE)
         self._claim.take(self.staging)
 
     def publish(self, names: Iterable[str], *, key: str, model: str, rows: int, overwrite: bool) -> None:

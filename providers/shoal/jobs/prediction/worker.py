@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.parquet.paths import is_local, resolve
+from shoal.data.output_tables import with_predictions, write_tables
+from shoal.data.parquet.files import is_local, resolve
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import RowGroup, RowRange
-from shoal.data.predicted_rows import with_predictions, write_tables
 from shoal.errors import DataError
 from shoal.jobs.mlflow import model_loading
 from shoal.jobs.mlflow.model_loading import Predictor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import get_args
@@ -251,7 +251,10 @@ def _stop_driver(target: Target, job: Job) -> str | None:
             if view.silence is None and view.ray_job is None:
                 break  # the head has no record of the attempt, so there is no driver to wait for
             if not stopped:
-                stopped = _request_stop(target)
+                with suppress(HeadBusyError, HeadGoneError, PoolDownError, PoolNotFoundError):
+                    client = JobClient.at(target.endpoint_of(target.pool))
+                    with act(JobStep.STOP):
+                        stopped = client.stop(target.key.submission_id)
             target.sleep(SHORTEST_PAUSE_S, None)
     except JobError as error:
         return (
@@ -259,15 +262,6 @@ def _stop_driver(target: Target, job: Job) -> str | None:
             f"pool's head reported an error: {error}"
         )
     return None
-
-
-def _request_stop(target: Target) -> bool:
-    try:
-        client = JobClient.at(target.endpoint_of(target.pool))
-        with act(JobStep.STOP):
-            return client.stop(target.key.submission_id)
-    except (HeadBusyError, HeadGoneError, PoolDownError, PoolNotFoundError):
-        return False
 
 
 def _tidy(target: Target, job: Job) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from shoal.exit_status import how_ended
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.timeouts import (
     FAR_HEAD_PATIENCE_S,
@@ -15,6 +14,7 @@ from shoal.jobs.timeouts import (
     ORPHAN_GRACE_S,
     SUBMISSION_GRACE_S,
 )
+from shoal.os_processes import how_ended
 from shoal.pool.backends.ray_http import RayJob, last_line
 from shoal.state.schema import Job, JobState
 

@@ -29,10 +29,10 @@ from shoal.jobs.timeouts import (
     TURN_CHECK_S,
     UNPOLLED_AFTER_S,
 )
+from shoal.os_processes import ProcessId, sleep_until_end
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead, last_line
 from shoal.pool.endpoint import Endpoint, HeadAccess
 from shoal.state import Store, stamps
-from shoal.state.process import ProcessId, sleep_until_end
 from shoal.state.schema import Job, JobState, Pool, PoolState
 
 SUBMIT_ATTEMPTS = 6

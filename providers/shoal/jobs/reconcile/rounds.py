@@ -18,11 +18,11 @@ from shoal.jobs.reconcile.look import PollTimer, Target, turn_check_s
 from shoal.jobs.remote import handover
 from shoal.jobs.scheduling import Place
 from shoal.jobs.timeouts import TURN_PATIENCE_S
+from shoal.os_processes import ProcessId
 from shoal.own_pauses import waited_since
 from shoal.pool.api import ComputePool
 from shoal.pool.holder import run_of, runs_around
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import JOB_ENDED, Job, Lease
 
 log = logging.getLogger(__name__)

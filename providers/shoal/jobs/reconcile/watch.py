@@ -7,22 +7,21 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 
-from shoal import own_python
 from shoal.errors import StoreError
 from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
 from shoal.jobs.timeouts import JOB_SILENT_AFTER, LOST_JOBS_PERIOD, SILENT_JOBS_PERIOD, WAITING_JOB_SILENT_AFTER
+from shoal.os_processes import ProcessId, python_command
 from shoal.own_pauses import waited_since
 from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
 from shoal.pool.journal import rows
 from shoal.pool.reconcile.background_process import log_path
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import Job
 
 log = logging.getLogger("shoal.reconciler")
 
-_SETTLE_COMMAND = own_python.command("-m", "shoal.jobs.reconcile.settle")
+_SETTLE_COMMAND = python_command("-m", "shoal.jobs.reconcile.settle")
 """Command that records the end of lost jobs. A process of its own, as a head may take 30 s to answer."""
 
 

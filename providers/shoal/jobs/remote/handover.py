@@ -20,6 +20,7 @@ from shoal.jobs.journal import sealed_credentials
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import patiently
 from shoal.jobs.timeouts import CREDENTIALS_PATIENCE_S, CREDENTIALS_PERIOD_S
+from shoal.own_pauses import waited_since
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 
@@ -57,8 +58,8 @@ def receive(
     driver_key = DriverKey()
     if not patiently(store, lambda: sealed_credentials.ask_for_credentials(store, key, driver_key.public)):
         raise AttemptTakenError(_TAKEN)
-    until = monotonic() + CREDENTIALS_PATIENCE_S
-    while monotonic() < until:
+    began = monotonic()
+    while waited_since(began, monotonic()) < CREDENTIALS_PATIENCE_S:
         found = patiently(store, lambda: sealed_credentials.sealed_for(store, key, driver_key.public))
         if found is None:
             raise AttemptTakenError(_TAKEN)

@@ -26,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shoal.data.parquet import packaged
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.parquet.files import PACKAGED_SCHEME, PACKAGED_URI, packaged_path, packaged_uri
 from shoal.errors import DataError
 from shoal.jobs import ids, shipped_code
 from shoal.jobs.files import storage
@@ -36,7 +36,7 @@ from shoal.pool.backends import BACKENDS
 from shoal.pool.spec import PoolSpec
 from shoal.training.locations import local_path
 
-_PREFIX = f"{packaged.SCHEME}:"
+_PREFIX = f"{PACKAGED_SCHEME}:"
 """Prefix of those paths in a spec that are relative to the unpacked package."""
 
 _CODE = re.compile(r"(?:/|file://).*(/_code/[0-9a-f]{64})", re.DOTALL)
@@ -101,7 +101,7 @@ def is_used(document: dict[str, Any]) -> bool:
 
 def has_frames(spec: AnyJobSpec) -> bool:
     """Return whether a spec refers to frames (small DataFrames) that are in the job's package."""
-    return any(path.startswith(packaged.URI) for dataset in spec.datasets() for path in dataset.paths)
+    return any(path.startswith(PACKAGED_URI) for dataset in spec.datasets() for path in dataset.paths)
 
 
 def name(submission_id: str) -> str:
@@ -152,8 +152,8 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[tuple[AnyJobSpec, dic
     if base is None or base == storage.IN_STORE or not is_reachable(base, pool):
         yield spec, {}
         return
-    from shoal.data.parquet.paths import join, normalise
-    from shoal.data.staging.staged_data import release, staged
+    from shoal.data.parquet.files import join, normalise
+    from shoal.data.staged_data import release, staged
 
     copies: dict[str, str] = {}
     try:
@@ -168,7 +168,7 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[tuple[AnyJobSpec, dic
 
 
 def _copy(original: str, copy: str) -> None:
-    from shoal.data.parquet.paths import normalise, resolve
+    from shoal.data.parquet.files import normalise, resolve
 
     filesystem, inner = resolve(normalise(copy))
     for file in _files(original):
@@ -190,14 +190,14 @@ def _packed(local: Collection[str], packed: dict[str, str], dataset: DatasetSpec
     """Add the files of a dataset to the package, and return a copy of the dataset that names the packaged files."""
     if dataset.staging not in local:
         return dataset
-    from shoal.data.parquet.listing import list_files
+    from shoal.data.parquet.files import list_files
 
     paths = []
     for file in list_files(dataset.paths):
         digest = hashlib.sha256(Path(file.path).read_bytes()).hexdigest()
-        inside = packaged.inside(digest, Path(file.path).name)
+        inside = packaged_path(digest, Path(file.path).name)
         packed[inside] = file.path
-        paths.append(packaged.uri(inside))
+        paths.append(packaged_uri(inside))
     return dataset.model_copy(update={"paths": tuple(paths), "staging": None})
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.specs.register import Register

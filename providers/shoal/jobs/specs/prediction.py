@@ -9,7 +9,7 @@ from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import OBJECT_STORE, AnyJobSpec
 from shoal.training import tracking

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from shoal.data.spec import DatasetSpec, SplitSpec
+from shoal.data.dataset_spec import DatasetSpec, SplitSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.specs.register import Register

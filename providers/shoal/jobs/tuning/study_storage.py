@@ -12,7 +12,8 @@ from shoal.errors import MissingExtraError
 from shoal.jobs.journal import study_logs
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import patiently
-from shoal.state import Store, codec
+from shoal.state import Store
+from shoal.state.databases import dump_json, load_json
 
 if TYPE_CHECKING:
     import optuna
@@ -56,7 +57,7 @@ class StudyJournal:
         """
         if self._written is None:
             self._written = self._first_recent = study_logs.append(self._store, self._key, self._study, [], None)
-        self._recent += map(codec.dumps, logs)
+        self._recent += map(dump_json, logs)
         if any(log["op_code"] in _DURABLE for log in logs):
             self.flush()
 
@@ -82,10 +83,10 @@ class StudyJournal:
             )
             if self._written is not None:
                 entries += self._recent[self._written - self._first_recent :]
-            return [codec.loads(entry) for entry in entries]
+            return [load_json(entry) for entry in entries]
         del self._recent[: (kept := min(log_number_from, self._written)) - self._first_recent]
         self._first_recent = kept
-        return [codec.loads(entry) for entry in self._recent[log_number_from - kept :]]
+        return [load_json(entry) for entry in self._recent[log_number_from - kept :]]
 
 
 def require_optuna() -> None:

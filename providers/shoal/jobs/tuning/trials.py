@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.jobs.journal import study_logs
-from shoal.state import Store, codec
+from shoal.state import Store
+from shoal.state.databases import load_json
 
 if TYPE_CHECKING:
     import optuna
@@ -93,7 +94,7 @@ def ended_in(study: optuna.Study) -> list[Ended]:
 
 def read(store: Store, job_id: str, study: int) -> list[Ended]:
     """Return the trials of a study in the store that have ended, in the order of their numbers."""
-    return of_entries(map(codec.loads, study_logs.read(store, job_id, study)))
+    return of_entries(map(load_json, study_logs.read(store, job_id, study)))
 
 
 def of_entries(entries: Iterable[Mapping[str, Any]]) -> list[Ended]:

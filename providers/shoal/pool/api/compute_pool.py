@@ -17,6 +17,7 @@ from shoal.errors import (
     StoreError,
     shown,
 )
+from shoal.os_processes import ProcessId
 from shoal.pool import recorded, teams
 from shoal.pool.api.requests import Requests
 from shoal.pool.backends import BACKENDS
@@ -37,8 +38,7 @@ from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
 from shoal.pool.timeouts import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER
 from shoal.pool.waiting import OnProgress, pause
 from shoal.state import Store, stamps
-from shoal.state.codec import storable
-from shoal.state.process import ProcessId
+from shoal.state.databases import storable
 from shoal.state.schema import ActionKind, Lease, Operation, Pool, PoolState
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from shoal import history
 from shoal.errors import PoolElsewhereError, PoolStoppingError, StoreError, TeamError
+from shoal.os_processes import ProcessId
 from shoal.pool import recorded, teams
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
@@ -23,7 +24,6 @@ from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.waiting import OnProgress, Waiting
 from shoal.state import Store
-from shoal.state.process import ProcessId
 from shoal.state.schema import ActionKind, Lease, Operation, OperationState, Pool, PoolState
 
 

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from shoal.os_processes import ProcessId
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_START_TIMEOUT
-from shoal.state.process import ProcessId
 from shoal.state.schema import Node, NodeState, Pool
 
 

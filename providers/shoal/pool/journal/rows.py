@@ -13,13 +13,13 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session, defer
 
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
+from shoal.os_processes import ProcessId, hostname
 from shoal.pool.bound_host import ANYWHERE, bind_here, is_here, unrecorded
 from shoal.pool.holder import job_of
 from shoal.pool.journal import usage
 from shoal.pool.snapshot import Snapshot
 from shoal.state import stamps
 from shoal.state.home import is_own_store
-from shoal.state.process import ProcessId, hostname
 from shoal.state.schema import (
     JOB_ENDED,
     Demand,

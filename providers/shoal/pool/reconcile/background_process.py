@@ -18,8 +18,9 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
-from shoal import own_python, telemetry
+from shoal import telemetry
 from shoal.errors import PoolNotFoundError, StoreError
+from shoal.os_processes import python_command
 from shoal.own_pauses import waited_since
 from shoal.pool import recorded
 from shoal.pool.backends.local.environment import inherited_environment
@@ -34,7 +35,7 @@ from shoal.state.schema import Node, Pool, PoolState
 
 log = logging.getLogger("shoal.reconciler")
 
-COMMAND = own_python.command("-m", "shoal.reconciler")
+COMMAND = python_command("-m", "shoal.reconciler")
 
 Watch = Callable[[Store, list[str]], None]
 """Function that is called in every round with the names of the pools, such as the check for lost jobs: `shoal.pool`

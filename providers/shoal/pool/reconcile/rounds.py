@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from shoal.os_processes import ProcessId
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef, Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import job_of
@@ -28,7 +29,6 @@ from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, stamps
 from shoal.state.home import file_name
-from shoal.state.process import ProcessId
 from shoal.state.schema import NodeState, Pool, PoolState
 
 log = logging.getLogger("shoal.pool")

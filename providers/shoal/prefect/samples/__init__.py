@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from shoal.sample_files import read_samples
+from shoal.new_files import read_samples
 
 _FILES = (
     "many_models_flow.py",

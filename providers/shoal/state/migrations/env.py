@@ -1,4 +1,4 @@
-"""Alembic's entry point. It uses the open connection that `shoal.state.migrate` passes."""
+"""Alembic's entry point. It uses the open connection that `shoal.state.databases` passes."""
 
 from alembic import context
 

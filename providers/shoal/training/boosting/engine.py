@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from shoal.data.categories import find_categories
 from shoal.data.checks import decimals_of
+from shoal.data.matrix import find_categories
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
 from shoal.training.boosting.messages import (

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.categories import Categories, as_categories, encoded
 from shoal.data.checks import check_categories
+from shoal.data.matrix import Categories, as_categories, encoded
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting.messages import Checkpoint
 from shoal.training.boosting.rows import margins_of

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.categories import encoded
 from shoal.data.checks import (
     check_bounds,
     check_categories,
@@ -22,9 +21,9 @@ from shoal.data.checks import (
     validate_columns,
 )
 from shoal.data.ingest import ArrowIngester
-from shoal.data.matrix import to_matrix, to_vector
-from shoal.data.parquet.groups import group_starts
-from shoal.data.parquet.paths import is_local
+from shoal.data.matrix import encoded, to_matrix, to_vector
+from shoal.data.parquet.files import is_local
+from shoal.data.parquet.source import group_starts
 from shoal.data.planning import RowRange, Shard
 from shoal.errors import DataError
 from shoal.training.boosting.messages import Columns, Part

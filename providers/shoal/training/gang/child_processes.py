@@ -24,10 +24,9 @@ from functools import partial
 from io import BufferedReader
 from typing import Any, NamedTuple
 
-from shoal import own_python
 from shoal.errors import WorkerLostError
-from shoal.exit_status import how_ended
 from shoal.node_register import NodeRegister
+from shoal.os_processes import how_ended, start_python
 from shoal.redaction import hide_known
 from shoal.training.gang import placement
 from shoal.training.gang.child import serve_worker
@@ -375,7 +374,7 @@ def _start(settings: _StartSettings, calls: socket.socket, output: int) -> subpr
         descriptors = [calls.fileno(), output]
         if _template and _template.has(settings) and (forked := _template.fork(serve_worker, (), descriptors)):
             return forked
-    return own_python.start(
+    return start_python(
         ["-m", "shoal.training.gang.child", str(calls.fileno()), *sys.path],
         pass_fds=[calls.fileno()],
         stdin=subprocess.DEVNULL,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from shoal.data.gang_position import GangPosition
+from shoal.data.planning import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.known_secrets import KnownSecrets
 from shoal.training.gang.connection import DriverConnection

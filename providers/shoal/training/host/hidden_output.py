@@ -18,8 +18,8 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 
-from shoal import own_python
 from shoal.known_secrets import KnownSecrets, SecretStream
+from shoal.os_processes import start_python
 from shoal.redaction import redact
 
 SECRETS = "SHOAL_SECRETS"
@@ -67,7 +67,7 @@ def hide_output(secrets: Iterable[str]) -> int:
             read, write = os.pipe()
             writes.append(ours(write))
             passed += [ours(read), ours(os.dup(output))]
-        reader = own_python.start(
+        reader = start_python(
             ["-c", _START, *map(str, passed)],
             pass_fds=passed,
             stdin=subprocess.DEVNULL,

@@ -36,7 +36,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
 
-from shoal import new_folders
+from shoal.new_files import create_folder
 
 
 def forget_exit_handlers() -> None:
@@ -214,7 +214,7 @@ def enter_folder(folder: str, gang: str) -> str | None:
         return None
     except OSError:
         own = Path(tempfile.gettempdir(), _PREFIX + sha256(gang.encode()).hexdigest()[:16])
-        new_folders.make(own)
+        create_folder(own)
         os.chdir(own)
         os.environ["PWD"] = _entered = str(own)
         return str(own)

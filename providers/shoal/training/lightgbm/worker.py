@@ -22,7 +22,7 @@ from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 from lightgbm.callback import CallbackEnv
 
 from shoal.data.planning import RowRange
-from shoal.errors import DataError, TrainingError
+from shoal.errors import DataError, TrainingError, WorkerLostError
 from shoal.training import cluster
 from shoal.training.boosting.messages import Boosted, History, Part, Prepared, Segment, Task
 from shoal.training.boosting.params import Direction
@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 # First words of LightGBM's messages about network errors. Such an error means that another worker was lost, so shoal
 # raises PeerError.
 _NETWORK = ("Socket ", "Connecting to rank", "Cannot find any ip and port")
+
+# If a process is stopped and continued while it receives with a time-out, the kernel ends the call (signal(7)), and
+# LightGBM fails: the training goes on from its last checkpoint.
+_INTERRUPTED = "Interrupted system call"
 
 
 class _Log:
@@ -256,6 +260,8 @@ def own_errors() -> Iterator[None]:
         yield
     except LightGBMError as exc:
         message = memory.explained(own_message(exc))
+        if _INTERRUPTED in message:
+            raise WorkerLostError(f"a pause of its process has broken LightGBM's connection ({message})") from exc
         kind = PeerError if message.startswith(_NETWORK) else TrainingError
         raise kind(f"LightGBM: {message}") from exc
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.data.connector import DataConnector
-from shoal.environment_variables import variables_set
+from shoal.os_processes import variables_set
 from shoal.training.pytorch.context import Context, set_context
 
 

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.ingest import cpus_to_read
-from shoal.data.spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings, positive_or_all
 from shoal.training.cluster import Node, limited, resources, workers_on

@@ -23,7 +23,7 @@ import cloudpickle
 import psutil
 
 from shoal.data.connector import DataConnector
-from shoal.data.spec import DatasetSpec
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.training.cluster import LeavingNodes, own_address, ray_if_connected
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory, own_process

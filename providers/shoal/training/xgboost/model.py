@@ -13,8 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.categories import Categories, from_lists, to_lists
-from shoal.data.matrix import to_matrix
+from shoal.data.matrix import Categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting.model import BoosterPredictor, InitModel, Output, Predict, class_probabilities
 from shoal.training.boosting.model_format import why_unreadable

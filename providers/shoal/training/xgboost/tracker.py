@@ -17,9 +17,8 @@ import subprocess
 import threading
 from collections.abc import Callable
 
-from shoal import own_python
 from shoal.errors import TrainingError
-from shoal.exit_status import how_ended
+from shoal.os_processes import how_ended, start_python
 from shoal.training.gang.child_processes import forked
 from shoal.training.timeouts import TRACKER_START_S
 from shoal.training.xgboost.tracker_process import run
@@ -98,7 +97,7 @@ class Tracker:
 
 
 def _start(host: str, num_workers: int, requests: int, answers: int) -> subprocess.Popen[bytes]:
-    return own_python.start(
+    return start_python(
         ["-m", "shoal.training.xgboost.tracker_process", host, str(num_workers)],
         stdin=requests,
         stdout=answers,

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from shoal import own_python
 from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.os_processes import ProcessId, python_command
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
@@ -27,12 +27,11 @@ from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import KILL_PATIENCE, START_TIMEOUT, START_TIMEOUT_PER_NODE, TERMINATE_PATIENCE
 from shoal.state.home import subfolder, write_file
-from shoal.state.private_folders import remove_folder
-from shoal.state.process import ProcessId
-from shoal.state.temp_folder import (
+from shoal.state.private_folders import (
     ROOT_VARIABLE,
     node_folders,
     node_ids,
+    remove_folder,
     remove_node_folders,
     runtime_root,
 )
@@ -116,7 +115,7 @@ class LocalBackend:
         or exits if it cannot claim the row."""
         for node in nodes:
             processes.spawn_detached(
-                own_python.command("-m", self.supervisor, node.id, str(node.epoch), python=_python(pool.spec)),
+                python_command("-m", self.supervisor, node.id, str(node.epoch), python=_python(pool.spec)),
                 env=node_environment(node, _python(pool.spec)),
                 log=log_path(node.pool, node.name),
             )
@@ -229,7 +228,7 @@ def _check_python(python: str, *, needs_ray: bool) -> None:
     """
     try:
         ran = subprocess.run(
-            own_python.command("-c", _ASK_VERSIONS, python=python), check=True, capture_output=True, text=True
+            python_command("-c", _ASK_VERSIONS, python=python), check=True, capture_output=True, text=True
         )
         shoal, has_ray = ran.stdout.split()
     except subprocess.CalledProcessError as error:

@@ -16,8 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from shoal import own_python
-from shoal.exit_status import how_ended
+from shoal.os_processes import how_ended, python_command
 from shoal.pool.timeouts import DRIVER_START_TIMEOUT
 
 _FORK_SERVER = "shoal.jobs.driver.fork_server"
@@ -95,7 +94,7 @@ def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] |
     fork, Ray would write to the streams of this process, also in the drivers.
     """
     if len(os.listdir("/proc/self/task")) > 1 or "ray" in sys.modules:
-        command = own_python.command("-m", _FORK_SERVER)
+        command = python_command("-m", _FORK_SERVER)
         return subprocess.Popen(command, stdin=requests, stdout=answers, start_new_session=True)
     pid = os.fork()
     if not pid:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 
-from shoal import own_python, telemetry
+from shoal import telemetry
+from shoal.os_processes import import_folders
 from shoal.pool.backends.local import bytecode
 from shoal.pool.backends.local.gpus import SELECTORS
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state.home import home, subfolder
-from shoal.state.temp_folder import temp_folder
+from shoal.state.private_folders import temp_folder
 
 _INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH",
@@ -26,7 +27,7 @@ def inherited_environment() -> dict[str, str]:
     the settings of OpenTelemetry without credentials, and SHOAL_HOME."""
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     if "PYTHONPATH" in kept:
-        kept["PYTHONPATH"] = os.pathsep.join(own_python.import_folders(kept["PYTHONPATH"]))
+        kept["PYTHONPATH"] = os.pathsep.join(import_folders(kept["PYTHONPATH"]))
     if NODE_TAG in os.environ:
         # This process belongs to a node, so its TMPDIR is the node's folder, which is removed when the node ends. The
         # detached process may run longer than the node, so its TMPDIR is the host's temp folder.

@@ -21,15 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shoal import own_python
 from shoal.errors import CapacityError, CapacityTimeoutError, InvalidArgumentError
+from shoal.os_processes import ProcessId, python_command
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.spec import PoolSpec
 from shoal.state.home import file_lock, home, open_locked, store_tag
-from shoal.state.process import ProcessId
+from shoal.state.private_folders import gpu_lock
 from shoal.state.schema import Node
-from shoal.state.temp_folder import gpu_lock
 
 log = logging.getLogger("shoal.gpus")
 
@@ -322,7 +321,7 @@ def _non_nvidia_gpus(environment: Mapping[str, str]) -> list[str]:
     # process, and not in this process.
     unlimited = {name: value for name, value in os.environ.items() if name not in SELECTORS}
     limited = {**unlimited, **environment}
-    asked = subprocess.run(own_python.command("-c", _ASK_RAY), env=limited, capture_output=True, text=True, check=False)
+    asked = subprocess.run(python_command("-c", _ASK_RAY), env=limited, capture_output=True, text=True, check=False)
     try:
         found: list[str] = json.loads(asked.stdout)
     except ValueError:

@@ -23,8 +23,8 @@ from shoal.pool.endpoint import MLFLOW_STORE, NO_GCS, REGISTER
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import GPU_PATIENCE, SUPERVISOR_PERIOD
 from shoal.state.home import open_locked
+from shoal.state.private_folders import turn_lock
 from shoal.state.schema import Node
-from shoal.state.temp_folder import turn_lock
 
 if TYPE_CHECKING:
     from shoal.pool.backends.local.raylet import Raylet

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from shoal import new_folders
-from shoal.state.process import ProcessId, boot_id, host_id, process_stat
+from shoal.new_files import create_folder
+from shoal.os_processes import ProcessId, boot_id, host_id, process_stat
 
 NODE_TAG = "SHOAL_NODE_ID"
 """Environment variable that every process of a node inherits, even if it starts its own session."""
@@ -28,7 +28,7 @@ def spawn_detached(argv: Sequence[str], *, env: Mapping[str, str], log: Path) ->
     Raises:
         OSError: The host could not start the process.
     """
-    new_folders.make(log.parent)
+    create_folder(log.parent)
     with log.open("ab") as sink:
         code = subprocess.run(
             [sys.executable, "-I", "-S", "-c", _DETACH, *argv],

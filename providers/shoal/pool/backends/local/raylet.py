@@ -20,7 +20,7 @@ from ray._private.parameter import RayParams
 from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RayError
 
-from shoal.exit_status import how_ended
+from shoal.os_processes import how_ended
 from shoal.own_pauses import waited_since
 from shoal.pool.timeouts import HEAD_PATIENCE, RAY_RPC_TIMEOUT
 

@@ -1,2 +1,0 @@
-"""Provide the base classes of shoal's Airflow operators: `CheckedOperator`, `PoolOperator` and `WaitingOperator`. Each
-class is a subclass of the previous class."""

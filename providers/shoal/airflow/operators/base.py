@@ -1,0 +1,681 @@
+"""Base classes of operators, and the checks of arguments that are known while Airflow loads the DAG.
+
+Templates and results of other tasks are known only when the task starts, and are checked there.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from airflow.sdk import BaseOperator, get_current_context
+from airflow.sdk.configuration import conf
+from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from jinja2.nativetypes import NativeEnvironment
+from pydantic import BaseModel
+
+from shoal.airflow.connections import ComputePoolHook
+from shoal.airflow.deployment import holder_of, is_single_task_test, team_of
+from shoal.data.dataset_spec import is_relative
+from shoal.errors import InvalidArgumentError, ShoalError, shown
+from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
+from shoal.training.locations import SQLITE
+from shoal.training.pytorch.program import is_name
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.context import Context
+
+    from shoal.pool.api import ComputePool
+    from shoal.pool.status import PoolStatus
+
+
+UNKNOWN = object()
+"""Placeholder for an argument of a mapped task that gets its value only when the task runs."""
+
+_TEMPLATE_MARKS = ("{{", "{%", "{#")
+
+_USERS_OWN = frozenset({"params", "hyper_params", "args", "kwargs"})
+"""Fields of a spec that contain the user's own values. A list named `paths` inside such a field is a value of the user,
+and not the paths of a dataset."""
+
+_ONE_PATH = ("artifact_location", "output_path")
+_SEVERAL_PATHS = ("paths", "code")
+
+
+class Arguments(dict[str, Any]):
+    """Arguments of an operator by name. For a missing argument, ``arguments[name]`` returns `UNKNOWN`.
+
+    :param given: The arguments.
+    :param in_task: Whether this code runs in an Airflow task, which can read the store. False while Airflow loads the
+        DAG.
+    """
+
+    def __init__(self, given: Mapping[str, Any], *, in_task: bool) -> None:
+        super().__init__(given)
+        self.in_task = in_task
+
+    def __missing__(self, name: str) -> object:
+        return UNKNOWN
+
+
+def is_known(value: Any) -> bool:
+    """Return whether a value is known while Airflow loads the DAG. Templates and results of tasks are not known then,
+    and neither are collections that contain them."""
+    if isinstance(value, str):
+        return not any(mark in value for mark in _TEMPLATE_MARKS)
+    if isinstance(value, Mapping):
+        return all(map(is_known, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(is_known, value))
+    if isinstance(value, os.PathLike):
+        return is_known(str(value))
+    # Three kinds of values become known only during the run: results of tasks (with a method `resolve`), functions that
+    # compute the value, and objects that contain templates. Airflow itself recognises them by the same three checks.
+    return value is not UNKNOWN and not (
+        hasattr(value, "resolve") or callable(value) or hasattr(value, "template_fields")
+    )
+
+
+def check_slots(pool: Any) -> None:
+    """Check that the argument `pool` is not the URI of a compute pool, because `pool` names one of Airflow's own pools
+    of slots.
+
+    Raises:
+        InvalidArgumentError: The argument is the URI of a compute pool.
+    """
+    if isinstance(pool, str) and is_uri(pool):
+        raise InvalidArgumentError(
+            f"pool={shown(pool)} is a compute pool, but the argument pool takes the name of one of Airflow's own pools "
+            "of slots: use pool_name= instead"
+        )
+
+
+def check_pool(arguments: Arguments) -> PoolSpec | None:
+    """Check the arguments that select the compute pool.
+
+    Returns:
+        The definition of the pool; None if it is not known yet, or if a name or a connection selects the pool.
+
+    Raises:
+        InvalidArgumentError: The pool is named twice, or its name or URI is wrong.
+    """
+    check_slots(arguments["pool"])
+    name, connection = arguments["pool_name"], arguments["compute_pool_conn_id"]
+    if is_known(name) and is_known(connection):
+        ComputePoolHook(connection, name)
+    if not name or not is_known(name):
+        return None
+    if not isinstance(name, str):
+        raise InvalidArgumentError(f"pool_name={shown(name)}: it has to be the name or the URI of a pool")
+    spec = PoolSpec.parse(name if is_uri(name) else {"name": name})
+    return spec if is_uri(name) else None
+
+
+def check_waits(arguments: Arguments) -> None:
+    """Check the arguments `deferrable`, `wait_for_completion`, `is_async` and `poll_interval` of a task.
+
+    Raises:
+        InvalidArgumentError: `deferrable`, `wait_for_completion` or `is_async` is not a bool, or `poll_interval` is not
+            above 0.
+    """
+    for name in ("deferrable", "wait_for_completion", "is_async"):
+        if is_known(arguments[name]) and not isinstance(arguments[name], bool | None):
+            raise InvalidArgumentError(f"{name}={shown(arguments[name])}: it has to be True or False")
+    interval = arguments["poll_interval"]
+    if interval is None or not is_known(interval):
+        return
+    if isinstance(interval, bool) or not isinstance(interval, int | float) or not 0 < interval < float("inf"):
+        raise InvalidArgumentError(f"poll_interval={shown(interval)}: it has to be a number of seconds above 0")
+
+
+def is_a(task: BaseOperator | MappedOperator, *kinds: type) -> bool:
+    """Return whether a task's operator is an instance of one of the given classes. The task may be mapped."""
+    return issubclass(task.operator_class if isinstance(task, MappedOperator) else type(task), kinds)
+
+
+def arguments_of(task: BaseOperator | MappedOperator) -> dict[str, Any]:
+    """Return the arguments of a task by name. For a mapped task, return the arguments that all its instances share.
+
+    Changing the returned dict changes the task.
+    """
+    return task.partial_kwargs if isinstance(task, MappedOperator) else vars(task)
+
+
+def pool_of(arguments: Mapping[str, Any]) -> str | None:
+    """Return a text that identifies the pool of a task, or None if the task names no pool.
+
+    The name and the URI of a pool give the same text. A connection gives a different text, because the name of the
+    connection's pool is not looked up.
+    """
+    name, connection = arguments.get("pool_name"), arguments.get("compute_pool_conn_id")
+    if connection:
+        return f"connection {connection}"
+    return name.partition("?")[0].rpartition("://")[2] if isinstance(name, str) else None
+
+
+def check_nodes(
+    arguments: Arguments, name: str, pool: PoolSpec | None, options_type: type[ScaleOptions] = ScaleOptions
+) -> None:
+    """Check the number of nodes that an operator requests. Also check the options of the request, if the operator has
+    such options.
+
+    Raises:
+        InvalidArgumentError: The number is above MAX_NODES of the pool, or an option is wrong.
+    """
+    size, options = arguments[name], arguments.get("options") or {}
+    if not isinstance(options, Mapping):
+        if is_known(options):
+            raise InvalidArgumentError(f"options={shown(options)}: it has to be a dict")
+        options = {}
+    options_type.check(options, is_known)
+    if not is_known(size):
+        return
+    count = node_count(size, name)
+    if pool is not None:
+        _check_limit(count, name, pool, in_task=arguments.in_task)
+    if is_known(options):
+        options_type.for_size(options, count)
+
+
+def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None:
+    """Check that a number of nodes is at most MAX_NODES, the limit of the pool.
+
+    While Airflow loads the DAG, MAX_NODES in the pool's URI is the limit, because the store is not read then. In a
+    task, MAX_NODES in the store is the limit if the pool is up, because `shoal pool alter` may have changed the value.
+    """
+    up = pool_that_is_up(pool.name) if in_task and size > pool.max_nodes else None
+    if up is None:
+        pool.check_size(size, name)
+    elif size > up.max_nodes:
+        raise InvalidArgumentError(
+            f'{name}={size} is above MAX_NODES={up.max_nodes} of pool "{pool.name}": raise the limit with '
+            f"`shoal pool alter {pool.name} --max-nodes {size}`, or request at most {up.max_nodes}"
+        )
+
+
+def pool_that_is_up(name: str) -> PoolSpec | None:
+    """Return the settings of a pool with its present MAX_NODES, from the store; None if the pool is not up."""
+    from shoal.state import Store
+    from shoal.state.schema import Pool, PoolState
+
+    with Store().reading() as session:
+        row = session.get(Pool, name)
+    if row is None or row.state is not PoolState.UP:
+        return None
+    return PoolSpec.parse({**row.spec, "min_nodes": row.min_nodes, "max_nodes": row.max_nodes})
+
+
+def job_pool(arguments: Arguments) -> PoolSpec | None:
+    """Return the settings of the pool on which a job will run; None if they are not known yet.
+
+    While Airflow loads the DAG, they are known if the pool is named by its URI. In a task, those of a pool that is up
+    count.
+    """
+    name, connection = arguments["pool_name"], arguments["compute_pool_conn_id"]
+    if not arguments.in_task or not (name or connection) or not is_known(name) or not is_known(connection):
+        return check_pool(arguments)
+    hook = ComputePoolHook(connection, name)
+    name = hook.spec.name if hook.spec else hook.pool_name
+    return (pool_that_is_up(name) if name else None) or hook.spec
+
+
+def node_count(value: Any, name: str) -> int:
+    """Convert an argument with a number of nodes to an integer. A rendered template contains the number as text.
+
+    Raises:
+        InvalidArgumentError: The value is not an integer of 1 or more.
+    """
+    # A rendered template is a text or, if the DAG has render_template_as_native_obj=True, perhaps a float such as 4.0.
+    is_whole = value.is_integer() if isinstance(value, float) else isinstance(value, str) and value.strip().isdecimal()
+    return checked_size(int(value) if is_whole else value, name)
+
+
+def check_paths(fields: Any, script: Any = None) -> None:
+    """Check that the paths in an operator's arguments are absolute or URIs.
+
+    A path that begins with a template is checked by a second call, after Airflow has rendered the template.
+
+    Raises:
+        InvalidArgumentError: A path is relative.
+    """
+    fields = fields.document() if hasattr(fields, "document") else fields
+    found = [*_paths(fields, "")]
+    if isinstance(fields, Mapping) and isinstance(model := fields.get("model"), str):
+        from shoal.training.tracking import is_model_path
+
+        if is_model_path(model):
+            found.append(("model", model))
+    if isinstance(script, str | os.PathLike) and not is_name(script):
+        found.append(("train_func", os.fspath(script)))
+    for option, path in found:
+        if path and is_relative(path) and not path.startswith(_TEMPLATE_MARKS):
+            raise InvalidArgumentError(
+                f'{option} is the relative path "{path}", but the working folder of an Airflow task is arbitrary: '
+                "write an absolute path or a URI, or build the path from the DAG file's folder, as in "
+                f'f"{{Path(__file__).parent}}/{path}"'
+            )
+
+
+def database_connections(value: Any) -> Iterator[str]:
+    """Yield the name of each database connection that a spec or dataset names, as far as the names are known."""
+    value = value.to_spec() if hasattr(value, "to_spec") else value
+    value = value.model_dump() if isinstance(value, BaseModel) else value
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from database_connections(item)
+    elif isinstance(value, Mapping):
+        if value.get("sql") and isinstance(name := value.get("connection"), str) and is_known(name):
+            yield name
+        for option, item in value.items():
+            if option not in _USERS_OWN:
+                yield from database_connections(item)
+
+
+def _paths(value: Any, option: str) -> Iterator[tuple[str, str]]:
+    """Find all paths in a spec. For each path, yield a pair: the name of the option that contains the path, and the
+    path."""
+    value = value.model_dump() if isinstance(value, BaseModel) else value
+    if not isinstance(value, Mapping):
+        return
+    for name, item in value.items():
+        inner = f"{option}.{name}" if option else str(name)
+        if name in _ONE_PATH and isinstance(item, str):
+            yield inner, item
+        elif name == "uri" and isinstance(item, str) and item.startswith(SQLITE):
+            yield inner, item.removeprefix(SQLITE)
+        elif name in _SEVERAL_PATHS and isinstance(item, list | tuple):
+            yield from ((inner, path) for path in item if isinstance(path, str))
+        elif name not in _USERS_OWN:
+            yield from _paths(item, inner)
+
+
+class CheckedOperator(BaseOperator):
+    """Base class of operators whose arguments are checked while Airflow loads the DAG, as far as they are known then.
+
+    The constructor of a subclass calls `check` when the constructor has set all attributes.
+    """
+
+    @classmethod
+    @abstractmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check the operator's arguments, except those whose values are known only at runtime.
+
+        :param arguments: Arguments of the constructor.
+        :raises InvalidArgumentError: An argument is wrong.
+        """
+
+    @classmethod
+    def check(cls, task_id: str, arguments: Mapping[str, Any]) -> None:
+        """Check the arguments of a task, except those that are not known yet.
+
+        :param task_id: Id of the task, for the message.
+        :param arguments: Arguments of the constructor. Missing arguments are not known yet.
+        :raises InvalidArgumentError: An argument is wrong.
+        :raises AirflowFailException: An argument is wrong, and this code runs in a task, where Airflow creates the
+            instances of a mapped task.
+        """
+        in_task = is_in_task()
+        try:
+            cls.check_arguments(Arguments(arguments, in_task=in_task))
+        except InvalidArgumentError as error:
+            message = f"task {task_id}: {error}"
+            if in_task:
+                raise AirflowFailException(message) from error
+            raise InvalidArgumentError(message) from None
+
+    def render_template(
+        self,
+        content: Any,
+        context: Context,
+        jinja_env: jinja2.Environment | None = None,
+        seen_oids: set[int] | None = None,
+    ) -> Any:
+        """Render a template as Airflow does, with one difference in DAGs with ``render_template_as_native_obj``.
+
+        There, Airflow evaluates each text as Python code, also texts without templates: ``"12e45678"`` becomes inf, and
+        ``"2013_01"`` becomes 201301. Here, a template of one expression gives the value of the expression in its own
+        type, and everything else is a text. The types of a spec's fields decide which texts are numbers.
+
+        :param content: Text, or a collection with texts.
+        :param context: Airflow's context of the task.
+        :param jinja_env: Environment that renders.
+        :param seen_oids: Ids of the collections that were rendered.
+        """
+        environment = jinja_env or self.get_template_env()
+        if not isinstance(content, str) or not isinstance(environment, NativeEnvironment):
+            return super().render_template(content, context, environment, seen_oids)
+        template = environment.from_string(content)
+        parts: list[Any] = list(template.root_render_func(template.new_context(dict(context))))
+        is_text = len(parts) != 1 or getattr(self, "render_template_as_native_obj", None) is False
+        return "".join(map(str, parts)) if is_text or isinstance(parts[0], jinja2.Undefined) else parts[0]
+
+    @classmethod
+    def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
+        """Check the arguments that all instances of a mapped task have in common, and return Airflow's object for such
+        arguments. The methods `expand` and `expand_kwargs` of this object check the arguments of each instance.
+
+        :param task_id: Id of the task.
+        :param kwargs: Arguments that the instances have in common.
+        """
+        cls.check(task_id, kwargs)
+        plain = super().partial(task_id=task_id, **kwargs)
+        # Airflow warns about an object whose `expand` is never called. The user calls `expand` of the returned object,
+        # and never of `plain`.
+        plain._expand_called = True
+        return _CheckedPartial(operator_class=cls, kwargs=plain.kwargs, params=plain.params)
+
+
+class _CheckedPartial(OperatorPartial):
+    """Arguments that all instances of a mapped task share. `expand` and `expand_kwargs` add the mapped values, and
+    check those that are known."""
+
+    def expand(self, **mapped_kwargs: Any) -> MappedOperator:
+        """Return the mapped task, with one instance for each combination of the values.
+
+        :param mapped_kwargs: For each argument, its values: a list or a dict, or the result of another task.
+        """
+        task = super().expand(**mapped_kwargs)
+        _check_instances(task, _combinations(mapped_kwargs))
+        return task
+
+    def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> MappedOperator:
+        """Return the mapped task, with one instance for each dict of arguments.
+
+        :param kwargs: List of dicts, or the result of another task.
+        :param strict: Whether an argument that `partial` has taken already is an error.
+        """
+        task = super().expand_kwargs(kwargs, strict=strict)
+        given = kwargs if isinstance(kwargs, Sequence) else ()
+        _check_instances(task, ((f"item {i}", one) for i, one in enumerate(given) if isinstance(one, Mapping)))
+        return task
+
+
+def _combinations(mapped: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the description and the arguments of each instance of a mapped task, in the order of the map indexes. Error
+    messages contain the description, which names the mapped values. The result of another task counts as a single
+    unknown value."""
+    values = [
+        [(f"{name}[{i}]", one) for i, one in enumerate(given.items() if isinstance(given, Mapping) else given)]
+        if isinstance(given, Sequence | Mapping)
+        else [("", given)]
+        for name, given in mapped.items()
+    ]
+    for chosen in product(*values):
+        yield (
+            ", ".join(filter(None, (source for source, _ in chosen))),
+            dict(zip(mapped, (one for _, one in chosen), strict=True)),
+        )
+
+
+def _check_instances(task: MappedOperator, instances: Iterator[tuple[str, Mapping[str, Any]]]) -> None:
+    """Check the instances of a mapped task by creating each instance in the same way as Airflow does when the instance
+    runs.
+
+    :param task: The mapped task.
+    :param instances: A pair for each instance: a text that names its mapped values for the error message, and its
+        arguments.
+    :raises InvalidArgumentError: An argument of an instance is wrong.
+    """
+    for source, arguments in instances:
+        if source:
+            try:
+                task.unmap(arguments)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(f"{error} (in the mapped values, at {source})") from None
+
+
+def is_in_task() -> bool:
+    """Return whether this code runs in an Airflow task."""
+    try:
+        get_current_context()
+    except RuntimeError:
+        return False
+    return True
+
+
+class LabelledOperator(CheckedOperator):
+    """Base class of operators whose mapped instances Airflow shows with what each instance is about."""
+
+    @classmethod
+    def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
+        """Check the arguments that all instances of a mapped task have in common, as in `CheckedOperator.partial`. By
+        default, Airflow shows each instance with what it is about (see `instance_label`).
+
+        :param task_id: Id of the task.
+        :param kwargs: Arguments that the instances have in common.
+        """
+        return super().partial(task_id=task_id, **{"map_index_template": "{{ task.instance_label }}", **kwargs})
+
+    @property
+    def instance_label(self) -> str:
+        """The map index and what the instance is about, as far as this is known, such as ``3 delays-UA``. The property
+        never raises, because Airflow would fail the task."""
+        # The text is never a number alone. In a DAG with render_template_as_native_obj, Airflow would convert it to an
+        # int, and fail the task.
+        label = self.task_id
+        with suppress(Exception):
+            label = self.job_label
+            return f"{get_current_context()['ti'].map_index} {label}"
+        return label
+
+    @property
+    def job_label(self) -> str:
+        """What the instance is about, from the operator's rendered arguments."""
+        return self.task_id
+
+
+class TaskKilledError(AirflowException):
+    """Raised in a task that Airflow ends, because the task was cleared or marked as success or failed, its DAG run was
+    deleted, or its worker was shut down."""
+
+
+class PoolOperator(CheckedOperator):
+    """Base class of operators on a compute pool.
+
+    :param pool_name: Name or URI (``local://retrain?max_nodes=4``) of the pool. (templated)
+    :param compute_pool_conn_id: Id of a connection of type ``compute_pool`` that defines the pool. Pass at most one of
+        `compute_pool_conn_id` and `pool_name`. (templated)
+    :param lease: Id of the task that leases the nodes. In a DAG with several leases, this argument selects the lease
+        that the task uses. ``pool_for_run`` sets the argument for the tasks of its block.
+    """
+
+    template_fields: Sequence[str] = ("pool_name", "compute_pool_conn_id")
+    ui_color = "#d9ecf2"
+
+    def __init__(
+        self,
+        *,
+        pool_name: str | None = None,
+        compute_pool_conn_id: str | None = None,
+        lease: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.pool_name = pool_name
+        self.compute_pool_conn_id = compute_pool_conn_id
+        self.lease = lease
+        self.is_killed = False
+        self._last_logged = ""
+
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check that the arguments select the pool only once, by a correct name or URI, as far as the arguments are
+        known."""
+        check_pool(arguments)
+
+    @property
+    def hook(self) -> ComputePoolHook:
+        """Return a hook for the pool that the operator's arguments select."""
+        return ComputePoolHook(self.compute_pool_conn_id, self.pool_name)
+
+    def holder_in(self, context: Context) -> str:
+        """Return the name of the holder to which this task's lease and jobs belong (see `holder_of`).
+
+        :param context: Airflow's context of the task.
+        """
+        return holder_of(context, self.lease)
+
+    def pool_in(self, context: Context, hook: ComputePoolHook | None = None) -> ComputePool:
+        """Return a client of the pool, for the holder and the team of this task.
+
+        :param context: Airflow's context of the task.
+        :param hook: Hook of the pool. By default, a new one, which reads the connection from Airflow.
+        """
+        hook = hook or self.hook
+        return hook.pool(self.holder_in(context), team=team_of(context, hook.team, self.owner))
+
+    def setup_advice(self, context: Context) -> str:
+        """Return advice for an error about a pool on which the DAG run has no nodes any more: which task leases them.
+        If only this task is cleared, that task does not run again.
+
+        :param context: Airflow's context of the task.
+        """
+        run = context["dag_run"]
+        if is_single_task_test(context):
+            return (
+                f"`airflow tasks test` does not run the task {self.lease}, which leases the nodes: first start the "
+                f"pool with `shoal pool up`, or run the whole DAG with `airflow dags test {run.dag_id}`"
+            )
+        return (
+            f"In this run, the task {self.lease} leases the nodes: clear it, too. `shoal train-again {run.dag_id} "
+            f"{run.run_id}` clears all that is needed to train again what failed"
+        )
+
+    def pre_execute(self, context: Context) -> None:
+        """Record the web address of this Airflow in shoal's store, and warn if another Airflow has the same id. Airflow
+        calls this method before `execute`.
+
+        :param context: Airflow's context of the task.
+        """
+        from shoal.airflow.deployment import warn_of_copies
+
+        # `execute` needs the store and the id, too, and raises the error.
+        with suppress(ShoalError):
+            warn_of_copies()
+
+    def on_kill(self) -> None:
+        """Set a flag, so that `execute` rolls back its work and ends. Airflow allows 5 seconds for the rollback."""
+        # Airflow calls this method in a signal handler, possibly in the middle of a transaction. An exception from this
+        # method would leave the store locked. So this method only sets a flag. `execute` checks the flag at points
+        # where `execute` can safely end.
+        self.is_killed = True
+
+    def end_if_killed(self) -> None:
+        """Raise TaskKilledError if Airflow has called `on_kill`.
+
+        Call this method only where an exception cannot interrupt unfinished work, such as a transaction.
+        """
+        if self.is_killed:
+            raise TaskKilledError(
+                f"Airflow has ended task {self.task_id}: the task was cleared or marked as success or failed, its DAG "
+                "run was deleted, or its worker was shut down"
+            )
+
+    def log_progress(self, status: PoolStatus, holder: str | None = None) -> None:
+        """Log the progress of the pool if the progress has changed. Raise TaskKilledError if Airflow has killed the
+        task.
+
+        Operators pass this method as `on_progress` to the pool's methods that wait for nodes.
+
+        :param status: Current status of the pool.
+        :param holder: Name of the holder whose lease the task waits for. If this lease is in the queue, the lease's
+            place is logged, too.
+        """
+        self.end_if_killed()
+        text = f"pool {status.name}: {status.progress(holder)}"
+        if text != self._last_logged:
+            self.log.info(text)
+        self._last_logged = text
+
+
+POLL_INTERVAL_S = 5.0
+"""Default of `poll_interval`. The trigger notices the end of a wait after at most `poll_interval` seconds. Airflow then
+needs more than 5 s to start the process in which the deferred task continues."""
+
+_OPERATION_GRACE_S = 60.0
+"""Seconds after the deadline of a request for nodes, after which a deferred task continues even if the request is still
+open. Normally the reconciler on the pool's host ends a request at its deadline."""
+
+
+def is_deferrable(given: bool | None) -> bool:
+    """Return an operator's argument `deferrable` or, if it is None, Airflow's setting ``[operators]
+    default_deferrable``.
+
+    :param given: The operator's argument `deferrable`.
+    """
+    return bool(conf.getboolean("operators", "default_deferrable", fallback=False)) if given is None else given
+
+
+def deadline_of_operation(rollback_after_s: float) -> float:
+    """Return the time until which a deferred task waits for a request for nodes: the deadline of the request, plus a
+    grace period.
+
+    :param rollback_after_s: Seconds until the deadline of the request.
+    :returns: Seconds since the epoch.
+    """
+    return time.time() + rollback_after_s + _OPERATION_GRACE_S
+
+
+class WorkerLostError(AirflowException):
+    """Raised in a task whose worker was killed. The job goes on, and Airflow's next try of the task attaches to the
+    job."""
+
+
+def end_if_worker_is_lost() -> None:
+    """Raise WorkerLostError if the worker's process that supervises this task was killed.
+
+    The task's own process survives the loss of its worker, but can no longer send a result to Airflow.
+    """
+    from airflow.sdk.execution_time import task_runner
+
+    # In `dag.test()`, there is no supervising process, and so no connection to one.
+    connection = getattr(getattr(task_runner, "SUPERVISOR_COMMS", None), "socket", None)
+    if connection is None:
+        return
+    try:
+        is_lost = connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        is_lost = False
+    except OSError:
+        is_lost = True
+    if is_lost:
+        raise WorkerLostError(
+            "the task's worker was killed: the job goes on, and Airflow's next try of the task attaches to the job"
+        )
+
+
+class WaitingOperator(PoolOperator):
+    """Base class of operators that wait.
+
+    :param deferrable: Whether the task waits in Airflow's triggerer, where it takes no slot of a worker. By default,
+        Airflow's setting ``[operators] default_deferrable`` decides.
+    :param poll_interval: Seconds between two checks of the store while the task is deferred.
+    :param wait_for_completion: Whether the task waits. False: the task ends when its request or job is submitted.
+    """
+
+    def __init__(
+        self,
+        *,
+        deferrable: bool | None = None,
+        poll_interval: float = POLL_INTERVAL_S,
+        wait_for_completion: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.deferrable = is_deferrable(deferrable)
+        self.poll_interval = poll_interval
+        self.wait_for_completion = wait_for_completion
+
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check the arguments that are known at parse time: the pool, and how the task waits."""
+        super().check_arguments(arguments)
+        check_waits(arguments)

@@ -1,1 +1,0 @@
-"""Provide the triggers with which deferred tasks wait in Airflow's triggerer, without a slot of a worker."""

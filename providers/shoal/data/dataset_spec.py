@@ -1,0 +1,209 @@
+"""Define the pydantic models that describe a dataset in a job's JSON spec, and identify its rows by the content of its
+files, so that a retry may use what an earlier attempt wrote."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from shoal.data.filters import Filters, parse_filters
+from shoal.data.parquet.files import PACKAGED_URI, list_files, resolve
+from shoal.data.sql import check_connection_name, check_query
+from shoal.data.staged_data import StagedCopy
+from shoal.option_validation import Settings
+
+
+class SplitSpec(Settings):
+    """Description of one part of a random split: weights, index and seed. The description contains no row numbers."""
+
+    weights: tuple[float, ...] = Field(min_length=1, description="Relative sizes of all parts of the split.")
+    index: int = Field(ge=0, description="Index of this part among the parts, from 0.")
+    seed: int = Field(description="Seed of the random split. The same seed gives the same parts.")
+
+
+class TorchDefaults(Settings):
+    """Default values of arguments of ``to_torch_dataset()``."""
+
+    expand_dims: bool = Field(
+        default=False,
+        description="Whether a column of numbers is a tensor of rows x 1 instead of rows, and a number of a single row "
+        "a tensor of one value.",
+    )
+    drop_last_batch: bool = Field(
+        default=False, description="Whether to leave out the last batch if it has fewer rows than the others."
+    )
+
+
+class DatasetSpec(Settings):
+    """Description of a dataset in a job's spec; `DataConnector.from_spec` creates a connector from the description."""
+
+    format: Literal["parquet"] = Field(default="parquet", description="Format of the files.")
+    paths: tuple[str, ...] = Field(
+        default=(),
+        description="Absolute paths or URIs of files, directories or glob patterns. Leave the list empty if `sql` "
+        "selects the rows.",
+    )
+    ingester: Literal["arrow", "ray"] = Field(
+        default="arrow",
+        description="Library with which the workers read the rows: arrow (Arrow in the worker itself) or ray (Ray "
+        "Data).",
+    )
+    sharded: bool = Field(
+        default=False,
+        description="Whether the connector is a `ShardedDataConnector`, of which each worker reads only its own shard.",
+    )
+    splits: tuple[SplitSpec, ...] = Field(
+        default=(),
+        description="Random splits in sequence. Each split is applied to the part that the previous split selected. "
+        "The default is the whole dataset.",
+    )
+    filters: Filters | None = Field(
+        default=None,
+        description='Conditions that the rows must match: a list of conditions such as [["month", ">=", 3]], or a '
+        "list of such lists, of which a row must match at least one. A null value matches no condition. "
+        "None: all rows.",
+    )
+    sql: str | None = Field(
+        default=None,
+        description="SELECT statement that the job runs to get the rows; it is used instead of `paths`. Parameters "
+        "are written as :name.",
+    )
+    connection: str | None = Field(
+        default=None,
+        description="Name of the connection that runs `sql`. The SQLAlchemy URL is read from the submitter's "
+        "environment variable SHOAL_CONNECTION_<NAME>, or from an Airflow connection or a Prefect Secret "
+        "block of this name.",
+    )
+    params: dict[str, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str | None] | None = Field(
+        default=None,
+        description="Values of the parameters of `sql`. The values are passed to the database as bound parameters and"
+        " are not inserted into the text of the statement.",
+    )
+    time_col: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Name of the column that contains the time of each row: dates, timestamps or numbers, such as "
+        "seconds since 1970. The job's result contains the range of these times. "
+        "None: the date or timestamp column of the filters, if there is one.",
+    )
+    torch: TorchDefaults = Field(
+        default=TorchDefaults(),
+        description="Default values of arguments of the connector's `to_torch_dataset`.",
+    )
+    staging: str | None = Field(
+        default=None,
+        description="Directory of the Parquet files into which shoal has copied (staged) the rows. When the job ends, "
+        "the directory is removed, unless the process that has staged the rows still holds them, or another job uses "
+        "them.",
+    )
+    _staged_copy: StagedCopy | None = PrivateAttr(default=None)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_connector(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        return validate(value.to_spec() if hasattr(value, "to_spec") else value)
+
+    @field_validator("filters", mode="before")
+    @classmethod
+    def _filters(cls, value: Any) -> Any:
+        return None if value is None else parse_filters(value)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.sql is None:
+            if not self.paths:
+                raise ValueError(
+                    "the dataset has neither paths nor sql: set the option paths, or the options sql and connection"
+                )
+            if self.connection is not None or self.params is not None:
+                raise ValueError(
+                    "connection and params can be given only with the option sql: add sql, or omit these options"
+                )
+            return self
+        if self.paths and self.staging is None:
+            raise ValueError("paths and sql are both given: give only one of these options")
+        if self.filters is not None:
+            raise ValueError("filters can be given only with paths: write the conditions into the WHERE clause of sql")
+        if self.connection is None:
+            raise ValueError("sql requires the option connection: set connection to the name of a database connection")
+        check_connection_name(self.connection)
+        check_query(self.sql, self.params or {})
+        return self
+
+    @property
+    def origin(self) -> tuple[str, ...]:
+        """Source of the rows: the paths of the files, or the name of the database connection."""
+        return self.paths if self.sql is None else (f"connection {self.connection}",)
+
+    def located(self) -> Self:
+        """Return a copy of the spec with absolute paths. Relative paths start at the working folder of this process."""
+        paths = tuple(os.path.abspath(path) if is_relative(path) else path for path in self.paths)
+        return self.model_copy(update={"paths": paths})
+
+    @property
+    def staged_copy(self) -> StagedCopy | None:
+        """Object that prevents the removal of the staged copy while this spec exists; None if this process has staged
+        no files for this spec.
+
+        A staged copy consists of Parquet files that shoal wrote for the workers.
+        """
+        return self._staged_copy
+
+    def holding(self, staged_copy: StagedCopy | None) -> Self:
+        """Prevent the removal of a staged copy while this spec exists, and return this spec.
+
+        A staged copy consists of Parquet files that shoal wrote for the workers.
+        """
+        self._staged_copy = staged_copy
+        return self
+
+    def query_key(self) -> str | None:
+        """Return the SQL query as JSON text, so that two queries can be compared; None if the dataset has no query."""
+        return None if self.sql is None else json.dumps([self.connection, self.sql, self.params], sort_keys=True)
+
+    @model_serializer(mode="wrap")
+    def _as_document(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        if self._staged_copy is not None:
+            self._staged_copy.written()
+        document: dict[str, Any] = write(self)
+        if self.torch == TorchDefaults():
+            # Only a function's job has other values, and the fingerprints of all other jobs stay as they are.
+            document.pop("torch", None)
+        return document
+
+
+def is_relative(path: str) -> bool:
+    """Return whether a path depends on the working folder; False for URIs and for paths in a home folder (``~``)."""
+    return "://" not in path and not path.startswith(("/", "~"))
+
+
+def content_of(dataset: DatasetSpec) -> Sequence[object] | None:
+    """Return values that differ if the files of a dataset have changed; None if a change could remain unnoticed.
+
+    A file counts as changed if it was written again. Of rows that shoal has written for the job, such as those of a
+    DataFrame, the content counts, because each submission writes them anew.
+    """
+    files = list_files(dataset.paths)
+    # A staged or packaged file is a copy that the next attempt gets anew, at another path and time.
+    if dataset.staging is not None or all(path.startswith(PACKAGED_URI) for path in dataset.paths):
+        return [_digest(file.path) for file in files]
+    return None if any(file.modified_ns is None for file in files) else files
+
+
+def _digest(path: str) -> str:
+    filesystem, inner = resolve(path)
+    with filesystem.open_input_stream(inner) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,419 @@
+"""Check a SQL query and the name of its connection, run it, and write the rows in chunks to staged Parquet files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.filters import check_present
+from shoal.data.parquet.files import join, resolve
+from shoal.data.parquet.footers import open_parquet, read_metadata
+from shoal.data.staged_data import staged, table_writer
+from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
+from shoal.redaction import redact_value
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Number of rows that are fetched from the database at a time and written as one row group. 32 Ki rows of 50 columns
+# take about 100 MB as Python objects, and row groups of this size are small enough to be assigned evenly to workers.
+CHUNK_ROWS = 32_768
+
+_FILE_OPTIONS = {
+    "postgresql": ("sslrootcert", "sslcert", "sslkey", "sslcrl", "sslcrldir", "passfile"),
+    "mysql": ("ssl_ca", "ssl_cert", "ssl_key", "ssl_capath"),
+    "mariadb": ("ssl_ca", "ssl_cert", "ssl_key", "ssl_capath"),
+}
+"""Options of URLs that name files, by dialect. libpq connects without the client's certificate, and may not check that
+of the server, if the file is missing."""
+
+
+CONNECTION_PREFIX = "SHOAL_CONNECTION_"
+"""Prefix of the names of environment variables that contain the URLs of database connections."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_LEADING_COMMENT = re.compile(r"\s*(--[^\n]*(\n|$)|/\*.*?\*/)", re.DOTALL)
+_EXECUTABLE_COMMENT = re.compile(r"/\*M?!")
+_ROWS = "shoal_rows"
+"""Alias of the user's query when it is a subquery in the FROM clause of another query."""
+
+_SELECT = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
+
+
+def check_connection_name(name: str) -> None:
+    """Check that the text is the name of a connection and not a URL, which could contain a password.
+
+    Raises:
+        InvalidArgumentError: If the text is not a legal name.
+    """
+    if not _NAME.fullmatch(name):
+        # The message does not show the value, because the value may be a URL with a password.
+        raise InvalidArgumentError(
+            'connection must be a name of letters, digits, "_", "-" and ".", not a URL: set the environment variable '
+            f"{CONNECTION_PREFIX}<NAME> to the URL and give the name"
+        )
+
+
+def check_query(sql: str, params: Mapping[str, Any]) -> None:
+    """Check, without a database, that SQL text is a single SELECT and that all its parameters have values.
+
+    This check finds mistakes, but cannot prevent that a statement writes. :func:`shoal.data.sql.stage_select`
+    prevents writes with a read-only transaction or connection.
+
+    Raises:
+        InvalidArgumentError: If the statement is not a single SELECT or WITH, or contains a comment that a database
+            runs as SQL. Also if a parameter has no value, or a value has no parameter.
+    """
+    import sqlalchemy as sa
+
+    body = without_end(sql)
+    if ";" in body:
+        # A ";" inside a quoted text or a comment is also refused. Each database has its own rules for quotes and
+        # comments, so this code cannot reliably find the end of a quoted text or comment.
+        raise InvalidArgumentError(
+            'sql contains a ";" before its end: give only one statement. If the ";" belongs to a text value, pass the '
+            "value as a parameter, such as :name with params={'name': ...}"
+        )
+    if executable := _EXECUTABLE_COMMENT.search(body):
+        raise InvalidArgumentError(
+            f'sql contains "{executable[0]}", which begins a comment that MySQL or MariaDB runs as SQL: remove the '
+            "comment. If it belongs to a text value, pass the value as a parameter, such as :name with "
+            "params={'name': ...}"
+        )
+    rest = body
+    while comment := _LEADING_COMMENT.match(rest):
+        rest = rest[comment.end() :]
+    if not _SELECT.match(rest):
+        raise InvalidArgumentError(
+            f"sql must be a SELECT, or a WITH clause followed by a SELECT, not {shown(rest.strip())}"
+        )
+    named = set(sa.text(body).compile().params)
+    if missing := sorted(named - set(params)):
+        raise InvalidArgumentError(
+            f"sql has the parameter :{missing[0]}, but params has no value for it: add the value to params, or "
+            "write \\: if the colon belongs to a text"
+        )
+    if unused := sorted(set(params) - named):
+        raise InvalidArgumentError(
+            f'params has "{unused[0]}", but sql has no parameter :{unused[0]}: correct the name, or remove it from '
+            "params"
+        )
+
+
+def narrowed_query(
+    sql: str, params: Mapping[str, Any], column: str, value: bool | int | float | str
+) -> tuple[str, dict[str, Any]]:
+    """Return a query that selects only the rows of the given query in which a column has a given value."""
+    name = "each_value"
+    while name in params:
+        name += "_"
+    return f"SELECT * FROM {as_table(sql)} WHERE {_ROWS}.{column} = :{name}", {**params, name: value}
+
+
+def as_table(sql: str) -> str:
+    """Return a query as a subquery (in parentheses, with an alias) for the FROM clause of another query."""
+    # The closing parenthesis is on a line of its own, because the query may end in a comment.
+    return f"(\n{without_end(sql)}\n) {_ROWS}"
+
+
+def without_end(sql: str) -> str:
+    """Return a query without a ``;`` at its end."""
+    return sql.rstrip().removesuffix(";")
+
+
+def connection_variable(name: str) -> str:
+    """Return the name of the environment variable for a connection's URL, such as SHOAL_CONNECTION_WAREHOUSE."""
+    return CONNECTION_PREFIX + re.sub(r"[^A-Z0-9]", "_", name.upper())
+
+
+def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike[str] | None) -> str:
+    """Run a SQL query and write its rows to Parquet files in a new staging directory.
+
+    The result of a query does not contain complete SQL types, so the types of the columns are inferred from the values
+    of each chunk. In a later chunk, a column may need a wider type, for example float instead of integer. This chunk
+    then starts a new file, and at the end, the earlier files are rewritten with the wider type.
+
+    Raises:
+        InvalidArgumentError: If `query` or `connection` is invalid, or the query returns no result set.
+        DataError: If the query fails, a column cannot be written, or the location is not writable.
+    """
+    with staged(staging_location) as directory:
+        _write(query, connection, directory)
+    return directory
+
+
+def _write(query: Any, connection: Any, directory: str) -> list[str]:
+    """Run a query, write the rows to Parquet files, and return the paths of the files in the order of the rows."""
+    import pyarrow as pa
+    import sqlalchemy as sa
+
+    paths: list[str] = []
+    schemas: list[pa.Schema] = []
+    with contextlib.ExitStack() as stack, contextlib.ExitStack() as open_file:
+        try:
+            names, chunks = _run(query, connection, stack)
+            for chunk in chunks:
+                table = _to_table(names, chunk)
+                with _one_type():
+                    schema = pa.unify_schemas([*schemas[-1:], table.schema], promote_options="permissive")
+                if not schemas or schema != schemas[-1]:
+                    open_file.close()
+                    paths.append(join(directory, f"part-{len(paths):05d}.parquet"))
+                    schemas.append(schema)
+                    writer = open_file.enter_context(table_writer(paths[-1], schema))
+                writer.write_table(_cast(table, schema), row_group_size=max(table.num_rows, 1))
+        except UnicodeEncodeError:
+            raise InvalidArgumentError(
+                "the query contains a lone surrogate (an invalid Unicode character): remove this character"
+            ) from None
+        except sa.exc.SQLAlchemyError as exc:
+            # Only the first line of the error is shown, which is the database's message. The other lines repeat the
+            # query with its parameters, which may be confidential.
+            raise _query_error(exc) from exc
+    for path, schema in zip(paths, schemas, strict=True):
+        if schema != schemas[-1]:
+            _rewrite(path, schemas[-1])
+    return paths
+
+
+def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) -> int:
+    """Run a SELECT that must not change the database, and write its rows to Parquet files.
+
+    PostgreSQL, MySQL and MariaDB run the SELECT in a read-only transaction, SQLite on a connection with ``PRAGMA
+    query_only``. On any other database the transaction is rolled back at its end. The rollback does not undo a
+    statement that commits by itself (such as DDL in Oracle), a function that commits, or values taken from a sequence.
+    No transaction prevents writes outside of the tables, such as to a file on the server (``INTO OUTFILE``) or to
+    another server. Therefore use a database account that is allowed only to read.
+
+    Raises:
+        InvalidArgumentError: If the URL is invalid.
+        DataError: If the query fails, tries to write, or a column cannot be written.
+    """
+    import sqlalchemy as sa
+
+    try:
+        with _read_only(url) as connection:
+            paths = _write(_statement(sql, params), connection, directory)
+    except sa.exc.SQLAlchemyError as exc:
+        raise DataAccessError(f"the database cannot be reached: {str(exc).splitlines()[0]}") from None
+    return sum(read_metadata(path).num_rows for path in paths)
+
+
+def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) -> str:
+    """Return the name of a query's column, with quotes around the name if the database requires quotes.
+
+    The query is run so that it returns no rows and cannot change the database; see :func:`stage_select`.
+
+    Raises:
+        InvalidArgumentError: If the URL is invalid.
+        DataError: If the query fails, or has no column with this name. The message then contains similar names.
+    """
+    with _select_read_only(f"SELECT * FROM {as_table(sql)} WHERE 1 = 0", params, url) as result:
+        check_present("the query", column, list(result.keys()))
+        quoted: str = result.connection.dialect.identifier_preparer.quote(column)
+    # Each ":" gets a backslash, because SQLAlchemy would otherwise treat the ":" as the beginning of a parameter.
+    return quoted.replace(":", r"\:")
+
+
+def count_values(sql: str, params: Mapping[str, Any], url: str, column: str) -> dict[Any, int]:
+    """Let the database count how many rows of a query's result have each value of a column.
+
+    The query cannot change the database; see :func:`stage_select`.
+
+    Raises:
+        InvalidArgumentError: If the URL is invalid.
+        DataError: If the query fails.
+    """
+    statement = f"SELECT {column}, COUNT(*) FROM {as_table(sql)} GROUP BY {column}"
+    with _select_read_only(statement, params, url) as result:
+        return dict(result.all())
+
+
+@contextlib.contextmanager
+def _select_read_only(sql: str, params: Mapping[str, Any], url: str) -> Iterator[Any]:
+    """Run a SELECT that must not change the database (see `stage_select`), and yield its result."""
+    import sqlalchemy as sa
+
+    try:
+        with _read_only(url) as connection:
+            yield connection.execute(_statement(sql, params), execution_options={"sqlite_raw_colnames": True})
+    except sa.exc.SQLAlchemyError as exc:
+        raise _query_error(exc) from None
+
+
+def _query_error(error: Exception) -> DataError:
+    """Return the error that is raised for a failed query, without the lines that contain the query's parameters."""
+    import sqlalchemy as sa
+
+    # These exceptions are raised after a lost connection, a deadlock or a timeout, so a retry may help. SQLite also
+    # raises them for a wrong column, where a retry does not help but does no harm.
+    retryable = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
+    return (DataAccessError if retryable else DataError)(f"the query failed: {str(error).splitlines()[0]}")
+
+
+def _statement(sql: str, params: Mapping[str, Any]) -> Any:
+    import sqlalchemy as sa
+
+    # The parameters are bound without a type. With a type, SQLAlchemy would add a cast such as `::VARCHAR` to the
+    # statement, and PostgreSQL cannot compare the result of this cast with a date.
+    bound = [sa.bindparam(name, value, sa.types.NullType()) for name, value in params.items()]
+    return sa.text(without_end(sql)).bindparams(*bound)
+
+
+@contextlib.contextmanager
+def _read_only(url: str) -> Iterator[Any]:
+    """Connect to a database, and yield the connection. The connection is read-only if the database supports read-only
+    connections."""
+    from sqlalchemy.pool import NullPool
+
+    engine = _engine(url, poolclass=NullPool)
+    database = engine.url.database
+    # SQLite would create a missing database file, so the file is checked first.
+    if engine.dialect.name == "sqlite" and database and database != ":memory:" and not os.path.exists(database):
+        raise DataError(f"the SQLite database {database} does not exist: check the path in the URL")
+    with engine.connect() as connection:
+        if engine.dialect.name == "postgresql":
+            connection = connection.execution_options(postgresql_readonly=True)
+        elif engine.dialect.name == "sqlite":
+            connection.exec_driver_sql("PRAGMA query_only = ON")
+        elif engine.dialect.name in ("mysql", "mariadb"):
+            connection.exec_driver_sql("SET SESSION TRANSACTION READ ONLY")
+            # READ ONLY applies only to transactions that begin later, so the open transaction is ended here.
+            connection.rollback()
+        yield connection
+
+
+def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list[str], Iterator[list[Any]]]:
+    import sqlalchemy as sa
+
+    if isinstance(connection, str | sa.URL):
+        engine = _engine(connection)
+        stack.callback(engine.dispose)
+        connection = stack.enter_context(engine.connect())
+    elif isinstance(connection, sa.Engine):
+        connection = stack.enter_context(connection.connect())
+    elif not isinstance(connection, sa.Connection):
+        raise InvalidArgumentError(
+            f"connection must be a SQLAlchemy URL, Engine or Connection, not {type(connection).__name__}"
+        )
+    statement = sa.text(query) if isinstance(query, str) else query
+    if not isinstance(statement, sa.Executable):
+        raise InvalidArgumentError(f"query must be SQL text or a SQLAlchemy selectable, not {type(query).__name__}")
+    options = {
+        # With `stream_results`, SQLAlchemy uses a server-side cursor if the database supports such cursors, so that not
+        # all rows are in memory at once.
+        "stream_results": True,
+        "max_row_buffer": CHUNK_ROWS,
+        # Without `sqlite_raw_colnames`, SQLAlchemy shortens the name "a.b" of a SQLite column to "b".
+        "sqlite_raw_colnames": True,
+    }
+    result = connection.execute(statement, execution_options=options)
+    stack.callback(result.close)
+    if not result.returns_rows:
+        raise InvalidArgumentError("the query is not a statement that returns rows: pass a SELECT statement")
+    names = [str(name) for name in result.keys()]  # noqa: SIM118 - not a dict
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f'the query returns several columns named "{name}": rename all but one with AS')
+
+    def chunks() -> Iterator[list[Any]]:
+        # The first chunk is yielded even if it is empty, so that the columns are known if the query returns no rows.
+        chunk = result.fetchmany(CHUNK_ROWS)
+        yield list(chunk)
+        while chunk := result.fetchmany(CHUNK_ROWS):
+            yield list(chunk)
+
+    return names, chunks()
+
+
+def _engine(url: Any, **options: Any) -> Any:
+    import sqlalchemy as sa
+
+    try:
+        found = sa.make_url(url)
+    except (sa.exc.ArgumentError, ValueError):
+        # The message of the exception may contain a password, so it is not shown.
+        raise InvalidArgumentError(
+            "connection is not a valid SQLAlchemy URL: write DIALECT+DRIVER://USER:PASSWORD@HOST:PORT/DATABASE, with a "
+            "number as the port and a percent-encoded password"
+        ) from None
+    # If the password contains an "@" that is not encoded, the rest of the password is parsed as the host. The URL is
+    # refused, because a database driver would show the host, and so a part of the password, in its error message.
+    if "@" in (found.host or ""):
+        raise InvalidArgumentError('the password in connection contains an "@": write %40 for the "@"')
+    _check_files(found)
+    try:
+        return sa.create_engine(found, **options)
+    except sa.exc.NoSuchModuleError:
+        raise InvalidArgumentError(
+            f'connection has the SQLAlchemy dialect "{found.drivername}", which is not installed here: correct the '
+            "URL, or install the package with this dialect"
+        ) from None
+    except ModuleNotFoundError as exc:
+        raise InvalidArgumentError(
+            f"connection {redact_value(str(url))} needs a database driver that is not installed: {exc}"
+        ) from exc
+
+
+def _check_files(url: Any) -> None:
+    """Check that this machine has the files, such as certificates, that a URL's options name."""
+    for option in _FILE_OPTIONS.get(url.get_backend_name(), ()):
+        path = url.query.get(option)
+        # libpq accepts two values that name no file: the system's certificates, and a key in a token (ENGINE:KEY).
+        is_file = isinstance(path, str) and path != "system" and not (option == "sslkey" and ":" in path)
+        if is_file and not os.access(path, os.R_OK):
+            raise DataError(
+                f"the option {option} of the connection names {path}, which {socket.gethostname()} does not have or "
+                "cannot read. The query runs on this machine: for a job, this is the head of its pool. Put the file "
+                "there, or correct the path"
+            )
+
+
+def _to_table(names: list[str], rows: list[Any]) -> pa.Table:
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {}
+    for j, name in enumerate(names):
+        try:
+            columns[name] = pa.array([row[j] for row in rows])
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
+            raise DataError(
+                f'column "{name}" of the query cannot be written as Parquet: {exc}; CAST the column to another type in '
+                "the query"
+            ) from exc
+    return pa.table(columns)
+
+
+def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    with _one_type():
+        return table.cast(schema)
+
+
+@contextlib.contextmanager
+def _one_type() -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
+        raise DataError(
+            f"a column of the query has values of different types: {exc}; CAST the column to one type in the query"
+        ) from exc
+
+
+def _rewrite(path: str, schema: pa.Schema) -> None:
+    """Rewrite a staged Parquet file with wider column types, such as float instead of integer."""
+    filesystem, inner = resolve(path)
+    # The name of the new file begins with a dot, because readers of a directory skip such names. If this process dies
+    # before the new file replaces the old file, no program reads the incomplete new file.
+    head, _, name = path.rpartition("/")
+    wider = join(head, f".{name}")
+    with open_parquet(path) as file, table_writer(wider, schema) as writer:
+        for group in range(file.metadata.num_row_groups):
+            table = file.read_row_group(group)
+            writer.write_table(_cast(table, schema), row_group_size=max(table.num_rows, 1))
+    filesystem.move(resolve(wider)[1], inner)

@@ -1,1 +1,0 @@
-"""Write DataFrames, query results and other datasets to Parquet files (staging), which all workers then read."""

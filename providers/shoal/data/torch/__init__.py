@@ -1,1 +1,0 @@
-"""Read rows of Parquet files as tensors for PyTorch."""

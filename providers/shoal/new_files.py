@@ -1,0 +1,68 @@
+"""Create folders whose mode does not depend on the umask alone, and write sample files of a workflow engine without
+overwriting anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from shoal.errors import InvalidArgumentError
+
+_ROOT = Path(__file__).parents[2]
+
+
+def read_samples(package: Path, source: str, names: Iterable[str]) -> dict[str, str]:
+    """Return the texts of files by name.
+
+    Args:
+        package: Folder of the package that has the files if shoal was installed from a wheel.
+        source: Folder of the repository that has them otherwise.
+        names: Names of the files.
+    """
+    return {
+        name: (package / name if (package / name).exists() else _ROOT / source / name).read_text() for name in names
+    }
+
+
+def write_samples(folder: Path, samples: Mapping[str, str]) -> list[Path]:
+    """Write files to a folder, and return the paths of those that did not exist. A file that already has the same
+    content is left as it is.
+
+    Args:
+        folder: The folder, which is created if it does not exist.
+        samples: Texts by name.
+
+    Raises:
+        InvalidArgumentError: The folder cannot be written, or contains a different file of the same name. No file was
+            written.
+    """
+    texts = {folder / name: text for name, text in samples.items()}
+    try:
+        missing = {path: text for path, text in texts.items() if not path.exists()}
+        other = [str(path) for path in texts.keys() - missing.keys() if path.read_text() != texts[path]]
+        if other:
+            raise InvalidArgumentError(
+                f"{' and '.join(sorted(other))} would be overwritten: rename or remove the existing files, or give "
+                "another folder"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        for path, text in missing.items():
+            path.write_text(text)
+    except (OSError, UnicodeError) as error:
+        raise InvalidArgumentError(f"{folder} cannot be used as a folder for the files: {error}") from None
+    return list(missing)
+
+
+SHARED_MODE = 0o775
+"""Mode of a folder for results. With a umask of 0, too, not every user may write to it."""
+
+
+def create_folder(folder: Path, mode: int = 0o700) -> None:
+    """Create a folder and its missing parents with the same mode. `Path.mkdir` creates parents with mode 0777.
+
+    Raises:
+        OSError: A folder cannot be created.
+    """
+    if not folder.is_dir():
+        create_folder(folder.parent, mode)
+        folder.mkdir(mode, exist_ok=True)
