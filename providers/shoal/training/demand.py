@@ -1,6 +1,7 @@
 """What a job needs of the nodes of its pool. The queue, the embedded pool and the engine all read it from here.
 
-A request or spec returns its `GangDemand`, which only computes: it calls neither Ray nor the store.
+A request or spec returns its `GangDemand`. Only `GangDemand.resolved`, which the engine calls once per attempt, looks
+at the nodes of this process's cluster; all else only computes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import CapacityError
-from shoal.training.cluster import Node, limited_nodes
+from shoal.training.cluster import Node, limited_nodes, nodes_to_size
 from shoal.training.gang.placement import GangShape
 from shoal.training.run_config import RunConfig
 
@@ -98,6 +99,18 @@ class GangDemand:
     starts_ray_tasks: bool = False
     counts_gpus: bool = False
     why_cpu: Callable[[], str | None] = lambda: None
+
+    def resolved(self, count: int, *, clamp: bool | None = None) -> GangShape:
+        """Return the number and size of the workers on the active nodes.
+
+        Args:
+            count: Requested number of workers or nodes; see :func:`~shoal.training.cluster.nodes_to_size`.
+            clamp: Whether to reduce the number to what fits; by default that of the run.
+
+        Raises:
+            CapacityError: There is no room for the workers.
+        """
+        return self.size(nodes_to_size(count), clamp=self.run_config.clamp if clamp is None else clamp)
 
     @property
     def needs_ray(self) -> bool:

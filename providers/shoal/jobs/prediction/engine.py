@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.data.connector import DataConnector
 from shoal.data.output_tables import kept_columns
-from shoal.errors import DataError, InvalidArgumentError, JobError
+from shoal.errors import DataError, JobError
 from shoal.jobs.mlflow import model_loading
 from shoal.jobs.mlflow.registry import VersionId
 from shoal.jobs.partitions.predictions import report_unknown
@@ -24,7 +24,7 @@ from shoal.training.gang.gang import shared_gang
 from shoal.training.locations import Claim
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
 from shoal.training.restarts import Restarts
-from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
+from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
 from shoal.training.tracking import MODEL_VERSION
 
 
@@ -51,8 +51,7 @@ def run(
         WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
     """
     began = time.monotonic()
-    if not cluster.is_connected():
-        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+    cluster.require_connection()
     connector = DataConnector.from_spec(spec.dataset)
     if not (rows := connector.num_rows()):
         raise DataError("the dataset has no rows to predict: check its paths and its filters")
@@ -94,8 +93,7 @@ def _predict_all(
 ) -> tuple[list[int], list[str]]:
     """Predict all rows, and count those of keys without a model in `unknown`; return each rank's peak memory, and the
     output files' names."""
-    nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
-    size = spec.demand().size(nodes, clamp=spec.run_config.clamp)
+    size = spec.demand().resolved(spec.scaling_config.num_workers)
     # The rows are divided into files only once, and not again at a restart. Otherwise a restart could divide them
     # differently, and the files that are already complete would be useless.
     parts = plan_files(work.source.row_groups(), min(size.num_workers, rows))
@@ -114,9 +112,8 @@ def _predict_all(
             if on_progress is not None:
                 on_progress(progress)
 
-        wait_s = min(RESOURCES_WAIT_S, restarts.left(RESOURCES_WAIT_S))
         with (
-            shared_gang(shape, timeout=wait_s, env=env) as gang,
+            shared_gang(shape, timeout=restarts.wait_s, env=env) as gang,
             ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S) as display,
         ):
             tasks = [(work, files) for files in parts]

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.checks import decimals_of
 from shoal.data.matrix import find_categories
-from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
+from shoal.errors import CapacityError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
 from shoal.training.boosting.messages import (
     Boosted,
@@ -45,7 +45,7 @@ from shoal.training.pickling import Pickled, pickled
 from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, bounded, say
 from shoal.training.restarts import NodeLeavesError, Restarts
 from shoal.training.scaling import gpu_wish, wider_workers
-from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
+from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
 
 if TYPE_CHECKING:
     from shoal.training.gang.gang import Gang
@@ -199,8 +199,7 @@ def import_ahead_for_workers(request: TrainRequest, *, complete: bool) -> None:
     if not has_template():
         return
     with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
-        nodes = cluster.nodes_to_size(request.scaling_config.num_workers)
-        size = request.demand().size(nodes, clamp=request.run_config.clamp)
+        size = request.demand().resolved(request.scaling_config.num_workers)
         import_ahead(size, [_worker_module(request)], complete=complete)
 
 
@@ -216,8 +215,7 @@ def with_gpu_choice(request: TrainRequest, library: Library, keep_choice: KeepCh
     Raises:
         InvalidArgumentError: This process is not connected to a Ray cluster.
     """
-    if not cluster.is_connected():
-        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+    cluster.require_connection()
     use_gpu = _uses_gpus(request, library, keep_choice)
     return request.model_copy(update={"scaling_config": request.scaling_config.model_copy(update={"use_gpu": use_gpu})})
 
@@ -370,9 +368,7 @@ class Training:
         parts = shard_datasets(
             self._train, self._eval_sets, size.num_workers, seed, group_col, by_columns=by_columns, whole=whole
         )
-        with shared_gang(
-            size, timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self.env
-        ) as gang:
+        with shared_gang(size, timeout=self._restarts.wait_s, env=self.env) as gang:
             # The user's code may use scikit-learn and the library's estimators.
             gang.preload([self._worker], complete=bool(self.user_code))
             self._check_gpus(gang)
@@ -503,5 +499,4 @@ class Training:
             cpus = round(self._size.cpus_per_worker + self._size.reading_cpus)
             wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
             scaling, clamp = scaling.model_copy(update=wanted), True
-        nodes = cluster.nodes_to_size(scaling.num_workers)
-        return self.request.demand_of(scaling).size(nodes, clamp=clamp)
+        return self.request.demand_of(scaling).resolved(scaling.num_workers, clamp=clamp)

@@ -49,14 +49,18 @@ class ChildProcesses:
         shape: Number and size of the workers.
         seats: Placement of each worker, by rank.
         nodes: The nodes of the seats, by name.
+        release: Function that frees the CPUs of the workers.
     """
 
     host = listen_host = _LOOPBACK
 
-    def __init__(self, shape: GangShape, seats: Sequence[Seat], nodes: Mapping[str, LocalNode]) -> None:
+    def __init__(
+        self, shape: GangShape, seats: Sequence[Seat], nodes: Mapping[str, LocalNode], release: Callable[[], None]
+    ) -> None:
         self.seats = seats
         self._shape = shape
         self._nodes = nodes
+        self._release = release
         self._children: list[_Child] = []
 
     def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
@@ -112,9 +116,10 @@ class ChildProcesses:
             self._children[rank].call("run", function, args).add_done_callback(partial(_pass_on, answered, rank))
 
     def kill(self) -> None:
-        """Kill the processes, and wait until they have ended."""
+        """Kill the processes, wait until they have ended, and free their CPUs."""
         for child in self._children:
             child.kill()
+        self._release()
 
     def clean_up(self) -> None:
         """Do nothing, because the workers use the job's own working folder."""
@@ -411,8 +416,8 @@ def finder(shape: GangShape) -> FindNodes | None:
     return _find_nodes if has_template() and not shape.gpus_per_worker else None
 
 
-class NodeProcesses(ChildProcesses):
-    """Workers that are child processes of this process and belong to the nodes on which Ray has reserved their CPUs.
+def on_nodes_with_ray(shape: GangShape, deadline: float, find: FindNodes) -> ChildProcesses:
+    """Create the workers of a gang on nodes on which Ray reserves their CPUs.
 
     Args:
         shape: Number and size of the workers.
@@ -423,43 +428,20 @@ class NodeProcesses(ChildProcesses):
         CapacityError: The active nodes are too small for the gang, or had no free room in time.
         WorkerLostError: A node has ended.
     """
-
-    def __init__(self, shape: GangShape, deadline: float, find: FindNodes) -> None:
-        self._group = placement.reserve(shape, deadline)
-        try:
-            seats, nodes = placement.seats(shape, self._group), find()
-            for rank, seat in enumerate(seats):
-                if seat.node not in nodes:
-                    raise WorkerLostError(f"rank {rank} could not be started, because node {seat.node} was lost")
-            super().__init__(shape, seats, nodes)
-        except BaseException:
-            placement.release(self._group)
-            raise
-
-    def kill(self) -> None:
-        """Kill the processes, wait until they have ended, and free their CPUs."""
-        super().kill()
-        placement.release(self._group)
+    group = placement.reserve(shape, deadline)
+    try:
+        seats, nodes = placement.seats(shape, group), find()
+        for rank, seat in enumerate(seats):
+            if seat.node not in nodes:
+                raise WorkerLostError(f"rank {rank} could not be started, because node {seat.node} was lost")
+        return ChildProcesses(shape, seats, nodes, partial(placement.release, group))
+    except BaseException:
+        placement.release(group)
+        raise
 
 
-class ProcessesWithoutRay(ChildProcesses):
-    """Workers that are child processes of this process, on the nodes of a pool without Ray.
-
-    Args:
-        shape: Number and size of the workers.
-        deadline: Time until which to wait for CPUs that are in use, from `time.monotonic`.
-        register: Register of the pool's nodes.
-
-    Raises:
-        CapacityError: The active nodes are too small for the gang, or had no free room in time.
-    """
-
-    def __init__(self, shape: GangShape, deadline: float, register: NodeRegister) -> None:
-        self._reservation = reserve_in_register(shape, register, deadline)
-        nodes = {node.name: NodeWithoutRay(register.folder, node) for node in self._reservation.nodes}
-        super().__init__(shape, self._reservation.seats, nodes)
-
-    def kill(self) -> None:
-        """Kill the processes, wait until they have ended, and free their CPUs."""
-        super().kill()
-        self._reservation.release()
+def on_nodes_without_ray(shape: GangShape, deadline: float, register: NodeRegister) -> ChildProcesses:
+    """Create the workers of a gang on nodes of a pool without Ray, as `on_nodes_with_ray` does."""
+    reservation = reserve_in_register(shape, register, deadline)
+    nodes = {node.name: NodeWithoutRay(register.folder, node) for node in reservation.nodes}
+    return ChildProcesses(shape, reservation.seats, nodes, reservation.release)

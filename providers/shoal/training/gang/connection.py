@@ -162,13 +162,13 @@ class WorkerConnections:
                 with contextlib.suppress(OSError):
                     connection.sock.shutdown(socket.SHUT_WR)
 
-    def answer(self, rank: int, text: str) -> None:
+    def answer(self, rank: int, answer: Any) -> None:
         """Send a worker the answer to its question, as JSON in one line. A worker that is gone gets none."""
         with self._changed:
             sock = next((each.sock for each in self._connections.values() if each.rank == rank), None)
         if sock is None:
             return
-        rest = memoryview(f"{text}\n".encode())
+        rest = memoryview(f"{json.dumps(answer)}\n".encode())
         # The loss of the worker, or the end of the gang, closes the socket, and is reported elsewhere.
         with contextlib.suppress(OSError, ValueError):
             while rest:

@@ -30,7 +30,7 @@ from shoal.errors import ShoalError, TrainingError, WorkerLostError
 from shoal.redaction import hide_known
 from shoal.training import cluster
 from shoal.training.gang import placement
-from shoal.training.gang.child_processes import NodeProcesses, ProcessesWithoutRay, finder
+from shoal.training.gang.child_processes import finder, on_nodes_with_ray, on_nodes_without_ray
 from shoal.training.gang.connection import NODE_LOST, EventKind, WorkerConnections
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.ray_actors import RayActors
@@ -459,7 +459,8 @@ class Gang:
                     on_note(event.rank, event.note)
             elif isinstance(event, _Question):
                 assert on_question is not None, "a worker asked, but the driver answers no questions"
-                on_question(event.rank, event.question, partial(self._reply, event.rank))
+                assert self._connections is not None
+                on_question(event.rank, event.question, partial(self._connections.answer, event.rank))
             elif on_lost and event.loss and event.loss.rank not in results and is_of_worker(event.loss):
                 last_loss = event
                 if loss := losses.add(event.loss):
@@ -470,10 +471,6 @@ class Gang:
             else:
                 raise self._first_cause(event, talking, on_note)
         return [results[rank] for rank in range(size)]
-
-    def _reply(self, rank: int, answer: Any) -> None:
-        assert self._connections is not None
-        self._connections.answer(rank, json.dumps(answer))
 
     def _first_cause(self, first: _Cause, talking: set[int], on_note: OnNote | None) -> ShoalError:
         """Wait up to 5 s for further failures and return the error that most likely caused the others.
@@ -594,9 +591,9 @@ def _ranks(ranks: Sequence[int]) -> str:
 def _reserved(shape: GangShape, deadline: float) -> Workers:
     """Reserve the resources of a gang's workers in the Ray cluster, or on the nodes of a pool without Ray."""
     if (register := cluster.register()) is not None:
-        return ProcessesWithoutRay(shape, deadline, register)
+        return on_nodes_without_ray(shape, deadline, register)
     if (find_nodes := finder(shape)) is not None:
-        return NodeProcesses(shape, deadline, find_nodes)
+        return on_nodes_with_ray(shape, deadline, find_nodes)
     return RayActors(shape, deadline)
 
 

@@ -164,7 +164,11 @@ def refuse_if_impossible(shape: GangShape) -> None:
             f"{cpus:g} CPUs): add nodes with shoal.scale_cluster, or request fewer or smaller workers"
         )
     held = _held_by_caller()
-    left = room(shape, [_without(nodes[node_id], held.get(node_id, {})) for node_id in nodes])
+    remaining = [
+        {name: amount - held.get(node_id, {}).get(name, 0.0) for name, amount in node.items()}
+        for node_id, node in nodes.items()
+    ]
+    left = room(shape, remaining)
     if left < shape.num_workers:
         kept = resources(
             sum(each.get("CPU", 0.0) for each in held.values()),
@@ -197,10 +201,6 @@ def _held_by_caller() -> dict[str, dict[str, float]]:
             of_node = held.setdefault(node_id, {})
             of_node[name] = of_node.get(name, 0.0) + amount
     return held
-
-
-def _without(node: Mapping[str, float], held: Mapping[str, float]) -> dict[str, float]:
-    return {name: amount - held.get(name, 0.0) for name, amount in node.items()}
 
 
 def room(shape: GangShape, nodes: Sequence[Mapping[str, float]]) -> int:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
-from shoal.errors import DataError, InvalidArgumentError, MissingExtraError, ShoalError
+from shoal.errors import DataError, MissingExtraError, ShoalError
 from shoal.training import cluster, locations
 from shoal.training.gang.child_processes import has_template, import_ahead
 from shoal.training.gang.gang import Gang, end_gangs
@@ -37,7 +38,6 @@ from shoal.training.pytorch.request import (
 )
 from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, say
 from shoal.training.restarts import Restarts
-from shoal.training.timeouts import RESOURCES_WAIT_S
 
 if TYPE_CHECKING:
     from shoal.training.pytorch import worker
@@ -75,9 +75,9 @@ def run(
         MissingExtraError: PyTorch or Ray is not installed.
     """
     began = time.monotonic()
-    if not cluster.is_connected():
-        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
-    _require_torch()
+    cluster.require_connection()
+    if find_spec("torch") is None:
+        raise MissingExtraError("torch", "torch")
     location = locations.local_path(location)
     locations.try_out(location)
     destination = Destination(location, claim, may_publish)
@@ -118,14 +118,7 @@ def import_ahead_for_workers(request: FunctionRequest) -> None:
 def _shape(request: FunctionRequest, *, clamp: bool) -> GangShape:
     config = request.scaling_config
     count = config.num_nodes if isinstance(config, PyTorchScalingConfig) else config.num_workers
-    return request.demand().size(cluster.nodes_to_size(count), clamp=clamp)
-
-
-def _require_torch() -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("torch") is None:
-        raise MissingExtraError("torch", "torch")
+    return request.demand().resolved(count, clamp=clamp)
 
 
 @dataclass
@@ -181,7 +174,7 @@ class _Run:
         # An idle gang of an earlier boosting run in this process still reserves CPUs. The workers, or Ray tasks that
         # the user's function starts, may need these CPUs.
         end_gangs()
-        gang = Gang.start(shape, timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self.env)
+        gang = Gang.start(shape, timeout=self._restarts.wait_s, env=self.env)
         self.metrics.continued()
         try:
             nodes_of_ranks = [(info.node_id,) for info in gang.workers]
