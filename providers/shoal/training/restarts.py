@@ -23,7 +23,6 @@ class Restarts:
     """Runner that restarts a training with new workers after a worker was lost, within `max_restarts` and `timeout`.
 
     Args:
-        run_config: Contains the maximum number of restarts and the time limit.
         began: Time when the training began, from `time.monotonic`.
 
     Attributes:

@@ -46,8 +46,6 @@ class ChildProcesses:
     """Workers that are child processes of this process, and end when this process ends, even if it is killed.
 
     Args:
-        shape: Number and size of the workers.
-        seats: Placement of each worker, by rank.
         nodes: The nodes of the seats, by name.
         release: Function that frees the CPUs of the workers.
     """
@@ -157,8 +155,6 @@ def import_ahead(shape: GangShape, modules: Sequence[str], *, complete: bool = F
     """Let the template import modules before the gang is created, while this process does other things.
 
     Args:
-        shape: Number and size of the workers.
-        modules: Names of the modules.
         complete: Whether the workers run user code, which may need the modules' optional packages.
     """
     with _template_lock:
@@ -167,12 +163,7 @@ def import_ahead(shape: GangShape, modules: Sequence[str], *, complete: bool = F
 
 
 class _StartSettings(NamedTuple):
-    """Settings of a worker process that must be set before the process imports libraries.
-
-    Attributes:
-        cpus: Number of CPUs of the worker.
-        trim_memory: Whether the process returns freed memory to the operating system.
-    """
+    """Settings of a worker process that must be set before the process imports libraries."""
 
     cpus: int
     trim_memory: bool
@@ -248,11 +239,7 @@ class _Proxy:
 
 
 class _Template:
-    """Handle of a template, a process that forks itself for each worker.
-
-    Args:
-        control: Socket to the template.
-    """
+    """Handle of a template, a process that forks itself for each worker."""
 
     def __init__(self, control: socket.socket) -> None:
         self._proxy = _Proxy(ProcessChannel(control), lambda: "the template of the workers has ended")
@@ -319,11 +306,7 @@ class Forked:
 
 
 class _Child:
-    """One child process, which contains a `Worker` and executes calls of its methods.
-
-    Args:
-        settings: Settings of the process.
-    """
+    """One child process, which contains a `Worker` and executes calls of its methods."""
 
     def __init__(self, settings: _StartSettings) -> None:
         ours, theirs = socket.socketpair()
@@ -418,11 +401,6 @@ def finder(shape: GangShape) -> FindNodes | None:
 
 def on_nodes_with_ray(shape: GangShape, deadline: float, find: FindNodes) -> ChildProcesses:
     """Create the workers of a gang on nodes on which Ray reserves their CPUs.
-
-    Args:
-        shape: Number and size of the workers.
-        deadline: Time until which to wait for resources that are in use, from `time.monotonic`.
-        find: Function that finds the nodes.
 
     Raises:
         CapacityError: The active nodes are too small for the gang, or had no free room in time.

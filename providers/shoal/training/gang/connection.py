@@ -86,8 +86,7 @@ Listener = Callable[[int, EventKind, str], None]
 
 @dataclass
 class _Connection:
-    """State of one accepted connection; `rank` is None until the connected process has identified itself as a
-    worker."""
+    """An accepted connection; `rank` is None until the connected process has identified itself as a worker."""
 
     sock: socket.socket
     opened: float
@@ -102,7 +101,6 @@ class WorkerConnections:
 
     Args:
         host: Address to listen on; the workers must be able to reach this address.
-        size: Number of workers.
         listener: Function to call for each event, in the own thread of this object, with rank, kind and text.
     """
 
@@ -324,10 +322,6 @@ class DriverConnection:
     """A worker's socket to the driver; the worker's process ends itself when the driver closes the connection.
 
     Args:
-        host: Address at which the driver listens.
-        port: Port at which the driver listens.
-        token: Token of the gang.
-        rank: Rank of this worker.
         hide: Function that removes secrets from a text.
         node: Watch of the worker's node, if the worker belongs to a node of a local pool but Ray has not started it.
     """

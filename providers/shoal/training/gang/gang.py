@@ -55,13 +55,7 @@ _REPORTS = 2
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A report that a worker was lost.
-
-    Args:
-        rank: Rank of the worker.
-        weight: Number by which the report with the most likely cause is the smallest.
-        reason: Reason, as a clause.
-    """
+    """A report that a worker was lost. The report with the most likely cause has the smallest weight."""
 
     rank: int
     weight: int
@@ -104,7 +98,7 @@ class Sidecar(Protocol):
     """Interface of a sidecar: a helper process or thread, such as XGBoost's tracker, that ends with the gang."""
 
     def close(self) -> None:
-        """Stop this sidecar (a helper process or thread), and release its resources."""
+        """Stop this sidecar, and release its resources."""
         ...
 
 
@@ -184,11 +178,7 @@ whether the new worker calls the function again; if not, the run fails."""
 
 
 class Gang:
-    """Workers of one training, which run functions for the driver; :meth:`start` creates a gang.
-
-    Args:
-        shape: Number and size of the workers.
-    """
+    """Workers of one training, which run functions for the driver; :meth:`start` creates a gang."""
 
     def __init__(self, shape: GangShape) -> None:
         self.shape = shape
@@ -260,7 +250,7 @@ class Gang:
         return sorted({worker.node for worker in leaving})
 
     def sidecar(self, name: str, make: Callable[[Callable[[str], None]], _C]) -> _C:
-        """Return the sidecar (a helper process or thread) with the given name, and create it at the first call.
+        """Return the sidecar with the given name, and create it at the first call.
 
         :meth:`end` closes the sidecar.
         """
@@ -605,7 +595,7 @@ _idle_lock = threading.Lock()
 def shared_gang(
     shape: GangShape, *, timeout: float = RESOURCES_WAIT_S, env: Mapping[str, str] | None = None
 ) -> Iterator[Gang]:
-    """Provide a gang (group of workers) to one run, and keep the gang for later runs with the same number and size of
+    """Provide a gang to one run, and keep the gang for later runs with the same number and size of
     workers.
 
     An idle gang keeps its CPUs until :func:`end_gangs` is called, this process ends, or a run needs workers of another
@@ -621,7 +611,7 @@ def shared_gang(
     if gang is None or not gang.sound:
         if gang is not None:
             gang.end()
-        # Other idle gangs (groups of workers) still reserve CPUs that the new gang may need, so they are ended first.
+        # Other idle gangs still reserve CPUs that the new gang may need, so they are ended first.
         end_gangs()
         gang = Gang.start(shape, timeout=timeout, env=env)
     try:
@@ -639,7 +629,7 @@ def shared_gang(
 
 
 def end_gangs() -> None:
-    """End the idle gangs (groups of workers) that this process keeps for later runs."""
+    """End the idle gangs that this process keeps for later runs."""
     while True:
         with _idle_lock:
             if not _idle:

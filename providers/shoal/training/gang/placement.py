@@ -35,10 +35,8 @@ class GangShape:
     A gang is reused only for a run with an equal shape.
 
     Args:
-        num_workers: Number of workers.
         cpus_per_worker: CPUs that each worker reserves; may be a fraction, of which a pool without Ray drops the part
             after the point.
-        gpus_per_worker: GPUs that each worker reserves.
         gpu_type: Required type of GPU; None accepts any type.
         per_node: Number of workers on each node; each group of `per_node` workers gets a node of its own. None places
             workers wherever there is room.
@@ -79,12 +77,11 @@ class GangShape:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Placement of one worker: its bundle in the placement group, and the node on which it runs.
+    """Placement of one worker.
 
     Args:
         bundle: Index of the placement group's bundle; without Ray, of the group of workers that share a node.
         node_id: Id of the node: Ray's, or without Ray that of the node's row.
-        node: Name of the node.
         local_world_size: Number of workers on the node.
     """
 
@@ -122,7 +119,6 @@ def wait_for_room(shape: GangShape, reserved: Callable[[float], bool], deadline:
     """Wait until the resources of a gang are reserved.
 
     Args:
-        shape: Number and size of the workers.
         reserved: Function that waits for the reservation, for the given number of seconds at most, and returns whether
             it was made.
         deadline: Time until which to wait, from `time.monotonic`.
@@ -150,11 +146,7 @@ def wait_for_room(shape: GangShape, reserved: Callable[[float], bool], deadline:
 
 
 def refuse_if_impossible(shape: GangShape) -> None:
-    """Raise CapacityError if a gang would not fit on this cluster's nodes even if nothing else ran on them.
-
-    Raises:
-        CapacityError: The gang does not fit.
-    """
+    """Raise CapacityError if a gang would not fit on this cluster's nodes even if nothing else ran on them."""
     nodes = cluster.total_resources()
     fitting = room(shape, list(nodes.values()))
     if fitting < shape.num_workers:
@@ -256,13 +248,7 @@ _LOOK_PERIOD_S = 0.1
 
 
 class Reservation:
-    """Reserved CPUs of a gang.
-
-    Args:
-        seats: Placement of each worker, by rank.
-        nodes: The nodes of the seats.
-        descriptors: Descriptors that keep the CPUs reserved while they are open.
-    """
+    """Reserved CPUs of a gang, which `descriptors` keep reserved while they are open."""
 
     def __init__(self, seats: Sequence[Seat], nodes: Sequence[RegisteredNode], descriptors: Sequence[int]) -> None:
         self.seats = seats
@@ -302,10 +288,6 @@ def reserve_in_register(shape: GangShape, register: NodeRegister, deadline: floa
 def choose(shape: GangShape, free: Sequence[int]) -> list[int] | None:
     """Choose a node for each group of workers that share a node (for each worker, if `per_node` is None). The groups
     are spread over the nodes, as Ray spreads them; with `per_node`, each gets a node of its own.
-
-    Args:
-        shape: Number and size of the workers.
-        free: Number of free CPUs of each node.
 
     Returns:
         The index of the node for each group, in ascending order; None if the free CPUs do not suffice.

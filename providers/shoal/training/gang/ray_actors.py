@@ -18,10 +18,6 @@ from shoal.training.timeouts import REMOVE_FOLDERS_S
 class RayActors:
     """Workers that are Ray actors. The constructor reserves the resources of all workers, or raises an error.
 
-    Args:
-        shape: Number and size of the workers.
-        deadline: Time until which to wait for resources that are in use, from `time.monotonic`.
-
     Raises:
         CapacityError: The active nodes are too small for the gang, or had no free room in time.
     """

@@ -41,9 +41,6 @@ def environments(
 
     Args:
         machines: Node, address and GPUs of each rank.
-        threads: Number of threads of each worker.
-        restarts: Number of restarts so far.
-        max_restarts: Maximum number of restarts.
         is_launcher: Whether the program is not a rank, but starts others itself. It then gets no variables of a rank:
             scripts and libraries that find `RANK` would wait for a process group.
     """
