@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from shoal.training.gang import placement
 from shoal.training.gang.child import serve_worker
 from shoal.training.gang.local_node import LocalNode, NodeWithoutRay
 from shoal.training.gang.placement import GangShape, Seat, reserve_in_register
-from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Success
+from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Success, Workers
 from shoal.training.host.process_channel import ProcessChannel
 from shoal.training.reporting import say
 
@@ -42,7 +41,7 @@ _LONGEST_LINE = 2**16
 """Number of bytes after which a text without a newline in the output of a worker is divided."""
 
 
-class ChildProcesses:
+class ChildProcesses(Workers):
     """Workers that are child processes of this process, and end when this process ends, even if it is killed.
 
     Args:
@@ -59,37 +58,18 @@ class ChildProcesses:
         self._shape = shape
         self._nodes = nodes
         self._release = release
-        self._children: list[_Child] = []
+        self._children: dict[int, _Child] = {}
 
-    def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
-        """Start the workers, connect them to the driver, and yield each worker's `Joined` in the order of the ranks."""
-        deadline = time.monotonic() + timeout
-        joins = []
-        for rank, place in enumerate(places):
-            self._children.append(child := self._new_child(rank))
-            joins.append(self._begin_join(child, place, env))
-        for rank, join in enumerate(joins):
-            yield self._joined(rank, join, deadline - time.monotonic(), timeout)
-
-    def replace(self, rank: int, place: Place, env: Mapping[str, str], timeout: float) -> Joined:
-        """Start a process in the place of one that has ended."""
-        self._children[rank].kill()
-        self._children[rank] = child = self._new_child(rank)
-        return self._joined(rank, self._begin_join(child, place, env), timeout, timeout)
-
-    def _new_child(self, rank: int) -> _Child:
+    def _begin(self, place: Place, env: Mapping[str, str]) -> Future[Any]:
         try:
-            child = _Child(_StartSettings.of(self._shape))
+            self._children[place.rank] = child = _Child(_StartSettings.of(self._shape))
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread is left
             raise WorkerLostError(
-                f"rank {rank} could not be started, because this machine cannot start another process: {error}. "
+                f"rank {place.rank} could not be started, because this machine cannot start another process: {error}. "
                 "Check its limits of processes and memory (`ulimit -u`, pids and memory of its container)"
             ) from error
         if self._shape.trim_memory:
             child.call("trim_memory")
-        return child
-
-    def _begin_join(self, child: _Child, place: Place, env: Mapping[str, str]) -> Future[Any]:
         return child.call("join_as_child", place, env, self._nodes[self.seats[place.rank].node])
 
     def _joined(self, rank: int, join: Future[Any], left: float, timeout: float) -> Joined:
@@ -103,6 +83,9 @@ class ChildProcesses:
             raise WorkerLostError(f"{who} was lost while it started: {why}")
         return answer
 
+    def _end(self, rank: int) -> None:
+        self._children[rank].kill()
+
     def preload(self, modules: Sequence[str], complete: bool, ranks: Iterable[int]) -> None:
         """Tell the workers of these ranks to import modules before their next call."""
         for rank in ranks:
@@ -115,12 +98,9 @@ class ChildProcesses:
 
     def kill(self) -> None:
         """Kill the processes, wait until they have ended, and free their CPUs."""
-        for child in self._children:
+        for child in self._children.values():
             child.kill()
         self._release()
-
-    def clean_up(self) -> None:
-        """Do nothing, because the workers use the job's own working folder."""
 
 
 _template: _Template | None = None

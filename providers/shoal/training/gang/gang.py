@@ -50,49 +50,6 @@ from shoal.training.timeouts import (
     WORKER_START_S,
 )
 
-_REPORTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A report that a worker was lost. The report with the most likely cause has the smallest weight."""
-
-    rank: int
-    weight: int
-    reason: str
-
-
-class Losses:
-    """Reports on the workers that were lost, until each of them is complete.
-
-    A lost worker is reported twice: its socket to the driver closes, and its call ends. A worker that is replaced too
-    early would be taken for lost by the second report.
-    """
-
-    def __init__(self) -> None:
-        self._reports: dict[int, list[Loss]] = {}
-        self._deadlines: dict[int, float] = {}
-
-    @property
-    def deadline(self) -> float:
-        """Time at which a worker of which only one report has come counts as unreachable, from `time.monotonic`."""
-        return min(self._deadlines.values(), default=math.inf)
-
-    def add(self, loss: Loss) -> Loss | None:
-        """Add a report, and return the most likely cause if the process of the worker has surely ended."""
-        reports = self._reports.setdefault(loss.rank, [])
-        reports.append(loss)
-        if len(reports) < _REPORTS:
-            self._deadlines[loss.rank] = time.monotonic() + UNREACHABLE_WORKER_S
-            return None
-        del self._reports[loss.rank], self._deadlines[loss.rank]
-        return min(reports, key=lambda each: each.weight)
-
-
-def is_of_worker(loss: Loss) -> bool:
-    """Return whether only the worker was lost, as far as it is known, and not its node."""
-    return NODE_LOST not in loss.reason
-
 
 class Sidecar(Protocol):
     """Interface of a sidecar: a helper process or thread, such as XGBoost's tracker, that ends with the gang."""
@@ -134,8 +91,42 @@ class _Cause:
     error: ShoalError
     raised_by: int | None = None
     """Rank of a worker that is alive and has raised the error."""
-    loss: Loss | None = None
-    """What the report says, if it is that of a lost worker."""
+    lost: int | None = None
+    """Rank of a worker that was lost."""
+    reason: str = ""
+    """Why it was lost, as a clause."""
+
+
+_REPORTS = 2
+
+
+class _Losses:
+    """Reports on the workers that were lost, until each of them is complete.
+
+    A lost worker is reported twice: its socket to the driver closes, and its call ends. A worker that is replaced too
+    early would be taken for lost by the second report.
+    """
+
+    def __init__(self) -> None:
+        self._reports: dict[int, list[_Cause]] = {}
+        self._deadlines: dict[int, float] = {}
+        self.last: _Cause | None = None
+
+    @property
+    def deadline(self) -> float:
+        """Time at which a worker of which only one report has come counts as unreachable, from `time.monotonic`."""
+        return min(self._deadlines.values(), default=math.inf)
+
+    def add(self, rank: int, cause: _Cause) -> _Cause | None:
+        """Add a report, and return the most likely cause if the process of the worker has surely ended."""
+        self.last = cause
+        reports = self._reports.setdefault(rank, [])
+        reports.append(cause)
+        if len(reports) < _REPORTS:
+            self._deadlines[rank] = time.monotonic() + UNREACHABLE_WORKER_S
+            return None
+        del self._reports[rank], self._deadlines[rank]
+        return min(reports, key=lambda each: each.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,12 +417,11 @@ class Gang:
         results: dict[int, Any] = {}
         talking = set(range(size))
         report_at = math.inf
-        losses, last_loss = Losses(), None
+        losses = _Losses()
         while talking or len(results) < size:
             event = self._next(min(deadline, report_at, losses.deadline))
             if event is None and losses.deadline <= min(deadline, report_at):
-                assert last_loss is not None
-                event, on_lost = last_loss, None
+                event, on_lost = losses.last, None
             if event is None and report_at < deadline:
                 report_at = math.inf
                 say(_uneven(results, size))
@@ -451,13 +441,12 @@ class Gang:
                 assert on_question is not None, "a worker asked, but the driver answers no questions"
                 assert self._connections is not None
                 on_question(event.rank, event.question, partial(self._connections.answer, event.rank))
-            elif on_lost and event.loss and event.loss.rank not in results and is_of_worker(event.loss):
-                last_loss = event
-                if loss := losses.add(event.loss):
-                    self._replace(loss.rank)
-                    if not on_lost(loss.rank, loss.reason):
+            elif on_lost and (rank := event.lost) is not None and rank not in results and NODE_LOST not in event.reason:
+                if loss := losses.add(rank, event):
+                    self._replace(rank)
+                    if not on_lost(rank, loss.reason):
                         raise event.error
-                    self._started.run(function, {loss.rank: args_per_rank[loss.rank]}, self._answered)
+                    self._started.run(function, {rank: args_per_rank[rank]}, self._answered)
             else:
                 raise self._first_cause(event, talking, on_note)
         return [results[rank] for rank in range(size)]
@@ -516,8 +505,7 @@ class Gang:
                 "use more nodes or larger ones, or fewer workers per node"
             )
             error.add_note(outcome.out_of_memory)
-            loss = Loss(rank, _Weight.STARVED, "its node ran out of memory")
-            self._note(_Cause(_Weight.STARVED, error, loss=loss))
+            self._note(_Cause(_Weight.STARVED, error, lost=rank, reason="its node ran out of memory"))
         else:
             weight = _Weight.EXITED if outcome.is_exit_status else _Weight.LOST
             self._note(self._lost(rank, weight, outcome.reason))
@@ -544,7 +532,7 @@ class Gang:
         if killed := self._oom_kills.told():
             reason += f". Since the workers started, {killed}: use more nodes or larger ones, or fewer workers per node"
         error = WorkerLostError(f"{self._who(rank)} was lost: {reason}")
-        return _Cause(weight, error, loss=Loss(rank, weight, reason))
+        return _Cause(weight, error, lost=rank, reason=reason)
 
     def _note(self, event: _Event) -> None:
         if isinstance(event, _Cause):

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from shoal.data.planning import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
@@ -192,8 +194,8 @@ Answered = Callable[[int, Success | Failure | Lost], None]
 from any thread."""
 
 
-class Workers(Protocol):
-    """Processes of a gang's workers; each process contains a `shoal.training.gang.worker.Worker`."""
+class Workers(ABC):
+    """Processes of a gang's workers; each process contains a `Worker`."""
 
     seats: Sequence[Seat]
     """Placement of each worker, by rank."""
@@ -208,12 +210,10 @@ class Workers(Protocol):
         Raises:
             WorkerLostError: A worker died, or did not answer in time.
         """
-
-    def preload(self, modules: Sequence[str], complete: bool, ranks: Iterable[int]) -> None:
-        """Tell the workers of these ranks to import modules before their next call."""
-
-    def run(self, function: Callable[..., Any], args_by_rank: Mapping[int, Sequence[Any]], answered: Answered) -> None:
-        """Start a call in the workers of these ranks, and return without waiting."""
+        deadline = time.monotonic() + timeout
+        joins = [self._begin(place, env) for place in places]
+        for rank, join in enumerate(joins):
+            yield self._joined(rank, join, deadline - time.monotonic(), timeout)
 
     def replace(self, rank: int, place: Place, env: Mapping[str, str], timeout: float) -> Joined:
         """Start a worker in the place of one that has ended, on the same node.
@@ -221,9 +221,32 @@ class Workers(Protocol):
         Raises:
             WorkerLostError: The node has ended, or the worker died or did not answer in time.
         """
+        self._end(rank)
+        return self._joined(rank, self._begin(place, env), timeout, timeout)
 
+    @abstractmethod
+    def _begin(self, place: Place, env: Mapping[str, str]) -> Any:
+        """Start a worker, and begin to connect it to the driver."""
+
+    @abstractmethod
+    def _joined(self, rank: int, join: Any, left: float, timeout: float) -> Joined:
+        """Wait until a worker has connected, for `left` seconds of the `timeout`."""
+
+    @abstractmethod
+    def _end(self, rank: int) -> None:
+        """End a worker that will be replaced."""
+
+    @abstractmethod
+    def preload(self, modules: Sequence[str], complete: bool, ranks: Iterable[int]) -> None:
+        """Tell the workers of these ranks to import modules before their next call."""
+
+    @abstractmethod
+    def run(self, function: Callable[..., Any], args_by_rank: Mapping[int, Sequence[Any]], answered: Answered) -> None:
+        """Start a call in the workers of these ranks, and return without waiting."""
+
+    @abstractmethod
     def kill(self) -> None:
         """Kill the workers, and free their CPUs and GPUs."""
 
-    def clean_up(self) -> None:
-        """Remove the temporary working folders of workers that have ended."""
+    def clean_up(self) -> None:  # noqa: B027
+        """Remove the temporary working folders of workers that have ended, if they do not use the job's own folder."""
