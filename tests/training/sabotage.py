@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from shoal.training.boosting.request import Framework
+from shoal.boosting_libraries import Framework
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.reporting import gang_context
 

@@ -15,9 +15,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from shoal.boosting_libraries import Framework
 from shoal.errors import DataError, TrainingError, WorkerLostError
 from shoal.training.boosting import engine
-from shoal.training.boosting.request import Framework, TrainRequest
+from shoal.training.boosting.request import TrainRequest
 from shoal.training.gang.gang import Gang
 from tests.support.two_node_cluster import COLUMNS, TwoNodes, alive, assert_ended, write_rows
 from tests.support.waiting import wait_until

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import ShoalError, StoreError
 from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding
 from shoal.pool.backends.local import bytecode
@@ -42,8 +43,7 @@ raises the soft limit to the hard limit."""
 
 _PACKAGES = (
     ("data", ("pyarrow", "pandas", "numpy"), ("pyarrow",), "rows that this process reads or stages; nodes need it"),
-    ("xgboost", ("xgboost",), ("xgboost", "xgboost-cpu"), "XGBEstimator"),
-    ("lightgbm", ("lightgbm",), ("lightgbm",), "LightGBMEstimator"),
+    *((name, (name,), each.distributions, each.estimator) for name, each in BOOSTING_LIBRARIES.items()),
     ("torch", ("torch",), ("torch",), "PyTorchDistributor"),
     ("mlflow", ("mlflow",), ("mlflow",), "tracking and the model registry; jobs run untracked without it"),
     ("airflow", ("airflow",), ("apache-airflow",), "the Airflow provider"),

@@ -23,6 +23,7 @@ from prefect.artifacts import (
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.jobs import (
     AnyJobSpec,
@@ -311,7 +312,7 @@ def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], t
         f"# {_text(name)}: {_outcome(result)}",
         _text(result.skipped or (result.decision.sentence if result.decision else "")),
         _table(("metric", "value"), {name: f"{value:.6g}" for name, value in sorted(result.metrics.items())}),
-        _curves(points, first=1 if spec.framework in ("xgboost", "lightgbm") else 0),
+        _curves(points, first=1 if spec.framework in BOOSTING_LIBRARIES else 0),
         _table(("training", ""), _facts(result)),
         " · ".join(f"[{link.label}](<{link.address}>)" for link in links if link is not None),
     ]

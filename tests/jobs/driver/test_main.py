@@ -123,8 +123,8 @@ def with_categories(request: TrainRequest, **_: object) -> TrainResult:
     import lightgbm
     import xgboost
 
-    from shoal.training.lightgbm import model as of_lightgbm
-    from shoal.training.xgboost import model as of_xgboost
+    from shoal.training.lightgbm import library as of_lightgbm
+    from shoal.training.xgboost import library as of_xgboost
     from shoal.training.xgboost import params as xgboost_params
 
     connector = DataConnector.from_spec(request.dataset)

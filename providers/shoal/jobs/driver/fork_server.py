@@ -31,6 +31,7 @@ from typing import Any, NoReturn, TextIO
 
 import psutil
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.jobs.driver import main as driver
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
@@ -55,8 +56,7 @@ PRELOADED = (
     f"{MLFLOW_STORE}.tracking.sqlalchemy_store",
     f"{MLFLOW_STORE}.model_registry.sqlalchemy_store",
     "ray",
-    "xgboost",
-    "lightgbm",
+    *BOOSTING_LIBRARIES,
 )
 """Modules that the server may import. A driver needs 2 to 3 s for all of them."""
 
@@ -66,7 +66,7 @@ _ALWAYS = ("numpy", "pyarrow")
 _DATABASE_MODULE = f"{MLFLOW_STORE}.tracking.sqlalchemy_store"
 """Module with which MLflow's database is created."""
 
-_LEAN = ("xgboost", "lightgbm")
+_LEAN = tuple(BOOSTING_LIBRARIES)
 """Modules that are imported without optional packages. A driver that needs these packages imports the modules again."""
 
 _PAUSE_S = 0.2

@@ -65,6 +65,7 @@ from shoal.state import Store
 from shoal.state.databases import dump_json
 from shoal.state.schema import Job, JobState
 from shoal.training import cluster
+from shoal.training.boosting.library import library_of
 from shoal.training.demand import NodeSize
 from shoal.training.gang.child import fork_template
 from shoal.training.gang.child_processes import use_nodes, use_template
@@ -546,7 +547,7 @@ def run() -> int:
     if libraries := sys.argv[3:]:
         # The workers are forked from the template process, so all processes share the memory of these modules.
         with before_forks():
-            import_lean(f"shoal.training.{library}.worker" for library in libraries)
+            import_lean(library_of(library).worker for library in libraries)
     use_template(fork_template())
     code = main(ends_process=True)
     logging.shutdown()

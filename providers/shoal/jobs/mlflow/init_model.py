@@ -15,8 +15,8 @@ from shoal.redaction import redact_value
 from shoal.training.tracking import MODEL_VERSION, is_mlflow_uri
 
 if TYPE_CHECKING:
+    from shoal.boosting_libraries import Framework
     from shoal.jobs.mlflow.job_run import Run
-    from shoal.training.boosting.request import Framework
 
 
 def load(model: str, framework: Framework) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from shoal.data.connector import DataConnector
     from shoal.data.parquet.source import ParquetSource
-    from shoal.training.boosting.request import Framework, TrainRequest
+    from shoal.training.boosting.request import TrainRequest
 
 
 Predict = Callable[["pa.Table", "np.ndarray | None"], "np.ndarray"]
@@ -165,17 +164,6 @@ class InitModel:
     outputs: int
     booster: str
     missing: float | None = None
-
-    @classmethod
-    def read(cls, framework: Framework, content: bytes) -> InitModel:
-        """Read a model.
-
-        Raises:
-            InvalidArgumentError: The library cannot load the model.
-            DataError: The model's categories are not known.
-        """
-        model: InitModel = importlib.import_module(f"shoal.training.{framework}.model").init_model(content)
-        return model
 
     def checkpoint(self) -> Checkpoint:
         """Return the checkpoint from which the workers start."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from shoal.boosting_libraries import loaded
 from shoal.data.checks import (
     check_bounds,
     check_categories,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from shoal.data.connector import DataConnector
     from shoal.data.parquet.source import ParquetSource
-    from shoal.training.boosting.request import Framework, TrainRequest
+    from shoal.training.boosting.request import TrainRequest
 
 _FLOAT32_BYTES = 4
 
@@ -347,7 +348,6 @@ AUC without groups. In these cases each worker gets all rows of an eval set, so 
 workers stop early at the same round. The maximum keeps the copies of an eval set small. XGBoost combines all other
 metrics exactly, so an eval set of any size is then divided among its workers.
 """
-_COMBINES_NOTHING: frozenset[Framework] = frozenset({"lightgbm"})
 
 
 def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
@@ -368,7 +368,7 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
     eval_sets = {}
     for name, spec in request.eval_set.items():
         connector = train if spec == request.dataset else DataConnector.from_spec(spec)
-        if request.framework in _COMBINES_NOTHING:
+        if not loaded(request.framework).combines_metrics:
             refuse_long_eval_sets({name: connector}, f"the metrics of {request.framework}")
         eval_sets[name] = connector
         if connector is train:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.boosting.engine import Library, Training, library_of
+from shoal.training.boosting.engine import Training, installed_library
+from shoal.training.boosting.library import Library, library_of
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, segment_length
 from shoal.training.boosting.params import Direction, Directions, agreed, custom_text
 from shoal.training.boosting.request import TrainRequest
@@ -28,7 +29,6 @@ HOLDOUT = "holdout"
 ROUNDS = "n_estimators"
 """Parameter of a search that is the number of boosting rounds, and no parameter of the library."""
 
-_METRIC = {"xgboost": "eval_metric", "lightgbm": "metric"}
 _METRIC_ALIASES = ("eval_metric", "metric", "metrics", "metric_types")
 
 
@@ -105,7 +105,7 @@ class BoostingTrials:
 
     def trainer(self, context: GangContext) -> Trainer:
         """Return an object that trains in this worker."""
-        module = importlib.import_module(f"shoal.training.{self.framework}.worker")
+        module = importlib.import_module(library_of(self.framework).worker)
         trainer: Trainer = module.Trials(context)
         return trainer
 
@@ -196,7 +196,7 @@ class TrialPlan:
         self.size = size
         self.user_code = user_code
         self._one = replace(size, num_workers=1)
-        self._library: Library = library_of(request.framework)
+        self._library: Library = installed_library(request.framework)
         scaling = request.scaling_config.model_copy(
             update={"num_workers": 1, "num_cpu_per_worker": size.threads, "use_gpu": bool(size.gpus_per_worker)}
         )
@@ -258,7 +258,7 @@ class TrialPlan:
             return metric
         others = {name: value for name, value in given.params.items() if name not in _METRIC_ALIASES}
         is_named = any(given.params.get(name) for name in _METRIC_ALIASES)
-        named = given.model_copy(update={"params": {**others, _METRIC[given.framework]: metric}})
+        named = given.model_copy(update={"params": {**others, self._library.metric_param: metric}})
         try:
             names = list(self._metrics(named))
         except InvalidArgumentError:
@@ -334,7 +334,7 @@ def _not_comparable(
 
 def decides_metric(framework: str, name: str) -> bool:
     """Return whether a parameter may change by which metric a training is evaluated."""
-    names = importlib.import_module(f"shoal.training.{framework}.params").NAMES
+    names = library_of(framework).names
     return name in _METRIC_ALIASES or names.canonical(name) == "objective"
 
 
@@ -345,7 +345,7 @@ def with_params(request: TrainRequest, params: Mapping[str, Any]) -> TrainReques
         InvalidArgumentError: A value is not legal.
     """
     others = {name: value for name, value in params.items() if name != ROUNDS}
-    names = importlib.import_module(f"shoal.training.{request.framework}.params").NAMES
+    names = library_of(request.framework).names
     replaced = {names.canonical(name) for name in others}
     kept = {name: value for name, value in request.params.items() if names.canonical(name) not in replaced}
     rounds = params.get(ROUNDS, request.n_estimators)

@@ -46,7 +46,7 @@ from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.own_process import ending_forks, is_loopback, tie_to_loopback
 from shoal.training.reporting import GangContext, gang_context
-from shoal.training.xgboost.model import note, note_missing, stored_types
+from shoal.training.xgboost.library import note, note_missing, stored_types
 from shoal.training.xgboost.params import feature_types, is_stochastic, joined, own_message
 
 if TYPE_CHECKING:
