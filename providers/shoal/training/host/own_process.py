@@ -249,9 +249,7 @@ def remove_from_nodes(folders: Mapping[str, str], timeout: float) -> None:
 
     remove = ray.remote(num_cpus=0)(_remove)
     on_nodes = [
-        remove.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
-            folder, ignore_errors=True
-        )
+        remove.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(folder)
         for node, folder in folders.items()
     ]
     if on_nodes:
