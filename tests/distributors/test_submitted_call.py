@@ -47,7 +47,7 @@ from shoal.pool.api import list_pools
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.names import is_pool_name
 from shoal.pool.reconcile.rounds import reconcile
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.schema import JobState, Pool, PoolState

@@ -32,7 +32,7 @@ from shoal.errors import (
     ScaleError,
     shown,
 )
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
     from shoal.pool.status import PoolStatus

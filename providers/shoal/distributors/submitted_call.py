@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.training.locations import resolved
 from shoal.training.pytorch.request import FunctionResult, MissingValue
 

@@ -15,7 +15,7 @@ from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import Place
 from shoal.pool.holder import DagRunHolder
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import (
     JOB_ENDED,

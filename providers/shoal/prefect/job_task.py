@@ -38,7 +38,7 @@ from shoal.prefect.current_run import (
     why_ended,
 )
 from shoal.prefect.reports import RunLog, TrainingProgress, emit_outcome, show_page, store_report
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
     from shoal.jobs.metrics.series import MetricPoint

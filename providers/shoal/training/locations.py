@@ -26,7 +26,7 @@ from urllib.request import url2pathname
 from shoal.data.parquet.files import refuse_incomplete_address
 from shoal.errors import InvalidArgumentError
 from shoal.new_files import SHARED_MODE, create_folder
-from shoal.redaction import HIDDEN, redact_address, redacted_errors
+from shoal.secrets.redaction import HIDDEN, redact_address, redacted_errors
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from shoal.option_validation import Settings
-from shoal.redaction import has_credentials, is_secret_variable, redact_value
+from shoal.secrets.redaction import has_credentials, is_secret_variable, redact_value
 from shoal.training.locations import resolved
 from shoal.training.tracking import Tracking
 

@@ -17,7 +17,7 @@ from pydantic import Field, field_validator, model_validator
 from shoal.data.parquet.files import refuse_incomplete_address
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.training.locations import absolute_database, resolved
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.spec import PoolSpec
 from shoal.pool.status import LeaseStatus
 from shoal.pool.teams import acting_for
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.home import is_own_store, use_store
 from shoal.ui.access import Access, Viewer, require_action, require_permission

@@ -29,7 +29,7 @@ from shoal.jobs.tuning import trials
 from shoal.jobs.tuning.study_storage import copy_of
 from shoal.jobs.tuning.trials import Ended
 from shoal.links import Link, mlflow_run_link, model_link
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.home import is_own_store
 from shoal.state.schema import JOB_ENDED, Job

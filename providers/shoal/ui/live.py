@@ -30,7 +30,7 @@ from shoal.pool.bound_host import is_here
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.status import PoolReport, check_nodes
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.ui.formats import utc
 

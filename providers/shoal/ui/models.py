@@ -23,7 +23,7 @@ from shoal.jobs.mlflow.promotion_history import confirmed_promotions
 from shoal.jobs.mlflow.registry import ALIAS_TAG, JOB_TAG, is_ours
 from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.links import Link, model_link, web_address
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.home import is_own_store
 from shoal.state.schema import Promotion

@@ -17,7 +17,7 @@ from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.status import JobLine
 from shoal.links import dashboard_link
 from shoal.pool.status import PoolReport
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.home import is_own_store
 from shoal.state.schema import JobState, NodeState

@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
-from shoal.known_secrets import KnownSecrets
-from shoal.redaction import hiding
+from shoal.secrets.known_secrets import KnownSecrets
+from shoal.secrets.redaction import hiding
 from shoal.training.gang import child_processes
 from shoal.training.gang import gang as gang_module
 from shoal.training.gang.child import fork_template
@@ -467,8 +467,8 @@ from tests.support.without_ray import registered
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.connection import EventKind
-from shoal.known_secrets import KnownSecrets
-from shoal.redaction import hiding
+from shoal.secrets.known_secrets import KnownSecrets
+from shoal.secrets.redaction import hiding
 from shoal.training.gang import child_processes
 from shoal.training.gang.child import fork_template
 cluster.use_register(NodeRegister(Path(sys.argv[2])))

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from shoal.errors import CapacityError, CapacityTimeoutError, DataError, TrainingError, WorkerLostError
+from shoal.secrets.hidden_output import SECRETS
 from shoal.training.gang import placement, ray_actors
 from shoal.training.gang.connection import WorkerConnections
 from shoal.training.gang.gang import Gang, end_gangs, shared_gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.worker import PeerError
-from shoal.training.host.hidden_output import SECRETS
 from shoal.training.reporting import gang_context
 from tests.support.two_node_cluster import TwoNodes, assert_ended
 from tests.support.waiting import wait_until

@@ -37,7 +37,7 @@ from shoal.jobs.mlflow import job_run
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
 from shoal.os_processes import python_command
 from shoal.pool.endpoint import MLFLOW_STORE
-from shoal.training.host.hidden_output import DRIVER_TAG
+from shoal.secrets.hidden_output import DRIVER_TAG
 from shoal.training.host.imports import before_forks, import_lean, thread_count
 from shoal.training.host.memory import OomKills
 from shoal.training.host.own_process import WORKER

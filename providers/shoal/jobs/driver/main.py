@@ -44,7 +44,8 @@ from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
 from shoal.jobs.reconcile import rounds
-from shoal.jobs.remote import handover, package
+from shoal.jobs.remote import package
+from shoal.jobs.remote.sealed_credentials import AttemptTakenError, receive
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.specs.function import FunctionJobSpec
@@ -60,7 +61,8 @@ from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.endpoint import NO_GCS, is_on_loopback
 from shoal.pool.spec import PoolSpec
 from shoal.pool.teams import TEAM_VARIABLE
-from shoal.redaction import hiding
+from shoal.secrets.hidden_output import SECRETS, hidden_output
+from shoal.secrets.redaction import hiding
 from shoal.state import Store
 from shoal.state.databases import dump_json
 from shoal.state.schema import Job, JobState
@@ -70,7 +72,6 @@ from shoal.training.demand import NodeSize
 from shoal.training.gang.child import fork_template
 from shoal.training.gang.child_processes import use_nodes, use_template
 from shoal.training.host import own_process
-from shoal.training.host.hidden_output import SECRETS, hidden_output
 from shoal.training.host.imports import before_forks, complete_libraries, import_lean
 from shoal.training.host.own_process import ending_forks
 from shoal.training.mlflow_calls import ARTIFACTS
@@ -501,8 +502,8 @@ def main(*, ends_process: bool = False) -> int:
         try:
             with act(JobStep.TAKE):
                 secrets = credentials.take(key.submission_id)
-            secrets = handover.receive(store, key) or secrets
-        except handover.AttemptTakenError as error:
+            secrets = receive(store, key) or secrets
+        except AttemptTakenError as error:
             print(f"nothing to do for attempt {key.attempt} of job {key.job_id}: {error}", flush=True)
             return 0
         except JobError as error:

@@ -15,7 +15,7 @@ from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.steps import patiently
 from shoal.jobs.specs.training import JobSpec
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.training.boosting.library import library_of
 
 if TYPE_CHECKING:

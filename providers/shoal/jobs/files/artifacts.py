@@ -17,7 +17,7 @@ from shoal.jobs.files.logs import LOG_NAME
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.state import Store
 from shoal.training import locations
 from shoal.training.boosting.library import library_of

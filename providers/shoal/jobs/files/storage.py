@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal.errors import JobError
-from shoal.redaction import redact_value, redacted_errors
+from shoal.secrets.redaction import redact_value, redacted_errors
 from shoal.state import Store
 from shoal.state.home import home, subfolder
 from shoal.state.private_folders import remove_folder

@@ -11,7 +11,7 @@ from shoal.jobs.files import storage
 from shoal.jobs.mlflow import model_loading, training_rows
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.specs.training import is_stored
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.training.tracking import MODEL_VERSION, is_mlflow_uri
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from shoal.boosting_libraries import Framework
 from shoal.jobs.files.storage import default_database, default_uri
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.timeouts import MLFLOW_RETRIES
-from shoal.redaction import redact_all, redact_value
+from shoal.secrets.redaction import redact_all, redact_value
 from shoal.state.home import file_lock, subfolder
 from shoal.training.locations import SQLITE, absolute_database
 from shoal.training.mlflow_calls import FIRST_RUN_TAG, JOB_RUN_TAG

@@ -13,7 +13,7 @@ from shoal.jobs.mlflow.job_run import MARK
 from shoal.jobs.mlflow.registry import is_ours, is_unreachable
 from shoal.jobs.partitions import pyfunc_loader
 from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.training.boosting.library import libraries, library_of, owner_of
 from shoal.training.boosting.model import class_probabilities
 from shoal.training.host.imports import add_estimators

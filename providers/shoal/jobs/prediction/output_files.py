@@ -17,7 +17,7 @@ from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.new_files import SHARED_MODE, create_folder
-from shoal.redaction import redacted_errors
+from shoal.secrets.redaction import redacted_errors
 from shoal.training import locations
 from shoal.training.locations import Claim, filesystem, local_path
 

@@ -13,7 +13,7 @@ from shoal.jobs import ids
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.text import check_json
 from shoal.option_validation import Settings
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.training.demand import GangDemand
 from shoal.training.run_config import RunConfig
 from shoal.training.tracking import Caller, Tracking

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from shoal.errors import WorkerLostError
 from shoal.node_register import NodeRegister
 from shoal.os_processes import how_ended, start_python
-from shoal.redaction import hide_known
+from shoal.secrets.redaction import hide_known
 from shoal.training.gang import placement
 from shoal.training.gang.child import serve_worker
 from shoal.training.gang.local_node import LocalNode, NodeWithoutRay

@@ -27,7 +27,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from shoal.errors import ShoalError, TrainingError, WorkerLostError
-from shoal.redaction import hide_known
+from shoal.secrets.redaction import hide_known
 from shoal.training import cluster
 from shoal.training.gang import placement
 from shoal.training.gang.child_processes import finder, on_nodes_with_ray, on_nodes_without_ray

@@ -17,12 +17,12 @@ from typing import Any
 
 from shoal.data.planning import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.known_secrets import KnownSecrets
+from shoal.secrets.hidden_output import SECRETS, hide_output
+from shoal.secrets.known_secrets import KnownSecrets
 from shoal.training.gang.connection import DriverConnection
 from shoal.training.gang.local_node import LocalNode, NodeWatch
 from shoal.training.gang.placement import Seat
 from shoal.training.host import memory, own_process
-from shoal.training.host.hidden_output import SECRETS, hide_output
 from shoal.training.host.imports import import_lean
 from shoal.training.host.own_process import WORKER, ending_forks, set_title
 from shoal.training.reporting import GangContext, set_gang_context

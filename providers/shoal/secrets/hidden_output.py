@@ -18,9 +18,9 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 
-from shoal.known_secrets import KnownSecrets, SecretStream
 from shoal.os_processes import start_python
-from shoal.redaction import redact
+from shoal.secrets.known_secrets import KnownSecrets, SecretStream
+from shoal.secrets.redaction import redact
 
 SECRETS = "SHOAL_SECRETS"
 """Name under which the driver passes the secrets to its workers, as a list in JSON, together with the variables for the
@@ -45,7 +45,7 @@ _OUTPUTS = (1, 2)
 _START = (
     # The reader is no child of this process: Ray kills the children of a worker together with the worker.
     "import os; os.fork() and os._exit(0); "
-    "from shoal.training.host.hidden_output import read_pipes; import sys; read_pipes(*map(int, sys.argv[1:]))"
+    "from shoal.secrets.hidden_output import read_pipes; import sys; read_pipes(*map(int, sys.argv[1:]))"
 )
 
 

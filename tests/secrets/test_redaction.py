@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from shoal.errors import DataError, MissingExtraError, PoolNotFoundError
 from shoal.errors import shown as shown_value
-from shoal.known_secrets import KnownSecrets
-from shoal.redaction import (
+from shoal.secrets.known_secrets import KnownSecrets
+from shoal.secrets.redaction import (
     has_credentials,
     hiding,
     is_secret_name,

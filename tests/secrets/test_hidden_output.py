@@ -13,7 +13,7 @@ SECRET = "\n".join(["-----BEGIN KEY-----", "MIIEvQIBADANsecretline1", "AoGBAJ7se
 
 PRINTS = """
 import ctypes, os, subprocess, sys
-from shoal.training.host.hidden_output import hidden_output
+from shoal.secrets.hidden_output import hidden_output
 secret = os.environ["SECRET"]
 with hidden_output([secret]):
     first, second = secret.splitlines()[1:3]
@@ -65,7 +65,7 @@ def test_the_last_lines_before_a_crash_are_not_lost(tmp_path: Path) -> None:
 def test_a_library_that_prints_much_while_it_holds_the_interpreter_is_not_blocked(tmp_path: Path) -> None:
     program = """
 import ctypes
-from shoal.training.host.hidden_output import hidden_output
+from shoal.secrets.hidden_output import hidden_output
 with hidden_output(["hunter22xyz"]):
     ctypes.PyDLL(None).puts(b"the pin is hunter22xyz " * 50_000)
     ctypes.PyDLL(None).fflush(None)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.known_secrets import KnownSecrets, SecretStream
+from shoal.secrets.known_secrets import KnownSecrets, SecretStream
 
 BASE64 = string.ascii_letters + string.digits + "+/"
 LINES = st.lists(st.text(BASE64, min_size=16, max_size=70), min_size=1, max_size=4)

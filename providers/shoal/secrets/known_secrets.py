@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 from urllib.parse import quote, quote_plus, unquote
 
-from shoal.redaction import HIDDEN, is_secret_name, is_secret_variable, secrets_in
+from shoal.secrets.redaction import HIDDEN, is_secret_name, is_secret_variable, secrets_in
 
 _SHORTEST = 6
 """Smallest length, in characters, of the parts that are hidden. A shorter part would match parts of ordinary words."""

@@ -14,11 +14,12 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sqlalchemy import select, update
+
 from shoal.errors import JobError
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.journal import sealed_credentials
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.steps import patiently
+from shoal.jobs.journal.steps import JobStep, patiently, transaction
 from shoal.jobs.timeouts import CREDENTIALS_PATIENCE_S, CREDENTIALS_PERIOD_S
 from shoal.own_pauses import waited_since
 from shoal.state import Store
@@ -26,6 +27,50 @@ from shoal.state.schema import Job, JobState
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+
+def is_needed(store: Store, key: Key) -> bool:
+    """Return whether the driver of a pending attempt gets its credentials through the attempt's row in the store."""
+    query = select(Job.needs_credentials).where(Job.id == key.job_id, Job.attempt == key.attempt)
+    with store.reading(snapshot=False) as session:
+        return bool(session.scalar(query.where(Job.state == JobState.PENDING)))
+
+
+def ask_for_credentials(store: Store, key: Key, driver_key: str) -> bool:
+    """Write the public key of an attempt's driver into the row; return False if the attempt is not pending.
+
+    Credentials that were encrypted for another driver of the attempt are removed, because this driver cannot read them.
+    """
+    with transaction(store, JobStep.TAKE) as session:
+        job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
+        if job is None or job.state is not JobState.PENDING:
+            return False
+        job.driver_key, job.sealed_credentials = driver_key, None
+        return True
+
+
+def sealed_for(store: Store, key: Key, driver_key: str) -> str | None:
+    """Return the encrypted credentials of a pending attempt, or an empty text if no process has sent them yet.
+
+    The result is None if the attempt is not pending any more, or if another driver has asked for the credentials in the
+    meantime.
+    """
+    query = select(Job.state, Job.driver_key, Job.sealed_credentials)
+    with store.reading(snapshot=False) as session:
+        row = session.execute(query.where(Job.id == key.job_id, Job.attempt == key.attempt)).one_or_none()
+    if row is None or row.state is not JobState.PENDING or row.driver_key != driver_key:
+        return None
+    return row.sealed_credentials or ""
+
+
+def send_credentials(store: Store, key: Key, driver_key: str, sealed: str) -> bool:
+    """Write encrypted credentials into the row of a pending attempt; return False if the driver does not need them."""
+    of_driver = (Job.state == JobState.PENDING, Job.driver_key == driver_key, Job.sealed_credentials.is_(None))
+    sends = update(Job).where(Job.id == key.job_id, Job.attempt == key.attempt, *of_driver)
+    with transaction(store, JobStep.HAND_OVER) as session:
+        done = session.execute(sends.values(sealed_credentials=sealed).execution_options(synchronize_session=False))
+        return bool(done.rowcount)  # type: ignore[attr-defined]
+
 
 _TAKEN = "the attempt has ended, or another driver runs it"
 
@@ -53,14 +98,14 @@ def receive(
             driver that gets this error must exit, because it would run the job without credentials.
         JobError: No process has sent the credentials in time, or they were not encrypted for this driver.
     """
-    if not sealed_credentials.is_needed(store, key):
+    if not is_needed(store, key):
         return None
     driver_key = DriverKey()
-    if not patiently(store, lambda: sealed_credentials.ask_for_credentials(store, key, driver_key.public)):
+    if not patiently(store, lambda: ask_for_credentials(store, key, driver_key.public)):
         raise AttemptTakenError(_TAKEN)
     began = monotonic()
     while waited_since(began, monotonic()) < CREDENTIALS_PATIENCE_S:
-        found = patiently(store, lambda: sealed_credentials.sealed_for(store, key, driver_key.public))
+        found = patiently(store, lambda: sealed_for(store, key, driver_key.public))
         if found is None:
             raise AttemptTakenError(_TAKEN)
         if found:
@@ -82,9 +127,7 @@ def deliver(store: Store, job: Job, secrets: Secrets) -> bool:
     if job.state is not JobState.PENDING or job.driver_key is None or job.sealed_credentials is not None:
         return False
     key = Key(job.id, job.attempt)
-    return sealed_credentials.send_credentials(
-        store, key, job.driver_key, seal(secrets.dumps(), job.driver_key, key.submission_id)
-    )
+    return send_credentials(store, key, job.driver_key, seal(secrets.dumps(), job.driver_key, key.submission_id))
 
 
 _PURPOSE = b"shoal credentials 1"
