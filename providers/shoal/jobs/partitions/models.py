@@ -109,7 +109,6 @@ class EstimatorTraining(PartitionFunction):
     def __call__(self, table: pa.Table, key: Key) -> ModelBytes:
         """Train a booster on the rows."""
         rows = table.to_pandas()
-        features, label = rows[list(self.input_cols)], rows[self.label_col]
         weight = None if self.weight_col is None else rows[self.weight_col]
-        library = library_of(self.framework)
-        return stored(library.train_rows(features, label, weight, self.params, self.rounds, self.user_code))
+        given = {"data": rows[list(self.input_cols)], "label": rows[self.label_col], "weight": weight}
+        return stored(library_of(self.framework).train_rows(given, self.params, self.rounds, self.user_code))

@@ -310,16 +310,15 @@ class Library(ABC):
         """Return the booster of which :meth:`content_of` has returned the bytes."""
 
     @abstractmethod
-    def train_rows(
-        self,
-        features: pd.DataFrame,
-        label: pd.Series[Any],
-        weight: pd.Series[Any] | None,
-        params: Mapping[str, Any],
-        rounds: int,
-        user_code: UserCode,
-    ) -> Any:
-        """Train a booster as the plain library does, with all its parameters and the user's callbacks and objective."""
+    def train_rows(self, rows: Mapping[str, Any], params: Mapping[str, Any], rounds: int, user_code: UserCode) -> Any:
+        """Train a booster as the plain library does, with all its parameters and the user's callbacks and objective.
+
+        Args:
+            rows: The features `data`, the `label` and the `weight` (None: all rows have the same weight), in pandas.
+            params: All parameters of the library, with the seed.
+            rounds: Number of boosting rounds.
+            user_code: Callbacks and objective.
+        """
 
     @abstractmethod
     def predict_rows(self, booster: Any, rows: pd.DataFrame) -> np.ndarray:

@@ -126,7 +126,10 @@ class BoostingTrials:
             assert boosted.checkpoint is not None, "a worker that trains alone is rank 0"
             rounds, resume = boosted.checkpoint.rounds, None
             if stop == trial.rounds or boosted.stopped:
-                return self._result(boosted.checkpoint.history, boosted.best_iteration, rounds)
+                history, best = boosted.checkpoint.history, boosted.best_iteration
+                place = -1 if best is None else best
+                metrics = {name: float(values[place]) for name, values in history[HOLDOUT].items()} if history else {}
+                return TrialResult(self.value(history, place), metrics, rounds if best is None else best + 1)
 
     def direction(self, context: GangContext, trial: TrialParams) -> Direction | None:
         """Return the direction that the user's function tells of the deciding metric in a trial."""
@@ -152,11 +155,6 @@ class BoostingTrials:
                 "these, or add the metric to the parameters of the estimator"
             )
         return float(found[name][place])
-
-    def _result(self, history: History, best: int | None, rounds: int) -> TrialResult:
-        place = -1 if best is None else best
-        metrics = {name: float(values[place]) for name, values in history[HOLDOUT].items()} if history else {}
-        return TrialResult(self.value(history, place), metrics, rounds if best is None else best + 1)
 
 
 class TrialPlan:
@@ -230,17 +228,14 @@ class TrialPlan:
             InvalidArgumentError: A parameter is unknown, its value is not legal, or the trial would be compared by
                 another metric than the others.
         """
-        request, checked, seed = self._trial(params)
+        request = with_params(self._request, params)
+        checked, seed = self._library.params(request, self._one, self.user_code)
         if self._compared is not None:
             name = self._deciding(self._library.metrics(request, checked, self.user_code))
             if name != self._compared:
                 raise _not_comparable((self._compared, self._sample), (name, params))
         direction = self._library.stopping_direction(request, checked, self.user_code)
         return TrialParams(checked, seed, request.n_estimators, direction)
-
-    def _trial(self, params: Mapping[str, Any]) -> tuple[TrainRequest, dict[str, Any], int]:
-        request = with_params(self._request, params)
-        return request, *self._library.params(request, self._one, self.user_code)
 
     def _metrics(self, request: TrainRequest) -> Directions:
         checked, _ = self._library.params(request, self._one, self.user_code)

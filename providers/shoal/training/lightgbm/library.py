@@ -193,18 +193,12 @@ class LightGBM(Library):
         return lightgbm.Booster(model_str=content.decode())
 
     def train_rows(
-        self,
-        features: pd.DataFrame,
-        label: pd.Series[Any],
-        weight: pd.Series[Any] | None,
-        params: Mapping[str, Any],
-        rounds: int,
-        user_code: UserCode,
+        self, rows: Mapping[str, Any], params: Mapping[str, Any], rounds: int, user_code: UserCode
     ) -> lightgbm.Booster:
         import lightgbm
 
         own = {} if user_code.objective is None else {"objective": user_code.objective}
-        data = lightgbm.Dataset(features, label, weight=weight, params={"verbosity": -1})
+        data = lightgbm.Dataset(**rows, params={"verbosity": -1})
         return lightgbm.train({**params, **own}, data, rounds, callbacks=list(user_code.callbacks))
 
     def predict_rows(self, booster: lightgbm.Booster, rows: pd.DataFrame) -> np.ndarray:
@@ -291,11 +285,7 @@ class LightGBM(Library):
         return Output(objective, values=classes, classes=max(2, classes), is_unbounded=is_unbounded)
 
     def predictor(
-        self,
-        model: lightgbm.Booster | lightgbm.LGBMModel,
-        input_cols: Sequence[str],
-        *,
-        base_margin_cols: Sequence[str] = (),
+        self, model: Any, input_cols: Sequence[str], *, base_margin_cols: Sequence[str] = ()
     ) -> BoosterPredictor:
         booster = _booster(model)
         classes = getattr(model, "classes_", None) if hasattr(model, "predict_proba") else None

@@ -408,7 +408,8 @@ class Trials:
             return self._trainer(task).direction(metric)
 
     def _trainer(self, task: Task) -> Trainer:
-        key = repr(sorted((name, repr(each)) for name, each in task.params.items() if name not in _of_trainings(task)))
+        varied = _OF_TRAININGS - {"min_data_in_leaf"} if task.params.get("feature_pre_filter") else _OF_TRAININGS
+        key = repr(sorted((name, repr(each)) for name, each in task.params.items() if name not in varied))
         if key != self._key:
             self._build(task)
             self._key = key
@@ -428,11 +429,6 @@ class Trials:
             sampling.share(chosen)
         session.prepare(session.bin_sample(chosen), ())
         self._session = session
-
-
-def _of_trainings(task: Task) -> frozenset[str]:
-    """Return the parameters that do not change the dataset."""
-    return _OF_TRAININGS - {"min_data_in_leaf"} if task.params.get("feature_pre_filter") else _OF_TRAININGS
 
 
 class _Rounds:

@@ -213,17 +213,11 @@ class XGBoost(Library):
         return xgboost.Booster(model_file=bytearray(content))
 
     def train_rows(
-        self,
-        features: pd.DataFrame,
-        label: pd.Series[Any],
-        weight: pd.Series[Any] | None,
-        params: Mapping[str, Any],
-        rounds: int,
-        user_code: UserCode,
+        self, rows: Mapping[str, Any], params: Mapping[str, Any], rounds: int, user_code: UserCode
     ) -> xgboost.Booster:
         import xgboost
 
-        matrix = xgboost.DMatrix(features, label, weight=weight, nthread=int(params.get("nthread", 1)))
+        matrix = xgboost.DMatrix(**rows, nthread=int(params.get("nthread", 1)))
         callbacks = list(user_code.callbacks)
         return xgboost.train(dict(params), matrix, rounds, obj=user_code.objective, callbacks=callbacks)
 
@@ -311,11 +305,7 @@ class XGBoost(Library):
         )
 
     def predictor(
-        self,
-        model: xgboost.Booster | xgboost.XGBModel,
-        input_cols: Sequence[str],
-        *,
-        base_margin_cols: Sequence[str] = (),
+        self, model: Any, input_cols: Sequence[str], *, base_margin_cols: Sequence[str] = ()
     ) -> BoosterPredictor:
         booster = _booster(model)
         is_classifier = hasattr(model, "predict_proba")

@@ -205,8 +205,8 @@ def check_params(
             config: dict[str, Any] = json.loads(booster.save_config(), object_hook=noted)
         except (xgboost.core.XGBoostError, ValueError, TypeError) as exc:
             raise InvalidParamsError(f"XGBoost refuses the parameters: {own_message(exc)}") from exc
-    unused = [name for warning in caught for name in _unused(str(warning.message))]
-    if unused:
+    lists = re.findall(r"Parameters: \{(.*?)\} are not used", " ".join(str(each.message) for each in caught), re.DOTALL)
+    if unused := re.findall(r'"([^"]+)"', " ".join(lists)):
         raise InvalidArgumentError("; ".join(_describe_unused(name, params, sorted(known)) for name in unused))
     if evaluated:
         _check_metrics(probed, rows)
@@ -306,11 +306,6 @@ def own_message(exc: BaseException) -> str:
     """Return the message of an error from XGBoost without the stack trace, the time and the C++ source line."""
     text = str(exc).split("Stack trace:")[0].strip()
     return re.sub(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ", "", text)
-
-
-def _unused(warning: str) -> list[str]:
-    found = re.search(r"Parameters: \{(.*?)\} are not used", warning, re.DOTALL)
-    return re.findall(r'"([^"]+)"', found.group(1)) if found else []
 
 
 def _describe_unused(name: str, params: Mapping[str, Any], known: Sequence[str]) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from examples.ports import free_port
 from shoal.errors import ModelNotFoundError
-from shoal.ui.models import Models
+from shoal.ui.model_view import Models
 from tests.support.model_registry import Shelf, add_promotion
 from tests.support.waiting import wait_until
 

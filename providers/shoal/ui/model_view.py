@@ -108,12 +108,7 @@ class Model:
 
 
 class Models:
-    """Reader of registered models. The models are read at most every 15 s, and all viewers share the result.
-
-    Args:
-        store: The state store, which contains the promotions.
-        clock: Returns seconds of a clock that never jumps.
-    """
+    """Reader of registered models. The models are read at most every 15 s, and all viewers share the result."""
 
     def __init__(self, store: Store, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
