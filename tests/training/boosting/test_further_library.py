@@ -85,7 +85,7 @@ def use() -> None:
         history = found.eval_results["holdout"]["mse"]
         assert len(history) == 8 and history[-1] < history[0]
 
-        size = GangShape(1, 2, 2, 0)
+        size = GangShape(1, 2)
         plan = TrialPlan(TrainRequest(**options), size, UserCode(), None, samples=[{"learning_rate": 0.1}])
         assert (plan.compared_by, plan.direction) == ("mse", "minimize")
         context = GangContext()
