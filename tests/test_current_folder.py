@@ -19,7 +19,7 @@ from shoal.pool.backends.local import gpus
 from shoal.pool.backends.local.backend import _ASK_VERSIONS
 from shoal.pool.endpoint import driver_command
 from shoal.pool.reconcile import background_process
-from shoal.training.host import hidden_output
+from shoal.secrets import hidden_output
 from tests.support import ROOT
 
 PACKAGE = Path(shoal.__file__).parent

@@ -17,8 +17,8 @@ from shoal.pool.journal import advance, rows
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import stamps
 from shoal.state.schema import Lease, Pool
-from shoal.training.gang import heartbeats
-from shoal.training.gang.heartbeats import WorkerConnections
+from shoal.training.gang import connection
+from shoal.training.gang.connection import WorkerConnections
 from shoal.training.timeouts import WORKER_SILENCE_S
 
 GAP_S = 5.0
@@ -50,7 +50,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(stamps, "monotonic", lambda: machine.now)
     monkeypatch.setattr(stamps, "wall", lambda: machine.now)
     monkeypatch.setattr(stamps, "paused_after", machine.clock.paused_after)
-    for module in (stamps, heartbeats, driver_heartbeats, watch, rounds):
+    for module in (stamps, connection, driver_heartbeats, watch, rounds):
         monkeypatch.setattr(module, "waited_since", machine.clock.waited_since)
     return machine
 
@@ -74,8 +74,8 @@ def test_a_driver_that_was_paused_misses_no_worker(machine: Machine) -> None:
     events: list[object] = []
     board = WorkerConnections("127.0.0.1", 1, lambda *event: events.append(event))
     board.close()
-    connection = heartbeats._Connection(sock=None, opened=machine.now, heard=machine.now, rank=0)  # type: ignore[arg-type]
-    board._connections[None] = connection  # type: ignore[index]
+    heard = connection._Connection(sock=None, opened=machine.now, heard=machine.now, rank=0)  # type: ignore[arg-type]
+    board._connections[None] = heard  # type: ignore[index]
     machine.run(1)
     machine.pause(2 * WORKER_SILENCE_S)
     board._check_silence()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 
 _MOST_SHOWN = 80
 

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.os_processes import hostname
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import Action, ActionKind
 
@@ -186,7 +186,11 @@ def read(
     if pool is not None:
         query = query.where(Action.pool == pool)
     if kind is not None:
-        query = query.where(Action.kind == _kind(kind))
+        try:
+            query = query.where(Action.kind == ActionKind(kind))
+        except ValueError:
+            known = ", ".join(ActionKind)
+            raise InvalidArgumentError(f"kind={shown(kind)} is not legal: use one of {known}") from None
     if since is not None:
         query = query.where(Action.at >= since)
     with (store or Store()).reading(snapshot=False) as session:
@@ -194,14 +198,6 @@ def read(
             Entry(**{column.name: getattr(row, column.name) for column in fields(Entry)})
             for row in session.scalars(query)
         ]
-
-
-def _kind(kind: ActionKind | str) -> ActionKind:
-    try:
-        return ActionKind(kind)
-    except ValueError:
-        known = ", ".join(ActionKind)
-        raise InvalidArgumentError(f"kind={shown(kind)} is not legal: use one of {known}") from None
 
 
 def _text(text: str) -> str:

@@ -31,10 +31,6 @@ def write_samples(folder: Path, samples: Mapping[str, str]) -> list[Path]:
     Args:
         folder: The folder, which is created if it does not exist.
         samples: Texts by name.
-
-    Raises:
-        InvalidArgumentError: The folder cannot be written, or contains a different file of the same name. No file was
-            written.
     """
     texts = {folder / name: text for name, text in samples.items()}
     try:
@@ -58,11 +54,7 @@ SHARED_MODE = 0o775
 
 
 def create_folder(folder: Path, mode: int = 0o700) -> None:
-    """Create a folder and its missing parents with the same mode. `Path.mkdir` creates parents with mode 0777.
-
-    Raises:
-        OSError: A folder cannot be created.
-    """
+    """Create a folder and its missing parents with the same mode. `Path.mkdir` creates parents with mode 0777."""
     if not folder.is_dir():
         create_folder(folder.parent, mode)
         folder.mkdir(mode, exist_ok=True)

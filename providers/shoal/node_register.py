@@ -72,7 +72,11 @@ class NodeRegister:
         """
         if node.is_head:
             self.folder.mkdir(mode=0o700)
-        self._remove_files_of_lost_nodes()
+        for file in self._files():
+            with suppress(FileNotFoundError):
+                if not _is_locked(file):  # that of a lost node
+                    file.unlink()
+                    file.with_suffix(_LEAVING).unlink(missing_ok=True)
         # The file gets its name when it is locked, so that a file without a lock is always that of an ended node.
         new = self.folder / f"{node.id}.new"
         new.write_text(json.dumps(asdict(node)))
@@ -150,13 +154,6 @@ class NodeRegister:
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("*.json"))
-
-    def _remove_files_of_lost_nodes(self) -> None:
-        for file in self._files():
-            with suppress(FileNotFoundError):
-                if not _is_locked(file):
-                    file.unlink()
-                    file.with_suffix(_LEAVING).unlink(missing_ok=True)
 
 
 class Registration:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.redaction import HIDDEN, RedactedRepr, is_secret_name, redact, redact_address, redact_all
+from shoal.secrets.redaction import HIDDEN, RedactedRepr, is_secret_name, redact, redact_address, redact_all
 
 
 class Settings(RedactedRepr, BaseModel):

@@ -109,9 +109,9 @@ FAILED_RUN_AT_THE_END = """
 import atexit
 from types import SimpleNamespace
 import shoal.jobs.cleanup
-from shoal.airflow.listeners import failed_runs
+from shoal.airflow import listeners
 
-failed_runs.on_dag_run_failed(dag_run=SimpleNamespace(dag_id="a_dag", run_id="a_run"), msg="timed_out")
+listeners.on_dag_run_failed(dag_run=SimpleNamespace(dag_id="a_dag", run_id="a_run"), msg="timed_out")
 atexit.register(print, "the exit handlers run", flush=True)
 """
 

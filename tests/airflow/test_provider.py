@@ -97,7 +97,7 @@ from airflow.providers.standard.operators import python
 sys.modules.update(dict.fromkeys(ABSENT))
 from airflow.sdk import DAG, task
 from airflow.serialization.serialized_objects import DagSerialization
-from shoal.airflow import assets, notifications, results, retries
+from shoal.airflow import notifications, results
 from shoal.airflow.pool_for_run import pool_for_run
 from shoal.airflow.connections import ComputePoolHook
 from shoal.airflow.operators import BatchPredictOperator, DistributedTrainOperator

@@ -33,12 +33,13 @@ from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.jobs import TaskTry
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import log_path
-from shoal.jobs.journal import attempts, sealed_credentials
+from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.reconcile.look import Target
 from shoal.jobs.reconcile.rounds import start_if_room
-from shoal.jobs.remote.handover import DriverKey
+from shoal.jobs.remote import sealed_credentials
+from shoal.jobs.remote.sealed_credentials import DriverKey
 from shoal.pool.api import ComputePool
 from shoal.pool.reconcile.rounds import reconcile
 from shoal.pool.spec import PoolSpec

@@ -31,7 +31,7 @@ def folder(staged: DataConnector) -> Path:
 
 def stage_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process: ProcessId) -> str:
     """Files that another process has staged."""
-    monkeypatch.setattr(staged_data, "_this_process", lambda: process)
+    monkeypatch.setattr(ProcessId, "mine", staticmethod(lambda: process))
     return stage_dataframe(TABLE, tmp_path)
 
 

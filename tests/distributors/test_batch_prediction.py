@@ -17,8 +17,8 @@ from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, JobError
 from shoal.jobs.prediction import engine
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
-from shoal.training.artifact_folders import Claim
-from shoal.training.progress import Progress
+from shoal.training.locations import Claim
+from shoal.training.reporting import Progress
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 
 pytestmark = pytest.mark.ray

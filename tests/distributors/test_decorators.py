@@ -10,8 +10,8 @@ import pytest
 from shoal.distributors import distributed, ray_launch
 from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
 from shoal.pool.api import list_pools
+from shoal.training.gang.gang import shared_gang
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.reused_workers import shared_gang
 from tests.support.two_node_cluster import TwoNodes
 
 FACTOR = 3

@@ -27,7 +27,7 @@ from shoal.distributors.call_pool import end_embedded_pools
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import ShoalError
-from shoal.training.context import gang_context
+from shoal.training.reporting import gang_context
 from shoal.tune import search
 from tests.support.homes import new_home
 from tests.support.pool_processes import nothing_left

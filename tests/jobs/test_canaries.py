@@ -19,7 +19,7 @@ from shoal.jobs.status import JobStatus
 from shoal.jobs.submission import fingerprint
 from shoal.state import Store
 from shoal.state.schema import JobState
-from shoal.training.artifact_folders import Claim
+from shoal.training.locations import Claim
 from shoal.training.pytorch.request import FunctionResult
 from tests.support.job_results import result_of
 from tests.support.job_store import POOL

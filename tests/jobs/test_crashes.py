@@ -29,7 +29,7 @@ from shoal.jobs.journal.steps import JobStep
 from shoal.jobs.results import JobResult
 from shoal.state import Store, home
 from shoal.state.schema import JOB_ENDED, Job, JobState, Lock, Promotion, PromotionState
-from shoal.training.artifact_folders import MARKER
+from shoal.training.locations import MARKER
 from tests.support.fake_ray_head import FakeHead, FakeJob
 from tests.support.job_store import POOL, add_pool
 from tests.support.killed_job_operations import JOB_ID, MODEL, Scene, act, points, publish

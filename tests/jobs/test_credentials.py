@@ -11,7 +11,7 @@ import pytest
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.state import home
 
 

@@ -26,7 +26,7 @@ from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state import Store
 from shoal.state.schema import Job, Node
-from shoal.training.host.process_title import WORKER
+from shoal.training.host.own_process import WORKER
 from tests.support.pool_processes import living, node_processes, node_rows
 from tests.support.two_node_cluster import assert_ended
 from tests.support.waiting import wait_until

@@ -49,7 +49,7 @@ from shoal.pool.endpoint import Endpoint
 from shoal.state import Store, databases
 from shoal.state.home import subfolder
 from shoal.state.schema import Job, JobState, Lock, Operation, Pool, PoolState
-from shoal.training.progress import Progress
+from shoal.training.reporting import Progress
 from shoal.training.run_config import RunConfig
 from tests.support.fake_ray_head import FakeHead
 from tests.support.job_results import result_of

@@ -114,7 +114,8 @@ def warned(monkeypatch):
 
     def logger():
         real = get_run_logger()  # raises an error outside of a run
-        return SimpleNamespace(warning=lambda text, *args: (warned.append(text % args), real.warning(text, *args)))
+        warning = lambda text, *args: (warned.append(text % args), real.warning(text, *args))  # noqa: E731
+        return SimpleNamespace(info=real.info, warning=warning)
 
     monkeypatch.setattr(job_task, "get_run_logger", logger)
     return warned

@@ -11,9 +11,8 @@ import pytest
 from shoal.jobs import parse_spec
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.prefect import abatch_predict, adistributed_train, batch_predict, distributed_train, reports
-from shoal.prefect.job_task import prediction_name, training_name
 from shoal.prefect.reports import LINES_PER_MINUTE, RunLog, TrainingProgress, report, report_key, sparkline
-from shoal.training.progress import Progress
+from shoal.training.reporting import Progress
 from tests.support.job_results import result_of
 
 FIELDS = {"dataset": {"paths": ["x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
@@ -139,8 +138,8 @@ def test_task_runs_are_named_after_their_model_or_function():
         ({"spec": 3}, "distributed_train"),
         ({}, "train (no name)"),
     ]:
-        assert training_name(parameters=given) == name, json.dumps(given, default=str)
-    assert prediction_name({"model": "models:/m@champion"}) == "predict models:/m@champion"
-    assert prediction_name({}) == "batch_predict"
-    assert distributed_train.task_run_name is adistributed_train.task_run_name is training_name
-    assert batch_predict.task_run_name is abatch_predict.task_run_name is prediction_name
+        assert distributed_train.task_run_name(parameters=given) == name, json.dumps(given, default=str)
+    assert batch_predict.task_run_name({"model": "models:/m@champion"}) == "predict models:/m@champion"
+    assert batch_predict.task_run_name({}) == "batch_predict"
+    assert distributed_train.task_run_name is adistributed_train.task_run_name
+    assert batch_predict.task_run_name is abatch_predict.task_run_name

@@ -34,9 +34,8 @@ from shoal.prefect import (
     tune,
     wait_for_nodes,
 )
-from shoal.prefect.job_task import many_models_name
 from shoal.prefect.reports import NodeLog
-from shoal.training.progress import Progress
+from shoal.training.reporting import Progress
 from tests.support.job_results import result_of
 from tests.support.tiny_node import FAIL_FILE
 
@@ -229,8 +228,8 @@ def test_models_per_partition_are_a_job(up, monkeypatch, tmp_path):
     assert (by_estimator.framework, by_estimator.by, by_estimator.partition_timeout) == ("partitions", ("store",), 60)
     assert by_estimator.estimator.label_col == "sold"
     assert (by_name.by, by_name.function, by_name.kwargs) == (("store", "item"), "models:train", {"rate": 0.1})
-    assert many_models_name({"by": ["store", "item"]}) == "models by store, item"
-    assert many_models_name({}) == "many_models"
+    assert many_models.task_run_name({"by": ["store", "item"]}) == "models by store, item"
+    assert many_models.task_run_name({}) == "many_models"
 
 
 def test_a_search_is_a_job(up, monkeypatch, tmp_path):

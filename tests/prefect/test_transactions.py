@@ -38,7 +38,7 @@ def happened(trained, monkeypatch):  # noqa: F811
 
     monkeypatch.setattr("shoal.prefect.job_task.withdraw_promotion", withdraw)
     monkeypatch.setattr(
-        "shoal.prefect.tasks.emit_outcome", lambda spec, result: happened.append(("sent", result.attempt))
+        "shoal.prefect.job_task.emit_outcome", lambda spec, result: happened.append(("sent", result.attempt))
     )
     return happened
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import math
 import sys
@@ -23,8 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shoal.training.boosting.engine import train
+from shoal.training.boosting.library import library_of
 from shoal.training.boosting.request import TrainRequest, TrainResult
-from shoal.training.gang.reused_workers import end_gangs
+from shoal.training.gang.gang import end_gangs
 from tests.support.without_ray import nodes_without_ray
 
 ROWS, EVAL_ROWS, ROUNDS = 3_000, 800, 25
@@ -278,7 +278,7 @@ def with_shoal(case: Case, shape: Shape, workers: int, files: Files) -> Outcome:
     )
     booster = result.booster()
     margin = case.columns.get("base_margin_col")
-    predictor = importlib.import_module(f"shoal.training.{case.framework}.model").predictor(
+    predictor = library_of(case.framework).predictor(
         booster, names, base_margin_cols=[margin] if margin and case.framework == "xgboost" else []
     )
     table = pa.Table.from_pandas(frame(case.label, EVAL_ROWS, 2), preserve_index=False)

@@ -102,8 +102,8 @@ MODEL = b"a model, as a library writes it"
 def publish(scene: Scene) -> None:
     """Write what a training returned."""
     from shoal.jobs.files import artifacts
-    from shoal.training.artifact_folders import Claim
     from shoal.training.boosting.request import TrainResult
+    from shoal.training.locations import Claim
 
     trained = TrainResult(
         model=MODEL,

@@ -18,7 +18,7 @@ from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.state import Store, home
 from shoal.state.private_folders import node_folders, node_ids
 from shoal.state.schema import Node
-from shoal.training.host.process_title import WORKER
+from shoal.training.host.own_process import WORKER
 from tests.support.waiting import wait_until
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from shoal.data import DataConnector
+from shoal.training.boosting.library import owner_of
 
 
 def predict_booster(booster: Any, connector: DataConnector, input_cols: Sequence[str], **options: Any) -> np.ndarray:
-    library = importlib.import_module(f"shoal.training.{type(booster).__module__.split('.')[0]}.model")
+    library = owner_of(booster)
+    assert library is not None
     return library.predictor(booster, input_cols, **options).predict_dataset(connector)

@@ -136,7 +136,7 @@ def connected(nodes: TwoNodes) -> Iterator[None]:
     """Connect this process to the two nodes as a driver, and end the gangs that it keeps idle at the end."""
     import ray
 
-    from shoal.training.gang.reused_workers import end_gangs
+    from shoal.training.gang.gang import end_gangs
 
     ray.shutdown()
     ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")

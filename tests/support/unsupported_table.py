@@ -1,18 +1,18 @@
 """Write the table of unsupported parameters in docs/training.md.
 
-Run ``python -m tests.support.unsupported_table`` after a change of `shoal.training.boosting.unsupported`.
+Run ``python -m tests.support.unsupported_table`` after a change of `UNSUPPORTED` in a library's module `params`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.training.boosting.unsupported import UNSUPPORTED, Unsupported
+from shoal.training.boosting.library import libraries
+from shoal.training.boosting.params import Unsupported
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 _BEGIN = "<!-- written by python -m tests.support.unsupported_table -->\n"
 _END = "<!-- end of the written table -->\n"
-_LIBRARIES = {"xgboost": "XGBoost", "lightgbm": "LightGBM"}
 
 
 def page() -> str:
@@ -20,9 +20,9 @@ def page() -> str:
     before, _, rest = PAGE.read_text().partition(_BEGIN)
     _, _, after = rest.partition(_END)
     rows = "".join(
-        f"| {_LIBRARIES[library]} | {' | '.join(_cells(entry))} |\n"
-        for library, entries in UNSUPPORTED.items()
-        for entry in entries
+        f"| {library.title} | {' | '.join(_cells(entry))} |\n"
+        for library in libraries()
+        for entry in library.unsupported
     )
     head = "| library | parameter | workers | reason | instead |\n| --- | --- | --- | --- | --- |\n"
     return f"{before}{_BEGIN}\n{head}{rows}\n{_END}{after}"

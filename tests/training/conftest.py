@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.training.gang.reused_workers import end_gangs
+from shoal.training.gang.gang import end_gangs
 from tests.support.two_node_cluster import TwoNodes, connected
 from tests.support.without_ray import nodes_without_ray
 

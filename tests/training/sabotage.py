@@ -9,9 +9,9 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from shoal.training.boosting.request import Framework
+from shoal.boosting_libraries import Framework
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import gang_context
+from shoal.training.reporting import gang_context
 
 FIRST = {"xgboost": "prepare", "lightgbm": "begin"}
 """What is called first on the workers, and reads their rows."""

@@ -12,7 +12,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.artifact_folders import MARKER, Claim
+from shoal.training.locations import MARKER, Claim
 
 FIRST = Claim("job", "me", 1)
 SECOND = Claim("job", "me", 2)

@@ -15,8 +15,8 @@ import pytest
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.prediction.output_files import Output
-from shoal.training import artifact_folders
-from shoal.training.artifact_folders import MARKER, Claim
+from shoal.training import locations
+from shoal.training.locations import MARKER, Claim
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.model_dir import Destination, upload
 
@@ -80,7 +80,7 @@ def test_a_file_that_the_disk_has_no_room_for_leaves_nothing(shared: Path, monke
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(artifact_folders.os, "fsync", full)
+    monkeypatch.setattr(locations.os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         storage.write(str(shared / "job" / "model.ubj"), b"half")
     assert list((shared / "job").iterdir()) == []
@@ -92,7 +92,7 @@ def test_a_fifo_is_neither_waited_for_nor_written_to(shared: Path, file: str):
     folder.mkdir(parents=True)
     os.mkfifo(folder / file)
 
-    assert artifact_folders.read(str(folder)) is None
+    assert locations.read_claim(str(folder)) is None
     artifacts.discard_unfinished(str(folder), MINE)
     with pytest.raises(FileNotFoundError, match="No regular file"):
         storage.read(str(folder / file))
@@ -155,7 +155,7 @@ def test_a_file_system_that_shows_all_files_as_writable_is_accepted(shared: Path
         return os.stat_result((found.st_mode | 0o777, *found[1:]))
 
     real = os.fstat
-    monkeypatch.setattr(artifact_folders.os, "fstat", cifs)
+    monkeypatch.setattr(locations.os, "fstat", cifs)
     (shared / "job").mkdir()
     job_files(shared)
 
@@ -236,5 +236,5 @@ def test_a_file_system_that_shows_one_user_for_all_is_accepted(location: Path, m
         os.chown(file.name, STRANGER, -1)
         return file
 
-    monkeypatch.setattr(artifact_folders.tempfile, "TemporaryFile", squashed)
+    monkeypatch.setattr(locations.tempfile, "TemporaryFile", squashed)
     job_files(location)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from shoal.training.code_digest import code_digest
+from shoal.training.pickling import code_digest
 
 SOURCE = """
 RATE = 0.1

@@ -15,9 +15,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from shoal.boosting_libraries import Framework
 from shoal.errors import DataError, TrainingError, WorkerLostError
 from shoal.training.boosting import engine
-from shoal.training.boosting.request import Framework, TrainRequest
+from shoal.training.boosting.request import TrainRequest
 from shoal.training.gang.gang import Gang
 from tests.support.two_node_cluster import COLUMNS, TwoNodes, alive, assert_ended, write_rows
 from tests.support.waiting import wait_until
@@ -212,7 +213,7 @@ engine.train(TrainRequest(dataset={"paths": (rows,)}, input_cols=tuple(columns),
 
 @pytest.mark.parametrize("stage", [pytest.param("import", marks=SOAK), pytest.param("matrix", marks=SOAK), "round"])
 def test_driver_killed(two_nodes: TwoNodes, rows: Path, tmp_path: Path, stage: str) -> None:
-    from shoal.training.gang.reused_workers import end_gangs
+    from shoal.training.gang.gang import end_gangs
 
     end_gangs()
     reached = tmp_path / "reached"

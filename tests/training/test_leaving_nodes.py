@@ -22,7 +22,7 @@ from shoal.state import Store
 from shoal.state.schema import Lease, Node, NodeState
 from shoal.training import cluster
 from shoal.training.boosting.engine import train
-from shoal.training.gang.reused_workers import end_gangs
+from shoal.training.gang.gang import end_gangs
 from tests.support.job_store import POOL, change_pool, store
 from tests.support.two_node_cluster import TwoNodes
 from tests.support.waiting import wait_until

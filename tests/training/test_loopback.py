@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from shoal.training.host import loopback
-from shoal.training.host.loopback import is_loopback, open_listeners, tie_to_loopback
+from shoal.training.host import own_process
+from shoal.training.host.own_process import is_loopback, open_listeners, tie_to_loopback
 
 
 def test_listeners_on_all_addresses_are_tied_to_loopback() -> None:
@@ -22,7 +22,7 @@ def test_a_listener_that_is_closed_meanwhile_is_passed_over(monkeypatch: pytest.
     closed = socket.create_server(("0.0.0.0", 0))
     closed.close()
     with socket.create_server(("0.0.0.0", 0)) as listener:
-        monkeypatch.setattr(loopback, "open_listeners", lambda: iter([closed, listener]))
+        monkeypatch.setattr(own_process, "open_listeners", lambda: iter([closed, listener]))
         tie_to_loopback()
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16).rstrip(b"\0") == b"lo"
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from shoal.data.planning import GangPosition
-from shoal.training import progress
+from shoal.training import reporting
 from shoal.training.boosting import messages as boosting
 from shoal.training.boosting.messages import RoundReporter, by_round
-from shoal.training.context import GangContext
-from shoal.training.progress import Progress, ProgressDisplay
+from shoal.training.reporting import GangContext, Progress, ProgressDisplay
 
 HISTORY = {"eval": {"rmse": [3.0, 2.5], "mae": [1.0, 0.123456]}}
 AT_2 = Progress(2, 9, "rounds", by_round(HISTORY)[-1])
@@ -24,8 +23,8 @@ AT_2 = Progress(2, 9, "rounds", by_round(HISTORY)[-1])
 BAR = """
 import math
 import typer
-from shoal.training.context import say
-from shoal.training.progress import Progress, ProgressDisplay
+from shoal.training.reporting import say
+from shoal.training.reporting import Progress, ProgressDisplay
 with ProgressDisplay(first_line_s=math.inf) as display:
     say("a line of the log")
     display.show(Progress(3, 7, "rounds", {"eval-rmse": 2.5}))
@@ -61,7 +60,7 @@ def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str], monk
     display.show(AT_2)
     display.show(AT_2)
     assert capsys.readouterr().out == f"{AT_2}\n"
-    monkeypatch.setattr(progress, "PROGRESS_LINE_PERIOD_S", 0.0)
+    monkeypatch.setattr(reporting, "PROGRESS_LINE_PERIOD_S", 0.0)
     display = ProgressDisplay(first_line_s=0.0)
     display.show(AT_2)
     display.show(AT_2)

@@ -28,8 +28,8 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow import job_run
 from shoal.os_processes import ProcessId
 from shoal.state import Store
-from shoal.training.gang.reused_workers import end_gangs
-from shoal.training.mlflow.options import Tracking
+from shoal.training.gang.gang import end_gangs
+from shoal.training.tracking import Tracking
 from shoal.tune import TrialPruned, search, submit_search
 from tests.jobs.tuning.conftest import COLUMNS, table, tuned_rows
 from tests.support.homes import new_home

@@ -34,7 +34,7 @@ from shoal.pool.backends.ray_http import RayHead
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, deployments
 from shoal.state.schema import Job, JobState, Pool
-from shoal.ui import job_view, models
+from shoal.ui import job_view, model_view
 from shoal.ui.access import TokenAccess, Viewer
 from shoal.ui.app import EngineRequest, create_app, router, static_files
 from shoal.ui.formats import RunLinks
@@ -256,7 +256,7 @@ def test_a_version_that_waits_for_a_decision_is_shown_as_such(client, store, mon
     tags = {"shoal.job_id": "job-1", "shoal.reason": "waiting", "shoal.decision": said, "holdout.rmse.digest": "d"}
     version = SimpleNamespace(version="2", creation_timestamp=1000, run_id="r", source="s", tags=tags)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mlflow")
-    monkeypatch.setattr(models, "_ask", lambda uri: ({"delays": [version]}, {"delays": {"champion": "1"}}))
+    monkeypatch.setattr(model_view, "_ask", lambda uri: ({"delays": [version]}, {"delays": {"champion": "1"}}))
     result = result_of(
         model_name="delays", model_version="2", decision={"reason": "waiting", "sentence": said}
     ).document()

@@ -7,7 +7,7 @@ fields.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 def extra_of(connection: Connection, *, example: str) -> Mapping[str, Any]:
     """Return the extra field of an Airflow connection.
 
-    :param connection: The connection.
     :param example: A valid extra field, for the error message.
     :raises InvalidArgumentError: The field is not a JSON object.
     """
@@ -210,23 +209,16 @@ def _options(connection: Connection, dialect: _Dialect, extra: Mapping[str, Any]
         and value not in (None, "") and not (name in _SWITCHES and value in (False, "false", "False", 0, "0"))
     }  # fmt: skip
     known = dialect.passed | dialect.fields
-    if unknown := sorted(name for name, value in given.items() if name not in known or not _is_text(value)):
+    texts = str | int | float
+    if unknown := sorted(name for name, value in given.items() if name not in known or not isinstance(value, texts)):
         raise InvalidArgumentError(
             f'the extra of connection "{connection.conn_id}" has {", ".join(unknown)}, which shoal cannot pass to the '
             f"database: remove it, or write the whole SQLAlchemy URL, with user and password, into the extra: "
             f'{{"sqlalchemy_url": "{dialect.name}://HOST/DATABASE?OPTION=VALUE"}}. Without this URL, shoal passes '
             f"{', '.join(sorted(known)) or 'no extras'}"
         )
-    return {name: _text(value) for name, value in given.items()}
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str | int | float)
-
-
-def _text(value: object) -> str:
     # The drivers read 1 and 0, and not all of them read true and false.
-    return str(int(value)) if isinstance(value, bool) else str(value)
+    return {name: str(int(value) if isinstance(value, bool) else value) for name, value in given.items()}
 
 
 def _url(connection: Connection, dialect: _Dialect, fields: Mapping[str, str]) -> URL:
@@ -269,103 +261,81 @@ def environment_of(conn_ids: Iterable[str]) -> dict[str, str]:
 
     An empty value replaces a variable of the worker that belongs to other credentials, such as a session token.
 
-    :param conn_ids: Ids of connections of the types `aws`, `mlflow`, `http`, `databricks`, `google_cloud_platform` and
-        `wasb`.
+    :param conn_ids: Ids of connections of the types in `_WITH_CREDENTIALS`.
     :raises InvalidArgumentError: A connection is of another type, or has credentials that no variable can carry.
     """
     found: dict[str, str] = {}
     for conn_id in conn_ids:
         connection = BaseHook.get_connection(conn_id)
-        variables = _VARIABLES.get(connection.conn_type or "")
-        if variables is None:
+        if connection.conn_type not in _WITH_CREDENTIALS:
             raise InvalidArgumentError(
                 f'the connection "{conn_id}" of type {connection.conn_type!r} has no credentials for a job: use a '
-                f"connection of type {', '.join(sorted(_VARIABLES))}, or name a Variable in run_config.secret_env"
+                f"connection of type {', '.join(_WITH_CREDENTIALS)}, or name a Variable in run_config.secret_env"
             )
         extra = extra_of(connection, example='{"region_name": "eu-west-1"}')
-        found |= {name: str(value or "") for name, value in variables(connection, extra).items()}
+        found |= {name: str(value or "") for name, value in _variables(connection, extra).items()}
     return found
 
 
+_WITH_CREDENTIALS = ("aws", "databricks", "google_cloud_platform", "http", "mlflow", "wasb")
+"""Types of connections whose credentials a job can get."""
+
+
+def _variables(connection: Connection, extra: Mapping[str, object]) -> dict[str, object]:
+    user, password, host = connection.login, connection.password, connection.host or ""
+    match connection.conn_type:
+        case "aws":
+            return _of_aws(connection, extra)
+        case "databricks":
+            return {
+                "DATABRICKS_HOST": host if "://" in host or not host else f"https://{host}",
+                "DATABRICKS_TOKEN": extra.get("token") or password,
+            }
+        case "google_cloud_platform":
+            if not (path := extra.get("key_path")):
+                raise InvalidArgumentError(
+                    f'the connection "{connection.conn_id}" has no key_path in its extra: libraries take the key of a '
+                    "service account only from a file, which the nodes need at the same path"
+                )
+            return {"GOOGLE_APPLICATION_CREDENTIALS": path}
+        case "wasb":
+            return {
+                "AZURE_STORAGE_CONNECTION_STRING": extra.get("connection_string"),
+                "AZURE_STORAGE_ACCOUNT_NAME": user,
+                "AZURE_STORAGE_ACCOUNT_KEY": password,
+                "AZURE_STORAGE_SAS_TOKEN": extra.get("sas_token"),
+            }
+    # The types mlflow and http are servers of MLflow.
+    return {
+        "MLFLOW_TRACKING_USERNAME": user,
+        "MLFLOW_TRACKING_PASSWORD": user and password,
+        "MLFLOW_TRACKING_TOKEN": None if user else password,
+    }
+
+
 def _of_aws(connection: Connection, extra: Mapping[str, object]) -> dict[str, object]:
-    found: dict[str, object] = {}
+    keys: tuple[object, ...] = ()
     if extra.keys() & {"role_arn", "profile_name", "assume_role_method"}:
-        found = _by_amazons_hook(str(connection.conn_id))
+        # Only Amazon's provider can get the temporary keys of a role or a profile.
+        try:
+            from airflow.providers.amazon.aws.hooks.base_aws import AwsGenericHook  # type: ignore[import-not-found]
+        except ImportError:
+            raise InvalidArgumentError(
+                f'the connection "{connection.conn_id}" uses a role or a profile: install '
+                "apache-airflow-providers-amazon in the environment of the task, or write keys into the connection"
+            ) from None
+        hook = AwsGenericHook(aws_conn_id=connection.conn_id, client_type="sts")
+        temporary = hook.get_credentials()
+        keys = temporary.access_key, temporary.secret_key, temporary.token
     elif connection.login:
-        found = _keys(connection.login, connection.password, extra.get("aws_session_token"))
+        keys = connection.login, connection.password, extra.get("aws_session_token")
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
+    found: dict[str, object] = dict(zip(names, (*keys, ""), strict=True)) if keys else {}
     if region := extra.get("region_name"):
         found["AWS_DEFAULT_REGION"] = region
     if endpoint := extra.get("endpoint_url"):
         found["AWS_ENDPOINT_URL"] = found["MLFLOW_S3_ENDPOINT_URL"] = endpoint
     return found
-
-
-def _keys(key: object, secret: object, token: object) -> dict[str, object]:
-    return {
-        "AWS_ACCESS_KEY_ID": key,
-        "AWS_SECRET_ACCESS_KEY": secret,
-        "AWS_SESSION_TOKEN": token,
-        "AWS_PROFILE": "",
-    }
-
-
-def _by_amazons_hook(conn_id: str) -> dict[str, object]:
-    """Return temporary keys of a role or a profile, which only Amazon's provider can get."""
-    try:
-        from airflow.providers.amazon.aws.hooks.base_aws import AwsGenericHook  # type: ignore[import-not-found]
-    except ImportError:
-        raise InvalidArgumentError(
-            f'the connection "{conn_id}" uses a role or a profile: install apache-airflow-providers-amazon in the '
-            "environment of the task, or write keys into the connection"
-        ) from None
-    found = AwsGenericHook(aws_conn_id=conn_id, client_type="sts").get_credentials()
-    return _keys(found.access_key, found.secret_key, found.token)
-
-
-def _of_mlflow(connection: Connection, extra: Mapping[str, object]) -> dict[str, object]:
-    user = connection.login
-    return {
-        "MLFLOW_TRACKING_USERNAME": user,
-        "MLFLOW_TRACKING_PASSWORD": user and connection.password,
-        "MLFLOW_TRACKING_TOKEN": None if user else connection.password,
-    }
-
-
-def _of_databricks(connection: Connection, extra: Mapping[str, object]) -> dict[str, object]:
-    host = connection.host or ""
-    return {
-        "DATABRICKS_HOST": host if "://" in host or not host else f"https://{host}",
-        "DATABRICKS_TOKEN": extra.get("token") or connection.password,
-    }
-
-
-def _of_google(connection: Connection, extra: Mapping[str, object]) -> dict[str, object]:
-    if not (path := extra.get("key_path")):
-        raise InvalidArgumentError(
-            f'the connection "{connection.conn_id}" has no key_path in its extra: libraries take the key of a service '
-            "account only from a file, which the nodes need at the same path"
-        )
-    return {"GOOGLE_APPLICATION_CREDENTIALS": path}
-
-
-def _of_azure(connection: Connection, extra: Mapping[str, object]) -> dict[str, object]:
-    return {
-        "AZURE_STORAGE_CONNECTION_STRING": extra.get("connection_string"),
-        "AZURE_STORAGE_ACCOUNT_NAME": connection.login,
-        "AZURE_STORAGE_ACCOUNT_KEY": connection.password,
-        "AZURE_STORAGE_SAS_TOKEN": extra.get("sas_token"),
-    }
-
-
-_VARIABLES: dict[str, Callable[[Connection, Mapping[str, object]], dict[str, object]]] = {
-    "aws": _of_aws,
-    "databricks": _of_databricks,
-    "google_cloud_platform": _of_google,
-    "http": _of_mlflow,
-    "mlflow": _of_mlflow,
-    "wasb": _of_azure,
-}
-"""The function that finds the variables, by the type of a connection."""
 
 
 class ComputePoolHook(BaseHook):
@@ -420,22 +390,17 @@ class ComputePoolHook(BaseHook):
     def _defining_connection(self) -> Connection | None:
         """Return the connection that defines the pool; None if `pool_name` selects the pool, or if no connection
         exists."""
-        if self.compute_pool_conn_id:
-            return self._connection(self.compute_pool_conn_id)
-        if self.pool_name:
+        given = self.compute_pool_conn_id
+        if self.pool_name and not given:
             return None
         try:
-            return self.get_connection(self.default_conn_name)
+            return self.get_connection(given or self.default_conn_name)
         except AirflowNotFoundException:
-            return None
-
-    def _connection(self, conn_id: str) -> Connection:
-        try:
-            return self.get_connection(conn_id)
-        except AirflowNotFoundException:
+            if not given:
+                return None
             raise AirflowNotFoundException(
-                f'there is no connection "{conn_id}" of type {CONNECTION_TYPE}: create the connection, or write '
-                f"pool_name={conn_id!r} if this is the name of a pool"
+                f'there is no connection "{given}" of type {CONNECTION_TYPE}: create the connection, or write '
+                f"pool_name={given!r} if this is the name of a pool"
             ) from None
 
     def pool(self, holder: str | None = None, *, team: str | None = None) -> ComputePool:
@@ -465,7 +430,12 @@ class ComputePoolHook(BaseHook):
             connection = self._defining_connection
             spec = self.spec if connection is None else spec_of(connection, keep=False)
             if spec is not None and spec.backend == "ray":
-                answered = _cluster_answer(spec, None if connection is None else connection.password)
+                from shoal.pool.backends.ray.client import Cluster
+
+                token = None if connection is None else connection.password or None
+                count = len(Cluster(spec, token).nodes())
+                nodes = f"{count} {'node' if count == 1 else 'nodes'}"
+                answered = f"; the cluster at {spec.address} answers, and has {nodes}"
             status = ComputePool(spec or self.pool_name).describe()
         except ShoalError as error:
             if isinstance(error, PoolNotFoundError) and spec is not None:
@@ -479,14 +449,3 @@ class ComputePoolHook(BaseHook):
             True,
             f"{status.uri} is {status.state}, {len(status.active)} of {status.max_nodes} nodes active{answered}",
         )
-
-
-def _cluster_answer(spec: PoolSpec, token: str | None) -> str:
-    """Ask the Ray cluster of a pool for its nodes, and return the answer as a part of a message.
-
-    :raises PoolUnreachableError: The cluster does not answer, or refuses the token.
-    """
-    from shoal.pool.backends.ray.client import Cluster
-
-    count = len(Cluster(spec, token or None).nodes())
-    return f"; the cluster at {spec.address} answers, and has {count} {'node' if count == 1 else 'nodes'}"

@@ -38,7 +38,6 @@ _ONLY_IN_THE_TASK = frozenset(
 def refuse_objects_of_the_task(function: Callable[..., Any], given: Collection[str]) -> None:
     """Refuse a function with parameters to which Airflow would give objects that exist only in the task's process.
 
-    :param function: The decorated function.
     :param given: Names of the parameters for which the caller gives arguments.
     :raises InvalidArgumentError: The function has such a parameter.
     """
@@ -54,11 +53,7 @@ def refuse_objects_of_the_task(function: Callable[..., Any], given: Collection[s
 def context_values(function: Callable[..., Any], context: Context) -> dict[str, Any]:
     """Return those plain values of Airflow's context that are parameters of a function, and all of them for a function
     with a parameter such as ``**context``. A value that this run does not have, such as the `logical_date` of a run
-    without a date, is None.
-
-    :param function: The decorated function.
-    :param context: Airflow's context of the task.
-    """
+    without a date, is None."""
     parameters = inspect.signature(function).parameters
     usable = KNOWN_CONTEXT_KEYS - _ONLY_IN_THE_TASK
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
@@ -166,20 +161,14 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
 
     def job_spec(self, context: Context) -> AnyJobSpec:
         """Build the job's spec from the operator's arguments. Parameters of the decorated function that are named like
-        values in Airflow's context, such as ``run_id``, get these values.
-
-        :param context: Airflow's context of the task.
-        """
+        values in Airflow's context, such as ``run_id``, get these values."""
         given = _given(self.python_callable, self.op_args, self.op_kwargs)
         values = context_values(self.python_callable, context)
         self.op_kwargs = {**{name: values[name] for name in values.keys() - given}, **self.op_kwargs}
         return super().job_spec(context)
 
     def value_of(self, result: JobResult) -> Any:
-        """Return the function's return values from a job's result, as a list in the order of the workers' ranks.
-
-        :param result: Result of the job.
-        """
+        """Return the function's return values from a job's result, as a list in the order of the workers' ranks."""
         return self._handle_output(self._values(result))
 
     def _values(self, result: JobResult) -> list[Any]:
@@ -224,10 +213,7 @@ class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
         return {"scaling_config": launched().model_dump(), "room_for": requested}
 
     def value_of(self, result: JobResult) -> Any:
-        """Return the function's return value from a job's result.
-
-        :param result: Result of the job.
-        """
+        """Return the function's return value from a job's result."""
         return self._handle_output(self._values(result)[0])
 
 

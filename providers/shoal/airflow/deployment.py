@@ -93,10 +93,7 @@ def has_teams() -> bool:
 
 def store_of(team: str | None) -> str | None:
     """Return the URL of a team's store, from the option ``state_url`` in section ``[TEAM=shoal]``. None: the store of
-    this process.
-
-    :param team: Name of the team; None if there is none.
-    """
+    this process."""
     from airflow.sdk.configuration import conf
 
     if team is None:
@@ -190,10 +187,7 @@ def make_variable() -> None:
 
 def other_addresses(deployment: str) -> list[str]:
     """Record the web address of this Airflow in shoal's store, and return other addresses at which an Airflow with the
-    same id has run tasks recently.
-
-    :param deployment: Id of this Airflow deployment.
-    """
+    same id has run tasks recently."""
     from airflow.sdk.configuration import conf
 
     from shoal.links import web_address
@@ -240,6 +234,9 @@ def _new_id() -> str:
 
 def _made_by_task() -> str:
     from airflow.sdk import Variable
+    from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import ErrorResponse, GetVariable
 
     from shoal.jobs.journal.locks import store_lock
     from shoal.state import Store
@@ -253,24 +250,13 @@ def _made_by_task() -> str:
     with store_lock(Store(), "the id of an Airflow deployment", _LOCK_S):
         if (found := Variable.get(VARIABLE, default=None)) is not None:
             return str(found)
-        _check_that_variable_is_missing()
+        # `Variable.get` returns the default after any error of the API, and `Variable.set` would then overwrite the id.
+        answer = task_runner.SUPERVISOR_COMMS.send(GetVariable(key=VARIABLE))
+        if not isinstance(answer, ErrorResponse) or answer.error != ErrorType.VARIABLE_NOT_FOUND:
+            raise AirflowRuntimeError(answer if isinstance(answer, ErrorResponse) else ErrorResponse())
         deployment = _new_id()
         Variable.set(VARIABLE, deployment, _DESCRIPTION)
     return deployment
-
-
-def _check_that_variable_is_missing() -> None:
-    """Raise an error if Airflow could not say whether the Variable exists.
-
-    `Variable.get` returns the default after any error of the API, and `Variable.set` would then overwrite the id.
-    """
-    from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
-    from airflow.sdk.execution_time import task_runner
-    from airflow.sdk.execution_time.comms import ErrorResponse, GetVariable
-
-    answer = task_runner.SUPERVISOR_COMMS.send(GetVariable(key=VARIABLE))
-    if not isinstance(answer, ErrorResponse) or answer.error != ErrorType.VARIABLE_NOT_FOUND:
-        raise AirflowRuntimeError(answer if isinstance(answer, ErrorResponse) else ErrorResponse())
 
 
 ENGINE = "airflow"
@@ -288,9 +274,7 @@ def team_of(context: Context, connection_team: str | None, owner: str) -> str | 
     """Return the team for which a task acts: the team of its DAG run in an Airflow with several teams, else that of the
     connection, else the owner of the task. None for Airflow's default owner.
 
-    :param context: Airflow's context of the task.
     :param connection_team: Team that the connection of the pool names.
-    :param owner: The task's owner.
     """
     # Airflow before 3.3 does not tell a task the team.
     of_run: str | None = getattr(context["dag_run"], "team_name", None)
@@ -309,7 +293,6 @@ def holder_of(context: Context, lease: str | None = None) -> str:
     A lease or an unfinished job of an older shoal has a name without the deployment. Until it ends, the run goes on
     with this name.
 
-    :param context: Airflow's context of a task of the DAG run.
     :param lease: Id of the task that leases the nodes.
     """
     from shoal.jobs.cleanup import is_in_use
@@ -321,17 +304,13 @@ def holder_of(context: Context, lease: str | None = None) -> str:
 
 
 def is_single_task_test(context: Context) -> bool:
-    """Return whether the DAG run exists only while ``airflow tasks test`` runs one of its tasks.
-
-    :param context: Airflow's context of a task of the DAG run.
-    """
+    """Return whether the DAG run exists only while ``airflow tasks test`` runs one of its tasks."""
     return str(context["dag_run"].run_id).startswith("__airflow_temporary_run_")
 
 
 def holder_name(run: DagRunHolder, lease: str | None = None) -> str:
     """Build the name of the holder of one lease of a DAG run.
 
-    :param run: The DAG run.
     :param lease: Id of the task that leases the nodes.
     """
     return run.name if lease in (None, ONLY_LEASE) else f"{run.name}#{lease}"
@@ -339,8 +318,5 @@ def holder_name(run: DagRunHolder, lease: str | None = None) -> str:
 
 def task_key(ti: Any) -> str:
     """Return a task instance's name, which is unique within the DAG run. By this name, a retry of the task finds the
-    task's job.
-
-    :param ti: The task instance.
-    """
+    task's job."""
     return f"{ti.task_id}/{ti.map_index}"

@@ -6,7 +6,7 @@ The notifier's templates can use ``{{ shoal.subject }}``, ``{{ shoal.text }}`` a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -51,7 +51,7 @@ def _send(notifier: Notifier, about: Callable[[Context], Message], context: Cont
 
 
 def _about_task(context: Context) -> Message:
-    from shoal.jobs import Message, summary_message
+    from shoal.jobs import Message, ModelLine, summary_message
     from shoal.jobs.many.summary import one_line
 
     error = context.get("exception")
@@ -61,24 +61,18 @@ def _about_task(context: Context) -> Message:
     if isinstance(task, CheckModelsOperator):
         text = f"task {task.task_id} of DAG {context['dag'].dag_id}: {one_line(str(error or 'no alerts'))}"
         return Message(text, text)
-    return summary_message([_line_of_task(context, error)])
-
-
-def _line_of_task(context: Context, error: object) -> ModelLine:
-    """Return the `ModelLine` that the task has stored as an XCom. If the task was killed before the line was stored,
-    build a `ModelLine` from Airflow's context."""
-    from shoal.jobs.many.summary import one_line
-
     ti = context["ti"]
     stored = ti.xcom_pull(task_ids=ti.task_id, key=LINE, map_indexes=ti.map_index)
+    # The task was killed before it stored a line.
     if stored is None:
         index = -1 if ti.map_index is None else ti.map_index
-        return _unknown(ti.task_id, index, one_line(str(error or "it ended without a result: see the task's log")))
-    line = _parsed(stored)
-    if error is None or line.outcome in ("failed", "skipped"):
-        return line
-    cause = one_line(str(error))
-    return line.model_copy(update={"sentence": f"{line.sentence}; the task failed after the training: {cause}"})
+        cause = one_line(str(error or "it ended without a result: see the task's log"))
+        return summary_message([_unknown(ti.task_id, index, cause)])
+    line = ModelLine.parse(stored)
+    if error is not None and line.outcome not in ("failed", "skipped"):
+        failed = f"{line.sentence}; the task failed after the training: {one_line(str(error))}"
+        line = line.model_copy(update={"sentence": failed})
+    return summary_message([line])
 
 
 def _about_run(context: Context) -> Message:
@@ -99,6 +93,7 @@ def _about_run(context: Context) -> Message:
 def _lines_of_run(context: Context) -> Iterator[ModelLine]:
     """Yield a `ModelLine` for each training task and each promotion of a DAG run, in the order in which the DAG file
     creates the tasks."""
+    from shoal.jobs import ModelLine
     from shoal.jobs.many.summary import one_line
 
     ti, dag = context.get("ti"), context["dag"]
@@ -113,18 +108,12 @@ def _lines_of_run(context: Context) -> Iterator[ModelLine]:
         for index in instances_of(task_id, states, task_ids):
             stored = ti.xcom_pull(task_ids=task_id, key=LINE, map_indexes=index)
             if stored is not None:
-                yield _parsed(stored)
+                yield ModelLine.parse(stored)
             elif is_a(task, DistributedTrainOperator):
                 state = states[task_id if index < 0 else f"{task_id}_{index}"]
                 yield _unknown(
                     task_id, index, one_line(why_no_result(ti, dag, task_id, index, state)), skipped=state == "skipped"
                 )
-
-
-def _parsed(stored: Mapping[str, Any]) -> ModelLine:
-    from shoal.jobs import ModelLine
-
-    return ModelLine.parse(stored)
 
 
 def _unknown(task_id: str, map_index: int, cause: str, *, skipped: bool = False) -> ModelLine:

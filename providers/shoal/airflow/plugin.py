@@ -72,7 +72,13 @@ class LazyApp:
                 # The user is not authenticated yet, so the answer must not contain details of the store. The log has
                 # the whole error.
                 why = str(error) if isinstance(error, MissingExtraError) else "see the log of Airflow's API server"
-                await _unavailable(f"the page of shoal is not available: {why}", scope, send)
+                if scope["type"] != "http":
+                    await send({"type": "websocket.close", "code": 1011})
+                    return
+                headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
+                await send({"type": "http.response.start", "status": 503, "headers": headers})
+                body = f"the page of shoal is not available: {why}".encode()
+                await send({"type": "http.response.body", "body": body})
                 return
         assert self._app is not None
         await self._app(scope, receive, send)
@@ -81,15 +87,6 @@ class LazyApp:
         with self._lock:
             if self._app is None:
                 self._app = self._build()
-
-
-async def _unavailable(message: str, scope: _Message, send: Callable[[_Message], Awaitable[None]]) -> None:
-    if scope["type"] != "http":
-        await send({"type": "websocket.close", "code": 1011})
-        return
-    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": 503, "headers": headers})
-    await send({"type": "http.response.body", "body": message.encode()})
 
 
 PREFIX = "/shoal"
@@ -101,24 +98,19 @@ def page_path() -> str:
     return f"{urlsplit(conf.get('api', 'base_url', fallback='') or '').path.rstrip('/')}{PREFIX}/"
 
 
-def _views() -> list[dict[str, Any]]:
-    """Return two entries for Airflow's menu: one shows the page in a frame, the other in a browser tab of its own.
-    Return no entries if the extra ``ui`` is not installed.
-
-    Airflow's frame allows no new windows, so links to other services work only in the tab.
-    """
-    if not has_extra():
-        return []
-    href = page_path()
-    return [
-        {"name": "Compute pools", "href": href, "destination": "nav", "category": "browse", "url_route": "shoal"},
-        {"name": "Compute pools (own tab)", "href": href, "destination": "nav", "category": "browse"},
-    ]
-
-
 class ShoalPlugin(AirflowPlugin):
     """Plugin that Airflow finds through the entry point ``airflow.plugins``."""
 
     name = "shoal"
     fastapi_apps: list[Any] = [{"app": LazyApp(), "url_prefix": PREFIX, "name": "shoal"}]  # noqa: RUF012 - as Airflow declares it
-    external_views: list[Any] = _views()
+    # One entry of Airflow's menu shows the page in a frame, the other in a browser tab of its own. Airflow's frame
+    # allows no new windows, so links to other services work only in the tab.
+    _entry = {"href": page_path(), "destination": "nav", "category": "browse"}  # noqa: RUF012
+    external_views: list[Any] = (
+        [
+            {"name": "Compute pools", "url_route": "shoal", **_entry},
+            {"name": "Compute pools (own tab)", **_entry},
+        ]
+        if has_extra()
+        else []
+    )

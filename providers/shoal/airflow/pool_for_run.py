@@ -29,6 +29,25 @@ _OWN_ARGUMENTS = {
 """Arguments of operators that `pool_for_run` rejects, each with the advice for the error message."""
 
 
+Operator: TypeAlias = BaseOperator | MappedOperator
+
+_RULES_REFUSED_AFTER_SETUP = frozenset(
+    {
+        TriggerRule.ONE_SUCCESS,
+        TriggerRule.ONE_FAILED,
+        TriggerRule.ONE_DONE,
+        TriggerRule.ALL_FAILED,
+        TriggerRule.ALL_SKIPPED,
+    }
+)
+"""Trigger rules that `pool_for_run` rejects for a task directly after the setup task. With such a rule, the task could
+start before the setup task ends (``one_success``), or would never start, because the setup task succeeds
+(``all_failed``)."""
+
+_RULES_OF_EARLY_STARTS = frozenset({TriggerRule.ONE_SUCCESS, TriggerRule.ONE_FAILED, TriggerRule.ONE_DONE})
+"""Trigger rules with which a task starts as soon as one of its upstream tasks has ended."""
+
+
 @dataclass(frozen=True)
 class PoolTasks:
     """The setup task and the teardown task that `pool_for_run` creates.
@@ -88,7 +107,8 @@ def pool_for_run(
         ``executor_config``, and ``pool`` (Airflow's pool of slots, which is not the compute pool).
     """
     _check_task_kwargs(task_kwargs)
-    start = f"{_checked_prefix(prefix)}_" if prefix is not None else ""
+    _check_prefix(prefix)
+    start = "" if prefix is None else f"{prefix}_"
     try:
         setup = LeasePoolOperator(
             task_id=f"{start}{ONLY_LEASE}",
@@ -152,7 +172,21 @@ def _order(tasks: PoolTasks, created: list[Operator]) -> None:
     inside = {task.task_id: task for task in created if task.task_id not in outside}
     for task in inside.values():
         is_first = not task.upstream_task_ids & inside.keys()
-        check(task, setup, inside, is_first=is_first)
+        rule, block = TriggerRule(task.trigger_rule), inside.keys() | {setup.task_id}
+        has_upstream_before = any(
+            one.task_id not in block and not one.get_flat_relative_ids(upstream=True) & block
+            for one in task.upstream_list
+        )
+        # The task could start before the setup task ends, or would never start.
+        if (
+            rule is TriggerRule.ALWAYS
+            or (is_first and rule in _RULES_REFUSED_AFTER_SETUP)
+            or (rule in _RULES_OF_EARLY_STARTS and has_upstream_before)
+        ):
+            raise InvalidArgumentError(
+                f'task "{task.task_id}" in the block of pool_for_run has trigger_rule="{rule.value}", so the '
+                f'task does not wait for {setup.task_id}: use "all_success", "none_failed" or "all_done"'
+            )
         if is_first and task.task_id not in setup.downstream_task_ids:
             setup.set_downstream(task)
         # A nested block's setup task needs no edge to the outer block's teardown task, because the nested block's
@@ -180,12 +214,11 @@ def _set_leases(tasks: PoolTasks, created: list[Operator], around: tuple[PoolTas
             arguments["lease"] = tasks.setup.task_id
 
 
-def _checked_prefix(prefix: str) -> str:
-    if not isinstance(prefix, str) or not prefix:
+def _check_prefix(prefix: Any) -> None:
+    if prefix is not None and (not isinstance(prefix, str) or not prefix):
         raise InvalidArgumentError(
             f'prefix={shown(prefix)} is not legal: use letters, digits, "-" and "_", for example prefix="score"'
         )
-    return prefix
 
 
 def _check_task_kwargs(task_kwargs: Mapping[str, Any]) -> None:
@@ -201,52 +234,3 @@ def _check_task_kwargs(task_kwargs: Mapping[str, Any]) -> None:
             raise InvalidArgumentError(f'unknown argument "{name}" of pool_for_run{hint}')
         if name == "pool":
             check_slots(value)
-
-
-Operator: TypeAlias = BaseOperator | MappedOperator
-
-_RULES_REFUSED_AFTER_SETUP = frozenset(
-    {
-        TriggerRule.ONE_SUCCESS,
-        TriggerRule.ONE_FAILED,
-        TriggerRule.ONE_DONE,
-        TriggerRule.ALL_FAILED,
-        TriggerRule.ALL_SKIPPED,
-    }
-)
-"""Trigger rules that `pool_for_run` rejects for a task directly after the setup task. With such a rule, the task could
-start before the setup task ends (``one_success``), or would never start, because the setup task succeeds
-(``all_failed``)."""
-
-_RULES_OF_EARLY_STARTS = frozenset({TriggerRule.ONE_SUCCESS, TriggerRule.ONE_FAILED, TriggerRule.ONE_DONE})
-"""Trigger rules with which a task starts as soon as one of its upstream tasks has ended."""
-
-
-def check(task: Operator, setup: BaseOperator, inside: Mapping[str, Operator], *, is_first: bool) -> None:
-    """Check that the trigger rule of a task in a block lets the task wait for the block's setup task.
-
-    :param task: The task.
-    :param setup: The block's setup task.
-    :param inside: The tasks of the block, by id.
-    :param is_first: Whether no other task of the block is directly upstream of this task.
-    :raises InvalidArgumentError: The task could start before the setup task ends, or would never start.
-    """
-    rule = TriggerRule(task.trigger_rule)
-    if (
-        rule is TriggerRule.ALWAYS
-        or (is_first and rule in _RULES_REFUSED_AFTER_SETUP)
-        or (rule in _RULES_OF_EARLY_STARTS and _has_upstream_before(task, setup, inside))
-    ):
-        raise InvalidArgumentError(
-            f'task "{task.task_id}" in the block of pool_for_run has trigger_rule="{rule.value}", so the '
-            f'task does not wait for {setup.task_id}: use "all_success", "none_failed" or "all_done"'
-        )
-
-
-def _has_upstream_before(task: Operator, setup: BaseOperator, inside: Mapping[str, Operator]) -> bool:
-    """Return whether `task` has an upstream task that does not wait for the block's setup task. Such an upstream task
-    is outside of the block, and depends on no task of the block."""
-    block = inside.keys() | {setup.task_id}
-    return any(
-        one.task_id not in block and not one.get_flat_relative_ids(upstream=True) & block for one in task.upstream_list
-    )

@@ -71,37 +71,6 @@ def promotion_of(context: Context, model: str, alias: str = CHAMPION) -> dict[st
     return dict(newest.extra)
 
 
-def add_promotion(
-    context: Context, model: str, alias: str, metric: str | None, result: JobResult | PromotionResult
-) -> None:
-    """Add an asset event to a task that has promoted a model. Airflow records the event when the task succeeds.
-
-    :param context: Airflow's context of the task.
-    :param model: Name of the registered model.
-    :param alias: Alias that the promotion has moved.
-    :param metric: Name of the metric that has decided.
-    :param result: Result of the job, or of the promotion.
-    """
-    # Airflow stores the event as JSON, which has no NaN, so `to_dict` converts NaN to text.
-    plain = result.to_dict()
-    decision, champion = plain["decision"] or {}, plain["champion"] or {}
-    context["outlet_events"][PROMOTIONS].add(
-        model_asset(model, alias),
-        extra={
-            "model": model,
-            "alias": alias,
-            "version": result.model_version,
-            "model_uri": f"models:/{model}/{result.model_version}",
-            "metric": metric,
-            "metrics": plain["metrics"],
-            "decision": decision.get("sentence"),
-            "reason": decision.get("reason"),
-            "job_id": result.job_id,
-            "previous_version": champion.get("version"),
-        },
-    )
-
-
 log = logging.getLogger(__name__)
 
 CAUSE = "shoal_cause"
@@ -117,10 +86,7 @@ _MOST_CAUSES = 3
 
 
 def store_cause(cause: str) -> None:
-    """Store why the task fails or is skipped as an XCom, for later tasks and for messages. Outside a task, do nothing.
-
-    :param cause: The reason.
-    """
+    """Store why the task fails or is skipped as an XCom, for later tasks and messages. Outside a task, do nothing."""
     try:
         ti = get_current_context()["ti"]
     except RuntimeError:
@@ -163,14 +129,7 @@ def training_results(*task_ids: str, mapped: int | None = None) -> list[dict[str
 
 
 def why_no_result(ti: Any, dag: Any, task_id: str, index: int, state: str | None) -> str:
-    """Return why a task instance has no result: the cause that it has stored, else the failures before it.
-
-    :param ti: Any task instance of the run.
-    :param dag: The DAG.
-    :param task_id: Id of the task.
-    :param index: Map index of the instance; -1 if the task is not mapped.
-    :param state: State of the instance.
-    """
+    """Return why a task instance has no result: the cause that it has stored, else the failures before it."""
     cause: str | None = ti.xcom_pull(task_ids=task_id, key=CAUSE, map_indexes=index)
     if cause:
         return cause
@@ -197,10 +156,6 @@ def instances_of(task_id: str, states: Mapping[str, Any], task_ids: Collection[s
 
     Airflow names the instances of a mapped task ``<task id>_<map index>``. A name that is the id of another task of the
     DAG, such as "train_1" beside "train", is not an instance.
-
-    :param task_id: Id of the task.
-    :param states: States of instances by name.
-    :param task_ids: Ids of all tasks to which the states belong.
     """
     names = [name for name in states if name not in task_ids]
     mapped = [name.rpartition("_")[2] for name in names if name.rpartition("_")[0] == task_id]
@@ -209,11 +164,7 @@ def instances_of(task_id: str, states: Mapping[str, Any], task_ids: Collection[s
 
 
 def instance_name(task_id: str, index: int) -> str:
-    """Return a task instance as a text, such as ``train[3]``.
-
-    :param task_id: Id of the task.
-    :param index: Map index; -1 if the task is not mapped.
-    """
+    """Return a task instance as a text, such as ``train[3]``."""
     return task_id if index < 0 else f"{task_id}[{index}]"
 
 
@@ -257,13 +208,7 @@ class FailOnPermanentErrors(RetryPolicy):
     def evaluate(
         self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
     ) -> RetryDecision:
-        """Decide whether the task is retried.
-
-        :param exception: The error of the task.
-        :param try_number: Number of the try, from 1.
-        :param max_tries: Largest number of tries.
-        :param context: Airflow's context of the task.
-        """
+        """Decide whether the task is retried."""
         from airflow.sdk import RetryDecision
 
         if isinstance(exception, ShoalError) and exception.permanent:
@@ -276,38 +221,40 @@ LINE = "shoal_line"
 as a dict."""
 
 
-def record_success(context: Context, spec: AnyJobSpec, result: JobResult) -> None:
-    """Store a line about a training as an XCom, for notifications. If the model was promoted, also add an asset event.
+def record_success(context: Context, spec: AnyJobSpec | str, result: JobResult | PromotionResult) -> None:
+    """Store a line about a training or a promotion as an XCom, for notifications. If the model was promoted, also add
+    an asset event.
 
-    An error is logged and not raised, because the training has succeeded.
+    An error is logged and not raised, because the training or promotion has succeeded.
 
-    :param context: Airflow's context of the training task.
-    :param spec: Spec of the job.
-    :param result: Result of the job.
+    :param spec: Spec of the job, or the name of the model that `PromotionResult` is about.
     """
     try:
-        if result.promoted and (register := spec.register_as) is not None:
-            add_promotion(context, register.model, register.alias, register.metric, result)
+        about: Any = result if isinstance(spec, str) else spec.register_as
+        if result.promoted and about is not None:
+            model = spec if isinstance(spec, str) else about.model
+            # Airflow stores the event as JSON, which has no NaN, so `to_dict` converts NaN to text.
+            plain = result.to_dict()
+            decision, champion = plain["decision"] or {}, plain["champion"] or {}
+            # Airflow records the event when the task succeeds.
+            context["outlet_events"][PROMOTIONS].add(
+                model_asset(model, about.alias),
+                extra={
+                    "model": model,
+                    "alias": about.alias,
+                    "version": result.model_version,
+                    "model_uri": f"models:/{model}/{result.model_version}",
+                    "metric": about.metric,
+                    "metrics": plain["metrics"],
+                    "decision": decision.get("sentence"),
+                    "reason": decision.get("reason"),
+                    "job_id": result.job_id,
+                    "previous_version": champion.get("version"),
+                },
+            )
     except Exception:
         log.warning("the asset event about the promotion could not be added", exc_info=True)
     _push_line(context, spec, result)
-
-
-def record_promotion(context: Context, result: PromotionResult) -> None:
-    """Store a line about a promotion as an XCom, for notifications. If the version was promoted, also add an asset
-    event.
-
-    An error is logged and not raised, because the promotion is complete.
-
-    :param context: Airflow's context of the task.
-    :param result: Result of the promotion.
-    """
-    try:
-        if result.promoted:
-            add_promotion(context, result.model_name, result.alias, result.metric, result)
-    except Exception:
-        log.warning("the asset event about the promotion could not be added", exc_info=True)
-    _push_line(context, result.model_name, result)
 
 
 def skip_without_training(result: JobResult) -> None:
@@ -315,7 +262,6 @@ def skip_without_training(result: JobResult) -> None:
 
     The cause is stored as an XCom, so that a later task can report the cause (see `training_results`).
 
-    :param result: Result of the job.
     :raises AirflowSkipException: The job has skipped its training.
     """
     if result.skipped:
@@ -328,9 +274,7 @@ def record_failure(context: Context, spec: AnyJobSpec | Mapping[str, Any] | str 
 
     If an XCom cannot be stored, the error is only logged, so that the task still fails with the original error.
 
-    :param context: Airflow's context of the task.
     :param spec: Spec of the job, its fields if they could not be parsed, or the name of the model.
-    :param error: The cause of the failure.
     """
     _push_line(context, spec or {}, error)
 

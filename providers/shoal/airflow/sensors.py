@@ -90,7 +90,6 @@ class NodesSensor(PoolOperator, BaseSensorOperator):
     def _defer_until_ready(self, context: Context, deadline: float) -> None:
         """Defer the task, unless the nodes are ready already.
 
-        :param context: Airflow's context of the task.
         :param deadline: Time at which the sensor's timeout ends, in seconds since the epoch.
         """
         from shoal.airflow.triggers import PoolTrigger

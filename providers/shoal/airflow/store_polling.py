@@ -50,10 +50,7 @@ class WaitTrigger(BaseTrigger):
         super().__init__()  # type: ignore[no-untyped-call]
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Return the path of the class and the arguments of the constructor, from which Airflow creates the trigger.
-
-        The trigger must have each argument in an attribute of the same name.
-        """
+        """Return the path of the class and the arguments of the constructor, from which Airflow creates the trigger."""
         kind = type(self)
         return f"{kind.__module__}.{kind.__qualname__}", {
             name: getattr(self, name) for name in signature(kind).parameters
@@ -68,23 +65,17 @@ class WaitTrigger(BaseTrigger):
         """Cancel the job or the request for nodes that the task waits for, because a user has ended the task."""
 
     def event(self, wait: Any, *, timed_out: bool) -> dict[str, Any]:
-        """Return the payload of the event that the trigger fires.
-
-        :param wait: The wait, as `new_wait` has returned it.
-        :param timed_out: Whether the deadline has passed.
-        """
+        """Return the payload of the event that the trigger fires."""
         return {"timed_out": timed_out}
-
-    def record_logged(self, wait: Any, update: Update) -> None:
-        """Record that the lines of an update were written to the task's log.
-
-        :param wait: The wait, as `new_wait` has returned it.
-        :param update: The update.
-        """
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait, and fire an event when the wait is over or the deadline has passed."""
-        polled = await _poller()
+        while True:
+            try:
+                polled = await asyncio.to_thread(poller)
+                break
+            except StoreUnreachableError:
+                await asyncio.sleep(_STORE_RETRY_S)
         wait = self.new_wait()
         polled.add(wait)
         timed_out = False
@@ -96,7 +87,8 @@ class WaitTrigger(BaseTrigger):
                     self.log.info("%s", line)
                     if number % _LINES_AT_ONCE == 0:
                         await asyncio.sleep(0)
-                self.record_logged(wait, update)
+                if update.log_position is not None:
+                    wait.log_position = update.log_position
                 is_over = update.is_over
         except TimeoutError:
             timed_out = True
@@ -148,16 +140,6 @@ class WaitTrigger(BaseTrigger):
         return None if state is None else str(getattr(state, "value", state))
 
 
-async def _poller() -> Poller:
-    """Return the poller that all waits of this process share. If the store cannot be reached, wait until it can be
-    reached."""
-    while True:
-        try:
-            return await asyncio.to_thread(poller)
-        except StoreUnreachableError:
-            await asyncio.sleep(_STORE_RETRY_S)
-
-
 log = logging.getLogger(__name__)
 
 _ROUND_S = 0.5
@@ -198,10 +180,6 @@ def isolated(what: str) -> Iterator[None]:
         log.exception("reading the state of %s failed", what)
 
 
-Act = Callable[[], Any]
-"""Type of a slow function, which is called in a thread of its own and not in the poller's thread."""
-
-
 class Wait(ABC):
     """Base class of waits. A wait is an object through which the poller sends updates to one trigger.
 
@@ -210,6 +188,9 @@ class Wait(ABC):
     Args:
         poll_interval: Seconds between two checks.
     """
+
+    log_position = 0
+    """Position in the job's log up to which the lines are in the task's log already."""
 
     def __init__(self, poll_interval: float) -> None:
         self.poll_interval = poll_interval
@@ -227,7 +208,7 @@ class Wait(ABC):
         attribute `wanted`.
         """
 
-    wanted: Act | None = None
+    wanted: Callable[[], Any] | None = None
     """Slow call that the poller has to make for this wait in another thread; None if there is no such call."""
 
     @property
@@ -314,7 +295,7 @@ class Poller:
                     wait.act = self._actors.submit(_done, wanted)
 
 
-def _done(wanted: Act) -> None:
+def _done(wanted: Callable[[], Any]) -> None:
     try:
         wanted()
     except ShoalError as error:

@@ -44,8 +44,6 @@ def command(
 def request_body(dag_id: str, run_id: str) -> dict[str, Any]:
     """Return the body of the request ``clearTaskInstances`` to Airflow's API that has the same effect as the command.
 
-    :param dag_id: Id of the DAG.
-    :param run_id: Id of the DAG run.
     :raises InvalidArgumentError: There is no such run, or none of its tasks has failed.
     """
     from airflow.utils.session import create_session
@@ -59,9 +57,6 @@ def instances_to_clear(dag_id: str, run_id: str, session: Session) -> tuple[Seri
     """Return a run's DAG, and the task instances that have failed or could not run because others had failed, with the
     setup and teardown tasks around them and the instances after them.
 
-    :param dag_id: Id of the DAG.
-    :param run_id: Id of the DAG run.
-    :param session: Session of Airflow's database.
     :raises InvalidArgumentError: There is no such run, or none of its tasks has failed.
     """
     from airflow.models.dagbag import DBDagBag

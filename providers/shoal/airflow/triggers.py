@@ -53,27 +53,21 @@ class JobWait(Wait):
     """Object that waits for the end of an attempt of a job.
 
     Args:
-        key: Key of the attempt.
-        task_try: Number of the try of the task that waits.
-        log_position: Position in the job's log up to which the lines are in the task's log already.
-        poll_interval: Seconds between two checks.
-        pool: Name of the job's pool, as the task has named it.
+        trigger: The trigger that waits.
     """
 
-    def __init__(
-        self, key: Key, task_try: int, log_position: int, poll_interval: float, pool: str | None = None
-    ) -> None:
-        super().__init__(poll_interval)
-        self.key = key
-        self.pool = pool
-        self.task_try = task_try
-        self.log_position = log_position
+    def __init__(self, trigger: JobTrigger) -> None:
+        super().__init__(trigger.poll_interval)
+        self.key = Key(trigger.job_id, trigger.attempt)
+        self.pool = trigger.pool
+        self.task_try = trigger.task_try
+        self.log_position = trigger.log_position
         self.wants_credentials = False
         self._waiter: Waiter | None = None
         self._follower: LogFollower | None = None
         self._poll_timer = PollTimer()
         self._heartbeat: float | None = None
-        self._marked = log_position
+        self._marked = self.log_position
         self._silent_since = self._settled = self._copied = self._marked_at = time.monotonic()
         self._shown_place = ""
 
@@ -94,8 +88,12 @@ class JobWait(Wait):
                 continue
             with isolated(f"job {wait.key.job_id}"):
                 wait._see(store, job)
-            if wait._is_mark_due(job):
-                marks.append(wait._mark())
+            # A mark records two facts: that a process polls the job, and how far the job's log was copied.
+            now, position = time.monotonic(), wait.log_position
+            is_behind = position != wait._marked and now - wait._marked_at >= _MARK_S
+            if wait._poll_timer.is_due(job, time.time()) or is_behind:
+                wait._marked, wait._marked_at = position, now
+                marks.append(Mark(wait.key, position, wait.task_try))
         if marks:
             attempts.touch_all(store, marks, time.time())
 
@@ -127,16 +125,6 @@ class JobWait(Wait):
         if is_due:
             self._settled = now
             self.wanted = lambda waiter=self._waiter: self._reconcile(waiter)
-
-    def _is_mark_due(self, job: Job) -> bool:
-        """Return whether it is time to write a mark to the store. A mark records two facts: that a process
-        polls the job, and how far the job's log was copied."""
-        is_behind = self.log_position != self._marked and time.monotonic() - self._marked_at >= _MARK_S
-        return self._poll_timer.is_due(job, time.time()) or is_behind
-
-    def _mark(self) -> Mark:
-        self._marked, self._marked_at = self.log_position, time.monotonic()
-        return Mark(self.key, self._marked, self.task_try)
 
     def _read_log(self, follower: LogFollower) -> None:
         lines = tuple(follower.lines(ended=False, most_bytes=_MOST_LOG_BYTES))
@@ -179,30 +167,16 @@ class JobTrigger(WaitTrigger):
 
     def new_wait(self) -> JobWait:
         """Create the `Wait` object through which the poller of this process sends updates to this trigger."""
-        key = Key(self.job_id, self.attempt)
-        return JobWait(key, self.task_try, self.log_position, self.poll_interval, self.pool)
+        return JobWait(self)
 
     def event(self, wait: JobWait, *, timed_out: bool) -> dict[str, Any]:
         """Return the payload of the event: the job, and the position in the job's log from which the task continues to
-        copy the log.
-
-        :param wait: The wait.
-        :param timed_out: Whether the deadline has passed.
-        """
+        copy the log."""
         # The triggerer has no credentials. So the task continues in a worker, which sends the credentials and defers
         # the task again.
         wants = {"wants_credentials": True} if wait.wants_credentials else {}
         job = {"job_id": self.job_id, "attempt": self.attempt, "submissions": self.submissions}
         return {**job, "timed_out": timed_out, "log_position": wait.log_position, **wants}
-
-    def record_logged(self, wait: JobWait, update: Update) -> None:
-        """Record that the lines of an update were written to the task's log.
-
-        :param wait: The wait.
-        :param update: The update.
-        """
-        if update.log_position is not None:
-            wait.log_position = update.log_position
 
     async def end(self) -> None:
         """Cancel the job, unless a newer try of the task has attached to the job."""

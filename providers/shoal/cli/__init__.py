@@ -17,22 +17,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from shoal import __version__
-from shoal.cli import jobs, many, models, pools
-from shoal.cli.output import (
-    EPILOG,
-    ExitCode,
-    InterruptedCommandError,
-    Json,
-    duration,
-    exit_code,
-    handle_signals,
-    print_error,
-    print_json,
-    require_pool_if,
-    show,
-    show_list,
-    when,
-)
+from shoal.cli import jobs, many, models, output, pools
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.new_files import write_samples
 
@@ -74,20 +59,24 @@ class _ShoalGroup(TyperGroup):
         as_json = "--json" in given
         try:
             code = super().main(given, prog_name or "shoal", complete_var, standalone_mode=False, **extra)
-            sys.exit(code or ExitCode.DONE)
-        except (ShoalError, InterruptedCommandError) as error:
-            print_error(error, as_json=as_json)
-            sys.exit(exit_code(error))
+            sys.exit(code or output.ExitCode.DONE)
+        except (ShoalError, output.InterruptedCommandError) as error:
+            output.print_error(error, as_json=as_json)
+            sys.exit(output.exit_code(error))
         except _UsageError as error:
-            _say_usage(error, as_json)
-            sys.exit(ExitCode.WRONG_ARGUMENT)
+            message = str(getattr(error, "format_message", error.__str__)()).strip()
+            if message:  # without arguments of the command, typer has already printed the help
+                if (context := getattr(error, "ctx", None)) is not None:
+                    error.add_note(f"see `{context.command_path} --help`")
+                output.print_error(error, as_json=as_json, message=message, code=output.ExitCode.WRONG_ARGUMENT)
+            sys.exit(output.ExitCode.WRONG_ARGUMENT)
         except KeyboardInterrupt:  # a second Ctrl-C came while the message about the first Ctrl-C was printed
-            sys.exit(ExitCode.INTERRUPTED)
+            sys.exit(output.ExitCode.INTERRUPTED)
         # Any other exception is a bug in shoal. The exception is raised again, because the user needs the traceback for
         # a bug report.
         except Exception as error:
             if as_json:
-                print_error(error, as_json=True)
+                output.print_error(error, as_json=True)
             raise
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -106,17 +95,7 @@ class _ShoalGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:  # if the exception reached typer, typer would exit without a message
-            raise InterruptedCommandError("interrupted") from None
-
-
-def _say_usage(error: BaseException, as_json: bool) -> None:
-    message = str(getattr(error, "format_message", error.__str__)()).strip()
-    context = getattr(error, "ctx", None)
-    if not message:  # the command had no arguments, so typer has already printed the help
-        return
-    if context is not None:
-        error.add_note(f"see `{context.command_path} --help`")
-    print_error(error, as_json=as_json, message=message, code=ExitCode.WRONG_ARGUMENT)
+            raise output.InterruptedCommandError("interrupted") from None
 
 
 app = typer.Typer(
@@ -125,7 +104,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog=EPILOG,
+    epilog=output.EPILOG,
 )
 
 
@@ -133,13 +112,13 @@ app = typer.Typer(
 def _root(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version.")] = False,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Train XGBoost, LightGBM and PyTorch models on elastic compute pools."""
     if version and as_json:
-        print_json({"version": __version__})
+        output.print_json({"version": __version__})
     elif version:
-        show(f"shoal {__version__}")
+        output.show(f"shoal {__version__}")
     elif ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
     elif as_json:
@@ -169,17 +148,20 @@ def history(
         str | None, typer.Option(metavar="AGE", help="Age of the oldest line: hours, days or weeks, such as 7d.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Greatest number of lines.")] = 100,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """List actions on pools, jobs and models, the newest first: who acted, when, and with which outcome."""
     from shoal.history import read
 
-    oldest = None if since is None else time.time() - duration(since).total_seconds()
+    oldest = None if since is None else time.time() - output.duration(since).total_seconds()
     found = read(pool=pool_name, kind=kind, since=oldest, limit=limit)
-    require_pool_if(not found, pool_name)
-    rows = [(when(one.at), one.actor, one.kind.value, one.pool, one.subject, one.detail, one.outcome) for one in found]
+    output.require_pool_if(not found, pool_name)
+    rows = [
+        (output.when(one.at), one.actor, one.kind.value, one.pool, one.subject, one.detail, one.outcome)
+        for one in found
+    ]
     columns = ("TIME", "ACTOR", "ACTION", "POOL", "SUBJECT", "DETAIL", "OUTCOME")
-    show_list({"history": found}, columns, rows, "no actions found", as_json=as_json)
+    output.show_list({"history": found}, columns, rows, "no actions found", as_json=as_json)
 
 
 @app.command()
@@ -191,7 +173,7 @@ def doctor(
     artifact_location: Annotated[
         str | None, typer.Option(help="With --pool: URI or path to which the nodes must be able to write.")
     ] = None,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Check this machine, or the nodes of a ray:// or kuberay:// pool, and print how to fix each problem. The exit code
     is 1 if local pools, or jobs on the given pool, cannot work."""
@@ -206,25 +188,25 @@ def doctor(
     what = "local pools" if pool is None else f"jobs on pool {pool}"
     broken = [check for check in checks if check.status == "broken"]
     if as_json:
-        print_json({"ok": not broken, "checks": checks})
+        output.print_json({"ok": not broken, "checks": checks})
     else:
         width = max((len(check.name) for check in checks), default=0)
         for check in checks:
-            show(Text.assemble(_SIGNS[check.status], "  ", check.name.ljust(width), "  ", check.found))
+            output.show(Text.assemble(_SIGNS[check.status], "  ", check.name.ljust(width), "  ", check.found))
             if check.advice:
-                show(Text(" " * (8 + width + 2) + "-> " + check.advice, style="dim"))
+                output.show(Text(" " * (8 + width + 2) + "-> " + check.advice, style="dim"))
         where = " on this machine" if pool is None else ""
         names = ", ".join(check.name for check in broken)
-        show("", f"{what} cannot work, because of: {names}" if broken else f"{what} can work{where}")
+        output.show("", f"{what} cannot work, because of: {names}" if broken else f"{what} can work{where}")
     if broken:
-        raise typer.Exit(ExitCode.FAILED)
+        raise typer.Exit(output.ExitCode.FAILED)
 
 
 @app.command()
 def init(
     engine: Annotated[str, typer.Argument(help="Workflow engine: airflow or prefect.")],
     folder: Annotated[Path, typer.Argument(help="Folder for the files, for example Airflow's folder of DAGs.")],
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Write sample files to a folder: DAGs or flows that train, predict, warn and clean up; for Prefect, also their
     deployments.
@@ -237,9 +219,9 @@ def init(
     samples: Callable[[Path], dict[str, str]] = known[engine].load()
     written = write_samples(folder, samples(folder))
     if as_json:
-        print_json({"written": [str(path) for path in written]})
+        output.print_json({"written": [str(path) for path in written]})
     else:
-        show(*(f"wrote {path}" for path in written) if written else (f"{folder} already has these files",))
+        output.show(*(f"wrote {path}" for path in written) if written else (f"{folder} already has these files",))
 
 
 @app.command()
@@ -260,5 +242,5 @@ def ui(
 
 def main() -> None:
     """Run the `shoal` command. This function is the entry point of the console script."""
-    handle_signals()
+    output.handle_signals()
     app()

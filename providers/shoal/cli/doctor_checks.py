@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import ShoalError, StoreError
 from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding
 from shoal.pool.backends.local import bytecode
@@ -42,8 +43,7 @@ raises the soft limit to the hard limit."""
 
 _PACKAGES = (
     ("data", ("pyarrow", "pandas", "numpy"), ("pyarrow",), "rows that this process reads or stages; nodes need it"),
-    ("xgboost", ("xgboost",), ("xgboost", "xgboost-cpu"), "XGBEstimator"),
-    ("lightgbm", ("lightgbm",), ("lightgbm",), "LightGBMEstimator"),
+    *((name, (name,), each.distributions, each.estimator) for name, each in BOOSTING_LIBRARIES.items()),
     ("torch", ("torch",), ("torch",), "PyTorchDistributor"),
     ("mlflow", ("mlflow",), ("mlflow",), "tracking and the model registry; jobs run untracked without it"),
     ("airflow", ("airflow",), ("apache-airflow",), "the Airflow provider"),
@@ -59,9 +59,17 @@ def all_checks() -> Iterator[Finding]:
     # This check always succeeds, because pip installs shoal only for supported versions of Python.
     yield Finding("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
     yield _ray()
-    yield from (_package(*package) for package in _PACKAGES)
+    for extra, modules, distributions, purpose in _PACKAGES:
+        found = next((version for name in distributions if (version := _version(name))), None)
+        if found is None or any(find_spec(module) is None for module in modules):
+            yield Finding(extra, "note", f"not installed (optional: {purpose})", f'pip install "shoal[{extra}]"')
+        else:
+            yield Finding(extra, "ok", found)
     yield _bytecode()
-    yield _proc()
+    if Path("/proc/self/stat").exists() and Path("/proc/sys/kernel/random/boot_id").exists():
+        yield Finding("/proc", "ok", "available")
+    else:
+        yield Finding("/proc", "broken", "not available", "local pools need Linux with /proc mounted")
     yield _loopback()
     yield _open_files()
     yield from _home()
@@ -75,22 +83,13 @@ def leftovers(store: Store) -> list[str]:
 
 
 def _ray() -> Finding:
-    install = 'pip install "shoal[ray]"'
-    found = _version("ray")
+    install, found = 'pip install "shoal[ray]"', _version("ray")
     if found is None or find_spec("ray") is None:
         return Finding("ray", "broken", "not installed", f"{install}; not needed if you only use remote pools")
     if find_spec("aiohttp_cors") is None:
         return Finding("ray", "broken", f"{found}, without the packages of ray[default], which nodes need", install)
-    if (warning := untested_ray()) is not None:
-        return Finding("ray", "note", found, warning)
-    return Finding("ray", "ok", found)
-
-
-def _package(extra: str, modules: tuple[str, ...], distributions: tuple[str, ...], purpose: str) -> Finding:
-    found = next((version for name in distributions if (version := _version(name))), None)
-    if found is None or any(find_spec(module) is None for module in modules):
-        return Finding(extra, "note", f"not installed (optional: {purpose})", f'pip install "shoal[{extra}]"')
-    return Finding(extra, "ok", found)
+    warning = untested_ray()
+    return Finding("ray", "ok" if warning is None else "note", found, warning)
 
 
 def _version(distribution: str) -> str | None:
@@ -105,16 +104,10 @@ def _bytecode() -> Finding:
     if not without:
         return Finding("bytecode", "ok", "the packages are compiled")
     folder = without[0].parents[1]
-    found = f"the packages in {folder} are not compiled, so the first node starts slowly"
-    if not bytecode.can_be_written(without[0]):
-        found = f"the packages in {folder} are not compiled, and nodes may not write there"
+    writable = bytecode.can_be_written(without[0])
+    effect = "so the first node starts slowly" if writable else "and nodes may not write there"
+    found = f"the packages in {folder} are not compiled, {effect}"
     return Finding("bytecode", "note", found, f"python -m compileall -q {folder}")
-
-
-def _proc() -> Finding:
-    if Path("/proc/self/stat").exists() and Path("/proc/sys/kernel/random/boot_id").exists():
-        return Finding("/proc", "ok", "available")
-    return Finding("/proc", "broken", "not available", "local pools need Linux with /proc mounted")
 
 
 def _loopback() -> Finding:
@@ -125,12 +118,8 @@ def _loopback() -> Finding:
             client.settimeout(5)
             client.connect(server.getsockname())
     except OSError as error:
-        return Finding(
-            "loopback",
-            "broken",
-            f"127.0.0.1 does not work: {error}",
-            "start the network interface lo: `ip link set lo up`",
-        )
+        advice = "start the network interface lo: `ip link set lo up`"
+        return Finding("loopback", "broken", f"127.0.0.1 does not work: {error}", advice)
     return Finding("loopback", "ok", "127.0.0.1 listens and answers")
 
 
@@ -141,13 +130,12 @@ def _open_files() -> Finding:
     advice = f"raise the hard limit: `ulimit -Hn {_FILES_WANTED}` or more, or LimitNOFILE= in a systemd service"
     if limit < _FILES_NEEDED:
         return Finding("open files", "broken", found, advice)
-    return Finding(
-        "open files", "ok" if limit >= _FILES_WANTED else "note", found, None if limit >= _FILES_WANTED else advice
-    )
+    return Finding("open files", "note", found, advice) if limit < _FILES_WANTED else Finding("open files", "ok", found)
 
 
 def _home() -> Iterator[Finding]:
     from shoal.state.home import home
+    from shoal.state.private_folders import runtime_root
 
     try:
         folder = home()
@@ -156,8 +144,17 @@ def _home() -> Iterator[Finding]:
         return
     yield Finding("SHOAL_HOME", "ok", f"{folder} is writable")
     yield _disk("disk of SHOAL_HOME", folder)
-    yield _temp(Path(tempfile.gettempdir()))
-    yield _runtime_root()
+    temporary = Path(tempfile.gettempdir())
+    if os.access(temporary, os.W_OK | os.X_OK):
+        yield _disk("disk of temporary files", temporary)
+    else:
+        advice = "set TMPDIR to a short, writable path"
+        yield Finding("disk of temporary files", "broken", f"{temporary} is not writable", advice)
+    try:
+        found = f"{runtime_root()}, not accessible to other users"
+        yield Finding("folder of running nodes", "ok", found)
+    except StoreError as error:
+        yield Finding("folder of running nodes", "broken", str(error), "set TMPDIR to a short path, such as /tmp")
     yield from _store()
 
 
@@ -172,25 +169,9 @@ def _disk(name: str, folder: Path) -> Finding:
     return Finding(name, "ok", found)
 
 
-def _temp(folder: Path) -> Finding:
-    name = "disk of temporary files"
-    if not os.access(folder, os.W_OK | os.X_OK):
-        return Finding(name, "broken", f"{folder} is not writable", "set TMPDIR to a short, writable path")
-    return _disk(name, folder)
-
-
-def _runtime_root() -> Finding:
-    from shoal.state.private_folders import runtime_root
-
-    name = "folder of running nodes"
-    try:
-        return Finding(name, "ok", f"{runtime_root()}, not accessible to other users")
-    except StoreError as error:
-        return Finding(name, "broken", str(error), "set TMPDIR to a short path, such as /tmp")
-
-
 def _store() -> Iterator[Finding]:
     from shoal.pool.api import list_pools
+    from shoal.pool.selection import POOL_VARIABLE
     from shoal.state import Store
 
     before = _store_mode()
@@ -210,7 +191,12 @@ def _store() -> Iterator[Finding]:
         yield Finding("state store", "ok", f"{found}; only you can read it (mode {before:04o})")
     yield _shared_memory(pools)
     yield from (_pool(pool) for pool in pools)
-    yield _chosen_pool(pools)
+    chosen = os.environ.get(POOL_VARIABLE)
+    if chosen and chosen not in [pool.name for pool in pools]:
+        advice = f"unset {POOL_VARIABLE}, or run `shoal pool up local://{chosen}`"
+        yield Finding(POOL_VARIABLE, "note", f"{chosen}, which does not exist", advice)
+    else:
+        yield Finding(POOL_VARIABLE, "ok", chosen or "not set")
     yield reconciler(pools)
     left = leftovers(store)
     if left:
@@ -267,47 +253,11 @@ def _pool(pool: PoolStatus) -> Finding:
     return Finding(name, "ok", found)
 
 
-def _chosen_pool(pools: list[PoolStatus]) -> Finding:
-    from shoal.pool.selection import POOL_VARIABLE
-
-    chosen = os.environ.get(POOL_VARIABLE)
-    if chosen and chosen not in [pool.name for pool in pools]:
-        return Finding(
-            POOL_VARIABLE,
-            "note",
-            f"{chosen}, which does not exist",
-            f"unset {POOL_VARIABLE}, or run `shoal pool up local://{chosen}`",
-        )
-    return Finding(POOL_VARIABLE, "ok", chosen or "not set")
-
-
 def reconciler(pools: list[PoolStatus]) -> Finding:
     """Check whether the reconciler (the background process that manages the pools) runs and is not suspended.
 
-    Reconcilers of other `$SHOAL_HOME` folders are ignored.
-    """
-    found = _reconciler_process()
-    if found is not None:
-        pid, stopped = found
-        if stopped:
-            return Finding(
-                "reconciler",
-                "note",
-                f"is suspended (SIGSTOP), pid {pid}: dead nodes are not replaced, and leases do not expire",
-                f"resume it with `kill -CONT {pid}`, or have it replaced with `kill -KILL {pid}`",
-            )
-        return Finding("reconciler", "ok", f"runs, pid {pid}")
-    if any(pool.state != "down" and pool.is_here for pool in pools):
-        return Finding("reconciler", "note", "does not run although a pool is up", "start it with `shoal sweep`")
-    return Finding("reconciler", "ok", "does not run: no pool is up")
-
-
-def _reconciler_process() -> tuple[int, bool] | None:
-    """Return the pid of this `$SHOAL_HOME`'s reconciler and whether the reconciler is suspended, or None if no
-    reconciler runs.
-
-    The function searches all processes. It does not test the reconciler's lock, because a reconciler that starts during
-    the test would find the lock taken, and exit.
+    Reconcilers of other `$SHOAL_HOME` folders are ignored. The function searches all processes. It does not test the
+    reconciler's lock, because a reconciler that starts during the test would find the lock taken, and exit.
     """
     import psutil
 
@@ -315,8 +265,18 @@ def _reconciler_process() -> tuple[int, bool] | None:
 
     for process in psutil.process_iter():
         try:
-            if "shoal.reconciler" in process.cmdline() and process.environ().get("SHOAL_HOME") == str(home()):
-                return int(process.pid), process.status() == psutil.STATUS_STOPPED
+            if "shoal.reconciler" not in process.cmdline() or process.environ().get("SHOAL_HOME") != str(home()):
+                continue
+            if process.status() != psutil.STATUS_STOPPED:
+                return Finding("reconciler", "ok", f"runs, pid {process.pid}")
+            return Finding(
+                "reconciler",
+                "note",
+                f"is suspended (SIGSTOP), pid {process.pid}: dead nodes are not replaced, and leases do not expire",
+                f"resume it with `kill -CONT {process.pid}`, or have it replaced with `kill -KILL {process.pid}`",
+            )
         except psutil.Error:  # the process has ended, or belongs to another user, so it is not this user's reconciler
             continue
-    return None
+    if any(pool.state != "down" and pool.is_here for pool in pools):
+        return Finding("reconciler", "note", "does not run although a pool is up", "start it with `shoal sweep`")
+    return Finding("reconciler", "ok", "does not run: no pool is up")

@@ -27,13 +27,14 @@ from shoal.cli.output import (
     when,
 )
 from shoal.errors import InvalidArgumentError, NoPoolError
-from shoal.training.progress import ProgressDisplay
+from shoal.training.reporting import ProgressDisplay
 
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult
     from shoal.jobs.handle import JobHandle
     from shoal.jobs.metrics.series import MetricPoint
     from shoal.jobs.status import JobStatus
+    from shoal.jobs.tuning.trials import Ended
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow, cancel and remove training jobs.")
 
@@ -64,7 +65,7 @@ def train(
 ) -> None:
     """Train on a pool: submit a job, print its log on stderr, and print its result. If no pool is named and no pool is
     up, start a pool for the job."""
-    _run(_parse(read_spec(spec), pool_name=pool_name, job_id=job_id, detach=detach), detach, as_json)
+    run_spec(read_spec(spec), pool_name=pool_name, job_id=job_id, detach=detach, as_json=as_json)
 
 
 def tune(
@@ -87,27 +88,37 @@ def tune(
             f'the spec has framework="{fields["framework"]}", but a search has framework="tune": start other jobs with '
             "`shoal train`"
         )
-    _run(_parse(fields, pool_name=pool_name, job_id=job_id, detach=detach), detach, as_json)
+    run_spec(fields, pool_name=pool_name, job_id=job_id, detach=detach, as_json=as_json)
 
 
 def run_spec(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool, as_json: bool) -> None:
-    """Submit the job that fields of a spec describe, print its log on stderr, and print its result."""
-    _run(_parse(fields, pool_name=pool_name, job_id=job_id, detach=detach), detach, as_json)
-
-
-def _run(job: AnyJobSpec, detach: bool, as_json: bool) -> None:
-    """Submit a job, follow it unless it is detached, and print its result."""
+    """Submit the job that fields of a spec and options of the command describe, follow it unless it is detached, and
+    print its result."""
     from shoal.jobs import submit
     from shoal.pool.holder import cli_holder
 
+    job = _parse(fields, pool_name=pool_name, job_id=job_id, detach=detach)
     with on_interrupt("cancelling the job", "interrupted: the job was cancelled"), _pool_of(job, detach) as name:
         handle = submit(job.on_pool(name), holder=cli_holder())
         result = None if detach else _follow(handle)
-    if result is not None and as_json:
-        print_json({**result.model_dump(mode="json"), **({"trials": _trials(result)} if result.search else {})})
-    elif result is not None:
+    if result is not None:
+        trials = _trials(result)
+        if as_json:
+            print_json({**result.model_dump(mode="json"), **({"trials": trials} if result.search else {})})
+            return
         if result.search:
-            show(_trials_table(result), "")
+            rows = [
+                (
+                    each.number,
+                    each.state,
+                    None if each.value is None else f"{each.value:.6g}",
+                    ", ".join(f"{name}={value}" for name, value in each.params.items()),
+                    None if each.seconds is None else f"{each.seconds:.1f} s",
+                    _brief(each.error),
+                )
+                for each in trials
+            ]
+            show(table(("TRIAL", "STATE", "VALUE", "PARAMETERS", "TOOK", "ERROR"), rows), "")
         show(_result_table(result))
     elif as_json:
         print_json({"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool})
@@ -137,7 +148,7 @@ def list_(
             _state(job),
             job.progress and job.progress.brief,
             when(job.created_at),
-            _took(job),
+            f"{job.ended_at - job.started_at:.0f} s" if job.started_at and job.ended_at else None,
             _brief(job.error),
         )
         for job in found
@@ -200,15 +211,15 @@ def metrics(
     as_json: Json = False,
 ) -> None:
     """Print a job's metrics by step: each boosting round, counted from 0, or what a function has logged."""
+
+    def str_of(point: MetricPoint) -> str:
+        return "\t".join([str(point.step), *(f"{name}: {value:.6g}" for name, value in point.values.items())])
+
     handle = _attach(job_id)
     with on_interrupt("stopped following the metrics", f"interrupted: job {job_id} goes on"):
-        points = _print_each(_metrics(handle, follow=follow), _point_text, follow=follow, as_json=as_json)
+        points = _print_each(_metrics(handle, follow=follow), str_of, follow=follow, as_json=as_json)
     if as_json:
         print_json({"job_id": handle.job_id, "attempt": handle.attempt, "metrics": points})
-
-
-def _point_text(point: MetricPoint) -> str:
-    return "\t".join([str(point.step), *(f"{name}: {value:.6g}" for name, value in point.values.items())])
 
 
 def _print_each(items: Iterator[T], text_of: Callable[[T], str], *, follow: bool, as_json: bool) -> list[T]:
@@ -341,13 +352,13 @@ def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None,
     """Build the job spec from the fields of the JSON file and the options of the command."""
     from shoal.jobs import parse_spec
 
-    named = {"pool_name": pool_name, "job_id": job_id}
-    run_config: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    options: dict[str, Any] = {"pool_name": pool_name, "job_id": job_id}
+    options = {name: value for name, value in options.items() if value is not None}
     if detach:
-        run_config["orphan_after"] = None
+        options["orphan_after"] = None
     given = fields.get("run_config") or {}
     if isinstance(given, dict):
-        fields = {**fields, "run_config": {**given, **run_config}}
+        fields = {**fields, "run_config": {**given, **options}}
     return parse_spec(fields)
 
 
@@ -361,34 +372,14 @@ def _state(job: JobStatus) -> str:
     return job.state.value if job.position is None else f"{job.state.value}, position {job.position}"
 
 
-def _took(job: JobStatus) -> str | None:
-    return f"{job.ended_at - job.started_at:.0f} s" if job.started_at and job.ended_at else None
-
-
-def _trials(result: JobResult) -> list[dict[str, Any]]:
-    """Return the trials of a search, in the order of their numbers."""
-    from dataclasses import asdict
-
+def _trials(result: JobResult) -> list[Ended]:
+    """Return the trials of a search, in the order of their numbers; empty if the job was no search."""
+    if result.search is None:
+        return []
     from shoal.jobs.tuning import trials
     from shoal.state import Store
 
-    assert result.search is not None
-    return [asdict(each) for each in trials.read(Store(), result.job_id, result.search.study)]
-
-
-def _trials_table(result: JobResult) -> Any:
-    rows = [
-        (
-            each["number"],
-            each["state"],
-            None if each["value"] is None else f"{each['value']:.6g}",
-            ", ".join(f"{name}={value}" for name, value in each["params"].items()),
-            None if each["seconds"] is None else f"{each['seconds']:.1f} s",
-            _brief(each["error"]),
-        )
-        for each in _trials(result)
-    ]
-    return table(("TRIAL", "STATE", "VALUE", "PARAMETERS", "TOOK", "ERROR"), rows)
+    return trials.read(Store(), result.job_id, result.search.study)
 
 
 def _result_table(result: JobResult) -> Any:

@@ -23,16 +23,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from shoal.errors import (
-    CapacityError,
-    InvalidArgumentError,
-    JobNotFoundError,
-    ModelNotFoundError,
-    PoolNotFoundError,
-    ScaleError,
-    shown,
-)
-from shoal.redaction import redact
+from shoal import errors
+from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
     from shoal.pool.status import PoolStatus
@@ -70,11 +62,11 @@ def exit_code(error: BaseException) -> ExitCode:
     """Return the exit code of the `shoal` command after an error. The code is FAILED unless the type of the error has
     its own code."""
     match error:
-        case InvalidArgumentError():
+        case errors.InvalidArgumentError():
             return ExitCode.WRONG_ARGUMENT
-        case PoolNotFoundError() | JobNotFoundError() | ModelNotFoundError():
+        case errors.PoolNotFoundError() | errors.JobNotFoundError() | errors.ModelNotFoundError():
             return ExitCode.NOT_FOUND
-        case ScaleError() | CapacityError():
+        case errors.ScaleError() | errors.CapacityError():
             return ExitCode.NO_CAPACITY
         case InterruptedCommandError() | KeyboardInterrupt():
             return ExitCode.INTERRUPTED
@@ -183,7 +175,7 @@ def print_error(error: BaseException, *, as_json: bool, message: str | None = No
         "message": text,
         "exit_code": int(exit_code(error)) if code is None else code,
     }
-    if isinstance(error, ScaleError):
+    if isinstance(error, errors.ScaleError):
         fields["nodes"] = error.nodes
     print_json({"error": fields})
 
@@ -254,8 +246,8 @@ def duration(text: str) -> timedelta:
     """
     found = _DURATION.fullmatch(text.strip())
     if found is None:
-        raise InvalidArgumentError(
-            f"{shown(text)} is not a duration: write hours, days or weeks, such as 36h, 90d or 4w"
+        raise errors.InvalidArgumentError(
+            f"{errors.shown(text)} is not a duration: write hours, days or weeks, such as 36h, 90d or 4w"
         )
     return timedelta(hours=int(found[1]) * _HOURS[found[2]])
 
@@ -265,9 +257,6 @@ class PoolProgress:
     bar. Otherwise, it prints lines.
 
     Without a terminal, a line is printed each time the number of nodes in a state changes.
-
-    Args:
-        doing: Description of the operation, for example "scaling retrain to 3".
     """
 
     def __init__(self, doing: str) -> None:
@@ -305,31 +294,22 @@ class PoolProgress:
     def __call__(self, status: PoolStatus) -> None:
         """Show how many nodes are in which state, and print the error of each failed node once."""
         for node in status.failed:
-            self._once(f"node {node.name} failed: {node.error or 'no reason recorded'} (log: {node.log})")
+            line = f"node {node.name} failed: {node.error or 'no reason recorded'} (log: {node.log})"
+            if line not in self._said:
+                self._said.add(line)
+                (self._bar.console if self._bar else self._console).print(line, soft_wrap=True)
         counts = describe_counts(status)
+        there = len(status.active) + len(status.pending) + len(status.failed) + len(status.leaving)
+        self._most = max(self._most, there)
         if self._bar is not None and self._task is not None:
-            done, total = self._bar_lengths(status)
+            # While the pool shrinks, the bar shows how many of the nodes that have to end have ended.
+            done, total = len(status.active), status.target
+            if there > status.target:
+                done, total = self._most - there, self._most - status.target
             self._bar.update(self._task, completed=done, total=total, counts=counts)
         elif counts != self._last:
             self._console.print(f"{status.name}: {counts}", soft_wrap=True)
         self._last = counts
-
-    def _once(self, line: str) -> None:
-        if line not in self._said:
-            self._said.add(line)
-            (self._bar.console if self._bar else self._console).print(line, soft_wrap=True)
-
-    def _bar_lengths(self, status: PoolStatus) -> tuple[int, int]:
-        """Return the filled length and the full length of the progress bar, in nodes.
-
-        While the pool grows, the lengths are the numbers of active and of wanted nodes. While the pool shrinks, the
-        lengths are the numbers of nodes that have ended and of nodes that have to end.
-        """
-        there = len(status.active) + len(status.pending) + len(status.failed) + len(status.leaving)
-        self._most = max(self._most, there)
-        if there > status.target:
-            return self._most - there, self._most - status.target
-        return len(status.active), status.target
 
 
 def describe_counts(status: PoolStatus) -> str:

@@ -27,7 +27,7 @@ from shoal.pool.timeouts import RETIRE_WITHIN, ROLLBACK_AFTER
 
 if TYPE_CHECKING:
     from shoal.pool.api import ComputePool
-    from shoal.pool.status import NodeStatus, PoolStatus
+    from shoal.pool.status import PoolStatus
 
 app = typer.Typer(no_args_is_help=True, help="Start, scale, show and stop compute pools.")
 
@@ -288,7 +288,18 @@ def _show(status: PoolStatus, as_json: bool) -> None:
     )
     everyone = [*status.active, *status.pending, *status.failed, *status.leaving]
     if everyone:
-        rows = [(n.name, _role(n), n.state, n.cpus, n.gpus, "yes" if n.busy else "no", _node_note(n)) for n in everyone]
+        rows = [
+            (
+                node.name,
+                "head" if node.is_head else "worker",
+                node.state,
+                node.cpus,
+                node.gpus,
+                "yes" if node.busy else "no",
+                node.error or (f"ends by {when(node.leaving_at)}" if node.leaving_at else None),
+            )
+            for node in everyone
+        ]
         show("", table(("NODE", "ROLE", "STATE", "CPUS", "GPUS", "BUSY", "NOTE"), rows))
     if status.quotas:
         limits = [(team, of["max_nodes"], of["node_hours"]) for team, of in sorted(status.quotas.items())]
@@ -313,12 +324,3 @@ def _show(status: PoolStatus, as_json: bool) -> None:
 def _note(status: PoolStatus) -> str | None:
     belongs = status.embedded_in and f"embedded, ends with {status.embedded_in}"
     return "; ".join(filter(None, (belongs, status.reason))) or None
-
-
-def _node_note(node: NodeStatus) -> str | None:
-    announced = f"ends by {when(node.leaving_at)}" if node.leaving_at else None
-    return node.error or announced
-
-
-def _role(node: NodeStatus) -> str:
-    return "head" if node.is_head else "worker"

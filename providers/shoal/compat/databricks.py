@@ -25,12 +25,7 @@ _LOCAL_TIMEOUT_S = 10_800.0
 
 
 class _WithOverrides(decorators.Decorated[P, T]):
-    """What Databricks' decorated functions have beside `distributed`.
-
-    Args:
-        function: The function that was decorated.
-        arguments: Arguments of the decorator.
-    """
+    """What Databricks' decorated functions have beside `distributed`."""
 
     DECORATOR: ClassVar[str]
 

@@ -13,11 +13,10 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import shutil
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
@@ -29,7 +28,10 @@ from shoal.data.connector import DataConnector
 from shoal.data.dataset_spec import TorchDefaults
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError, JobNotFoundError
+from shoal.jobs import partitions_so_far
 from shoal.jobs.files import storage
+from shoal.jobs.partitions.results import PartitionResult, PartitionResults
+from shoal.jobs.partitions.work_folder import remove_tree
 from shoal.state.home import home
 from shoal.state.schema import JobState
 from shoal.training.cluster import is_connected
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shoal.distributors import SubmittedCall
-    from shoal.jobs.partitions.results import PartitionResult, PartitionResults
 
 
 RUN_FILE = ".shoal-run.json"
@@ -296,98 +297,19 @@ class PartitionDetails:
         return "\n".join(filter(None, (self.result.log.rstrip("\n"), self.result.error)))
 
 
-@dataclass(frozen=True)
-class JobRun:
-    """A run that is a job.
-
-    Args:
-        call: Handle of the job.
-    """
-
-    call: SubmittedCall[Any]
-
-    def document(self) -> dict[str, str]:
-        """Return what `DPFRun.restore_from` needs, as plain data."""
-        return {"job_id": self.call.job_id}
-
-    @property
-    def status(self) -> RunStatus:
-        """Return the present status."""
-        found = self.call.status()
-        if found.state in (JobState.PENDING, JobState.RUNNING):
-            return RunStatus.IN_PROGRESS
-        if found.state is JobState.CANCELLED:
-            return RunStatus.CANCELLED
-        if found.result is None or found.result.partitions is None:
-            return RunStatus.FAILURE
-        return RunStatus.PARTIAL_FAILURE if found.result.partitions.get("failed") else RunStatus.SUCCESS
-
-    def wait(self, show_progress: bool) -> None:
-        """Wait until the job has ended."""
-        from shoal.training.progress import ProgressDisplay
-
-        with suppress(JobFailedError, JobCancelledError), ProgressDisplay(first_line_s=0.0) as display:
-            self.call.job.wait(None, None, display.show if show_progress else None)
-
-    def cancel(self) -> None:
-        """Cancel the job."""
-        self.call.cancel()
-
-    def results(self) -> PartitionResults:
-        """Return the outcomes of the partitions that have ended."""
-        from shoal.jobs import partitions_so_far
-
-        if self.call.status().state is JobState.SUCCEEDED:
-            results: PartitionResults = self.call.result()
-            return results
-        return partitions_so_far(self.call.job_id)
-
-
-@dataclass(frozen=True)
-class ClusterRun:
-    """A run that has ended in the Ray cluster of a function of `remote`.
-
-    Args:
-        found: Outcomes of all partitions.
-    """
-
-    found: PartitionResults
-
-    def document(self) -> dict[str, str]:
-        """Return what `DPFRun.restore_from` needs, as plain data."""
-        return {"manifest": self.found.manifest, "digest": self.found.digest}
-
-    @property
-    def status(self) -> RunStatus:
-        """Return PARTIAL_FAILURE if a partition failed, else SUCCESS."""
-        failed = any(each.status != "succeeded" for each in self.found)
-        return RunStatus.PARTIAL_FAILURE if failed else RunStatus.SUCCESS
-
-    def wait(self, show_progress: bool) -> None:
-        """Return at once."""
-
-    def cancel(self) -> None:
-        """Do nothing."""
-
-    def results(self) -> PartitionResults:
-        """Return the outcomes of all partitions."""
-        return self.found
-
-
-RunWork = JobRun | ClusterRun
-
-
 class DPFRun:
     """Run of a `DPF`, with the methods of Snowflake's class. `DPF.run` and `restore_from` return one.
 
     Args:
         run_id: Id of the run.
         folder: Folder of the run in the stage.
-        work: The job of the run, or its outcomes.
+        work: Handle of the run's job; or its outcomes, if it has ended in the Ray cluster of a function of `remote`.
         is_restored: Whether the run was restored, so that it can be neither awaited nor cancelled.
     """
 
-    def __init__(self, run_id: str, folder: str, work: RunWork, *, is_restored: bool = False) -> None:
+    def __init__(
+        self, run_id: str, folder: str, work: SubmittedCall[Any] | PartitionResults, *, is_restored: bool = False
+    ) -> None:
         self.run_id = run_id
         self.work = work
         self._folder = folder
@@ -401,16 +323,11 @@ class DPFRun:
             InvalidArgumentError: The stage has no such run, or its job was removed.
         """
         from shoal.distributors import attach
-        from shoal.jobs.partitions.results import PartitionResults
 
         folder = f"{stage_root(stage_name)}/{run_id}"
-        work: RunWork
         try:
             document = json.loads(storage.read(f"{folder}/{RUN_FILE}"))
-            if "manifest" in document:
-                work = ClusterRun(PartitionResults(**document))
-            else:
-                work = JobRun(attach(document["job_id"]))
+            work = PartitionResults(**document) if "manifest" in document else attach(document["job_id"])
         except (OSError, ValueError, KeyError, JobNotFoundError) as error:
             raise InvalidArgumentError(f"the stage {stage_name} has no run {run_id} ({error})") from error
         return cls(run_id, folder, work, is_restored=True)
@@ -418,7 +335,17 @@ class DPFRun:
     @property
     def status(self) -> RunStatus:
         """Return the present status."""
-        return self.work.status
+        if isinstance(self.work, PartitionResults):
+            failed = self.work.counts["failed"]
+            return RunStatus.PARTIAL_FAILURE if failed else RunStatus.SUCCESS
+        found = self.work.status()
+        if found.state in (JobState.PENDING, JobState.RUNNING):
+            return RunStatus.IN_PROGRESS
+        if found.state is JobState.CANCELLED:
+            return RunStatus.CANCELLED
+        if found.result is None or found.result.partitions is None:
+            return RunStatus.FAILURE
+        return RunStatus.PARTIAL_FAILURE if found.result.partitions.get("failed") else RunStatus.SUCCESS
 
     def wait(self, show_progress: bool = True) -> RunStatus:
         """Wait until the run has ended, and return its status.
@@ -429,8 +356,12 @@ class DPFRun:
         Raises:
             InvalidArgumentError: The run was restored.
         """
+        from shoal.training.reporting import ProgressDisplay
+
         self._refuse_if_restored("wait")
-        self.work.wait(show_progress)
+        if not isinstance(self.work, PartitionResults):
+            with suppress(JobFailedError, JobCancelledError), ProgressDisplay(first_line_s=0.0) as display:
+                self.work.job.wait(None, None, display.show if show_progress else None)
         return self.status
 
     def cancel(self) -> None:
@@ -440,7 +371,8 @@ class DPFRun:
             InvalidArgumentError: The run was restored.
         """
         self._refuse_if_restored("cancel")
-        self.work.cancel()
+        if not isinstance(self.work, PartitionResults):
+            self.work.cancel()
 
     def get_progress(self) -> dict[str, list[PartitionDetails]]:
         """Return the outcomes of the partitions that have ended, by status."""
@@ -452,8 +384,15 @@ class DPFRun:
     @property
     def partition_details(self) -> dict[str, PartitionDetails]:
         """Return the outcomes of the partitions that have ended, by id."""
+        results: PartitionResults
+        if isinstance(self.work, PartitionResults):
+            results = self.work
+        elif self.work.status().state is JobState.SUCCEEDED:
+            results = self.work.result()
+        else:
+            results = partitions_so_far(self.work.job_id)
         found = {}
-        for each in self.work.results():
+        for each in results:
             partition_id = str(each.key)
             artifacts = StageArtifactsManager(f"{self._folder}/{partition_id}")
             found[partition_id] = PartitionDetails(partition_id, each, artifacts)
@@ -591,7 +530,11 @@ class DPF:
         import pandas as pd
 
         source = stage_root(stage_location)
-        files = _files(source, file_pattern) if partition_ids is None else sorted(partition_ids)
+        files = sorted(partition_ids or ())
+        if partition_ids is None:
+            fs, root = filesystem(source)
+            found = fs.glob(f"{root}/{file_pattern}" if "**" in file_pattern else f"{root}/**/{file_pattern}")
+            files = sorted({str(path).removeprefix(f"{root}/") for path in found})
         if not files:
             raise InvalidArgumentError(f"{stage_location} has no file that matches {file_pattern}")
         folder = self._new_folder(run_id, on_existing_artifacts)
@@ -616,7 +559,7 @@ class DPF:
                 )
             if not fs.exists(f"{root}/{RUN_FILE}"):
                 raise InvalidArgumentError(f"{folder} is not the folder of a run: choose another run_id")
-            _remove(folder)
+            remove_tree(folder)
         return folder
 
     def _started(
@@ -635,12 +578,14 @@ class DPF:
         storage.write(f"{folder}/{RUN_FILE}", b"{}")
         scaling = many.PartitionsScalingConfig(num_cpu_per_worker=cpus)
         given: dict[str, Any] = {"scaling_config": scaling, "run_config": self._run_config}
-        work: RunWork
+        work: SubmittedCall[PartitionResults] | PartitionResults
         if is_connected():  # in a function of `remote`
-            work = ClusterRun(many.run(function, rows, by, **given))
+            work = many.run(function, rows, by, **given)
+            document = {"manifest": work.manifest, "digest": work.digest}
         else:
-            work = JobRun(many.submit_run(function, rows, by, **given))
-        storage.write(f"{folder}/{RUN_FILE}", json.dumps(work.document()).encode())
+            work = many.submit_run(function, rows, by, **given)
+            document = {"job_id": work.job_id}
+        storage.write(f"{folder}/{RUN_FILE}", json.dumps(document).encode())
         return self._run_class(run_id, folder, work)
 
 
@@ -727,33 +672,12 @@ def _train(train_func: Callable[..., Any], serde: ModelSerde, connector: Any, co
         context.upload_to_stage(model, serde.filename, write_function=serde.write)
 
 
-@contextmanager
-def _local_folder() -> Iterator[str]:
-    folder = tempfile.mkdtemp(prefix="shoal-partition-")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _process_rows(func: Callable[..., Any], run_folder: str, rows: pd.DataFrame, key: Any) -> None:
     """Call the user's function for the rows of a partition, in a worker."""
-    with _local_folder() as folder:
+    with tempfile.TemporaryDirectory(prefix="shoal-partition-", ignore_cleanup_errors=True) as folder:
         func(PartitionConnector(rows, folder), PartitionContext(str(key), run_folder))
 
 
 def _process_file(func: Callable[..., Any], run_folder: str, source: str, rows: pd.DataFrame, key: str) -> None:
     """Call the user's function for the rows of a file, in a worker."""
     func(connector_to(f"{source}/{key}"), PartitionContext(key, run_folder))
-
-
-def _files(source: str, pattern: str) -> list[str]:
-    fs, root = filesystem(source)
-    found = fs.glob(f"{root}/**/{pattern}") if "**" not in pattern else fs.glob(f"{root}/{pattern}")
-    return sorted({str(path).removeprefix(f"{root}/") for path in found})
-
-
-def _remove(folder: str) -> None:
-    from shoal.jobs.partitions.work_folder import remove_tree
-
-    remove_tree(folder)

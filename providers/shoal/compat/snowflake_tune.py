@@ -227,7 +227,30 @@ class Tuner:
     ) -> None:
         self._function = train_func
         self._config = tuner_config
-        self._space, self._fixed = _divided(search_space, tuner_config.search_alg)
+        self._space: dict[str, Range] = {}
+        self._fixed: dict[str, Any] = {}
+        for name, value in search_space.items():
+            if isinstance(value, Uniform | LogUniform):
+                self._space[name] = Range(low=value.lower, high=value.upper, log=isinstance(value, LogUniform))
+            elif isinstance(value, RandInt):
+                self._space[name] = Range(type="int", low=value.lower, high=value.upper - 1)
+            elif isinstance(value, Choice | list | tuple):
+                choices = value.options if isinstance(value, Choice) else value
+                self._space[name] = Range(type="categorical", choices=tuple(choices))
+            else:
+                self._fixed[name] = value
+                continue
+            is_list = self._space[name].type == "categorical"
+            if isinstance(tuner_config.search_alg, BayesOpt) and is_list:
+                raise InvalidArgumentError(
+                    f'BayesOpt needs numbers, but the search space has choices for "{name}": use uniform or randint, '
+                    "or RandomSearch"
+                )
+            if isinstance(tuner_config.search_alg, GridSearch) and not is_list:
+                raise InvalidArgumentError(
+                    f'GridSearch needs lists of values, but the search space has {value!r} for "{name}": give a list, '
+                    "or use RandomSearch"
+                )
 
     def run(self, dataset_map: Mapping[str, DataConnector] | None = None) -> TunerResults:
         """Run the trials as a job, on the pool that a call of an estimator would use, and return their results.
@@ -277,32 +300,3 @@ class _Trial:
         chosen = {name: float(value) for name, value in params.items()} if self.as_floats else params
         context.params = {**self.fixed, **chosen}
         self.function()
-
-
-def _divided(space: Mapping[str, Any], algorithm: SearchAlgorithm) -> tuple[dict[str, Range], dict[str, Any]]:
-    """Return the ranges of a search space, and its parameters that stay the same."""
-    ranges: dict[str, Range] = {}
-    fixed: dict[str, Any] = {}
-    for name, value in space.items():
-        if isinstance(value, Uniform | LogUniform):
-            ranges[name] = Range(low=value.lower, high=value.upper, log=isinstance(value, LogUniform))
-        elif isinstance(value, RandInt):
-            ranges[name] = Range(type="int", low=value.lower, high=value.upper - 1)
-        elif isinstance(value, Choice | list | tuple):
-            choices = value.options if isinstance(value, Choice) else value
-            ranges[name] = Range(type="categorical", choices=tuple(choices))
-        else:
-            fixed[name] = value
-            continue
-        is_list = ranges[name].type == "categorical"
-        if isinstance(algorithm, BayesOpt) and is_list:
-            raise InvalidArgumentError(
-                f'BayesOpt needs numbers, but the search space has choices for "{name}": use uniform or randint, or '
-                "RandomSearch"
-            )
-        if isinstance(algorithm, GridSearch) and not is_list:
-            raise InvalidArgumentError(
-                f'GridSearch needs lists of values, but the search space has {value!r} for "{name}": give a list, or '
-                "use RandomSearch"
-            )
-    return ranges, fixed

@@ -35,13 +35,7 @@ def validate_columns(
     categorical_cols: Sequence[str] = (),
     allow_all_null: bool = False,
 ) -> None:
-    """Check that all columns exist in every file that has rows, have supported types, and are not entirely null.
-
-    Raises:
-        InvalidArgumentError: If a column argument is invalid, or the column arguments contradict each other.
-        DataError: If a file lacks a column or stores it in a type that has no common type with the other files, a type
-            cannot be trained on, a column is entirely null, or the dataset has no rows.
-    """
+    """Check that all columns exist in every file that has rows, have supported types, and are not entirely null."""
     check_roles(input_cols, label_col, extra_cols, categorical_cols)
     names = _used_columns(input_cols, label_col, extra_cols)
     reference = source.reference()
@@ -52,10 +46,11 @@ def validate_columns(
             stored = name in footer.schema.names
             type_ = (footer.schema if stored else schema).field(name).type
             path = footer.path if stored else source.file_of_type(name)
+            what = "label" if name == label_col else "column"
             if name in categorical_cols:
                 _check_categorical(path, name, type_)
-            else:
-                _check_numeric(path, name, type_, "label" if name == label_col else "column")
+            elif (advice := _advice(type_, what)) is not None:
+                raise DataError(f'{path}: {what} "{name}" is of type {type_}, which cannot be trained on: {advice}')
 
     for name in names:
         check_present(reference.path, name, schema.names)
@@ -65,18 +60,20 @@ def validate_columns(
     for footer in distinct(source.used_footers()):
         check_types(footer)
     if not allow_all_null:
+        groups = [group for group in source.row_groups() if group.rows]
         for name in names:
-            _check_any_value(source, name)
+            if all(
+                source.null_count(group.path, group.index, name) == source.footer(group.path).groups[group.index][0]
+                for group in groups
+            ):
+                raise DataError(
+                    f'column "{name}" is null in every row of {source.reference().path} and all other files: '
+                    "leave the column out, or fix the program that writes the dataset"
+                )
 
 
 def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -> dict[str, str]:
-    """Check that all columns exist in every file that has rows, and have a type that torch supports in all files.
-
-    Raises:
-        InvalidArgumentError: If `columns` is not a list of distinct names, or is empty.
-        DataError: If a file lacks a column or stores it in a type that has no common type with the other files, torch
-            does not support a type, or the dataset has no rows.
-    """
+    """Check that all columns exist in every file that has rows, and have a type that torch supports in all files."""
     if columns is not None:
         _check_listed(columns)
     _check_any_row(source)
@@ -102,6 +99,7 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
 def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | None:
     """Return the NumPy dtype of a row of a column of lists, such as ``(3,)float32``; None for other columns."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     found = list_shape(type_, 1)
     element = dtype_of(found[1]) if found else None
@@ -131,18 +129,12 @@ def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | N
             )
         length, first = here, place
     if is_variable and not length and source.filters is not None:
-        length = _first_length(source, name)
+        # The footers do not show how long the matching lists are, so the first list is read. It has no length if null.
+        one = source.ranges()[0]
+        (table,) = source.read([RowRange(one.path, one.row_group, 0, 1)], [name])
+        length = pc.list_value_length(table.column(0))[0].as_py() or 0
     shape, _ = list_shape(type_, length or 1) or found
     return f"({','.join(map(str, shape))},){element}"
-
-
-def _first_length(source: ParquetSource, name: str) -> int:
-    """Read the first list of a column, and return its number of elements; 0 if it is null."""
-    import pyarrow.compute as pc
-
-    first = source.ranges()[0]
-    (table,) = source.read([RowRange(first.path, first.row_group, 0, 1)], [name])
-    return pc.list_value_length(table.column(0))[0].as_py() or 0
 
 
 def _elements(source: ParquetSource, name: str, depth: int) -> Iterator[tuple[RowGroup, pq.ColumnChunkMetaData, int]]:
@@ -167,10 +159,6 @@ def check_same_schema(source: ParquetSource, columns: Sequence[str] | None) -> N
         source: The dataset.
         columns: The columns; None for all columns of the dataset. A file may then lack an index that pandas has stored
             in other files.
-
-    Raises:
-        DataError: If a file lacks a column, a column has no common type, or a value would be lost in the common type.
-            The message names the first such file, the column and both types.
     """
     gaps = source.index_gaps() if columns is None else ()
     columns = source.schema().names if columns is None else columns
@@ -206,9 +194,6 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
 
     A partition column (``month=1/``) is text or integer depending on its other values, so the two are compared by
     value: a text that is not a whole number is a new category.
-
-    Raises:
-        DataError: If the types of a column cannot be compared. The message names the column and both types.
     """
     import pyarrow as pa
 
@@ -230,11 +215,7 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
 
 
 def check_codes(source: ParquetSource, columns: Sequence[str]) -> None:
-    """Check that columns contain integers, because a model was trained on integer codes of their categories.
-
-    Raises:
-        DataError: If a column is of another type. The message names the column and its type.
-    """
+    """Check that columns contain integers, because a model was trained on integer codes of their categories."""
     import pyarrow as pa
 
     schema = source.schema()
@@ -252,9 +233,6 @@ def check_no_nulls(source: ParquetSource, column: str, role: str = "label") -> N
 
     If a footer has no statistics, this check cannot find nulls. :func:`check_finite` finds them when the rows are
     read.
-
-    Raises:
-        DataError: If a value is null. The message names the file, the row group and the column.
     """
     for group in source.row_groups():
         nulls = source.null_count(group.path, group.index, column) if group.rows else 0
@@ -275,11 +253,7 @@ def decimals_of(source: ParquetSource, columns: Iterable[str]) -> list[str]:
 
 
 def check_weight(source: ParquetSource, weight_col: str) -> None:
-    """Check with the statistics in the footers that not all weights are zero.
-
-    Raises:
-        DataError: If the weight of every row is zero, so that no model can be trained.
-    """
+    """Check with the statistics in the footers that not all weights are zero."""
     for footer in source.used_footers():
         bounds = list(source.bounds(footer.path, weight_col))
         groups = sum(1 for rows, _ in footer.groups if rows)
@@ -292,11 +266,7 @@ def check_weight(source: ParquetSource, weight_col: str) -> None:
 
 
 def check_group(source: ParquetSource, group_col: str) -> None:
-    """Check that the group column exists in every file that has rows, with the same type.
-
-    Raises:
-        DataError: If a file lacks the column, or stores it in another type than the other files.
-    """
+    """Check that the group column exists in every file that has rows, with the same type."""
     check_present(source.reference().path, group_col, source.schema().names)
     check_same_schema(source, [group_col])
 
@@ -306,10 +276,6 @@ def check_finite(values: np.ndarray, what: str, column: str, part: RowRange, adv
 
     The check is necessary, because the boosting libraries accept NaN in labels, weights and margins, and treat it as a
     number.
-
-    Raises:
-        DataError: If a value is null, NaN or infinite. The message names the file, the row group, the column and the
-            first bad row.
     """
     import numpy as np
 
@@ -322,12 +288,7 @@ def check_finite(values: np.ndarray, what: str, column: str, part: RowRange, adv
 
 
 def check_bounds(lower: np.ndarray, upper: np.ndarray, columns: Sequence[str], part: RowRange) -> None:
-    """Check the bounds of the labels of a row range, because XGBoost trains with impossible bounds, too.
-
-    Raises:
-        DataError: A lower bound is negative or infinite, an upper bound is 0 or below the lower bound, or a bound is
-            null or NaN. The message names the file, the row group, the columns and the first bad row.
-    """
+    """Check the bounds of the labels of a row range, because XGBoost trains with impossible bounds, too."""
     import numpy as np
 
     bad = np.flatnonzero(~((lower >= 0) & np.isfinite(lower) & (upper >= lower) & (upper > 0)))
@@ -344,12 +305,7 @@ def check_bounds(lower: np.ndarray, upper: np.ndarray, columns: Sequence[str], p
 def check_roles(
     input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str], categorical_cols: Sequence[str]
 ) -> None:
-    """Check that column arguments are lists of names, and that no column has two roles, such as feature and label.
-
-    Raises:
-        InvalidArgumentError: An argument is a single name instead of a list, a feature is named twice or is the label,
-            or a categorical column is not a feature.
-    """
+    """Check that column arguments are lists of names, and that no column has two roles, such as feature and label."""
     arguments = {"input_cols": input_cols, "extra_cols": extra_cols, "categorical_cols": categorical_cols}
     for argument, columns in arguments.items():
         if isinstance(columns, str):
@@ -391,12 +347,6 @@ def _check_listed(columns: Sequence[str]) -> None:
             raise InvalidArgumentError(f"a column name must be a str, not {name!r}")
         if list(columns).count(name) > 1:
             raise InvalidArgumentError(f'"{name}" occurs more than once in columns: name each column once')
-
-
-def _check_numeric(path: str, name: str, type_: pa.DataType, what: str) -> None:
-    advice = _advice(type_, what)
-    if advice is not None:
-        raise DataError(f'{path}: {what} "{name}" is of type {type_}, which cannot be trained on: {advice}')
 
 
 def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:
@@ -482,14 +432,3 @@ def _check_any_row(source: ParquetSource) -> None:
                 "conditions, and the program that makes the DataFrame"
             )
         raise DataError(f"the dataset has no rows: {place}; check the paths, and the program that writes the files")
-
-
-def _check_any_value(source: ParquetSource, name: str) -> None:
-    for group in source.row_groups():
-        rows = source.footer(group.path).groups[group.index][0]
-        if group.rows and source.null_count(group.path, group.index, name) != rows:
-            return
-    raise DataError(
-        f'column "{name}" is null in every row of {source.reference().path} and all other files: '
-        "leave the column out, or fix the program that writes the dataset"
-    )

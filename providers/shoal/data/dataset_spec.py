@@ -199,11 +199,10 @@ def content_of(dataset: DatasetSpec) -> Sequence[object] | None:
     files = list_files(dataset.paths)
     # A staged or packaged file is a copy that the next attempt gets anew, at another path and time.
     if dataset.staging is not None or all(path.startswith(PACKAGED_URI) for path in dataset.paths):
-        return [_digest(file.path) for file in files]
+        digests = []
+        for file in files:
+            filesystem, inner = resolve(file.path)
+            with filesystem.open_input_stream(inner) as stream:
+                digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
+        return digests
     return None if any(file.modified_ns is None for file in files) else files
-
-
-def _digest(path: str) -> str:
-    filesystem, inner = resolve(path)
-    with filesystem.open_input_stream(inner) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 
 def check_present(path: str, name: str, present: Sequence[str]) -> None:
-    """Check that a file has exactly one column of a given name.
-
-    Raises:
-        DataError: If the file has no column or several columns with this name. The message contains similar names.
-    """
+    """Check that a file has exactly one column of a given name."""
     if present.count(name) > 1:
         raise DataError(f'{path} has several columns named "{name}": rename all but one')
     if name in present:
@@ -54,11 +50,7 @@ _FORM = 'write filters=[["month", ">=", 3], ["month", "<", 6]], or a list of suc
 
 
 def parse_filters(given: Any) -> Filters:
-    """Check the filters that the user wrote, and convert them to nested tuples (:data:`Filters`).
-
-    Raises:
-        InvalidArgumentError: If the form, an operator or a value is wrong. The message names the term.
-    """
+    """Check the filters that the user wrote, and convert them to nested tuples (:data:`Filters`)."""
     if not _is_list(given):
         raise InvalidArgumentError(f"filters must be a list, not {shown(given)}: {_FORM}")
     if not given:

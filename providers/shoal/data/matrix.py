@@ -112,11 +112,7 @@ def category_type(type_: pa.DataType) -> pa.DataType | None:
 
 
 def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, pa.Array]:
-    """Read columns, one row group at a time, and collect the distinct values (categories) of each column.
-
-    Raises:
-        DataError: If a column has more than :data:`MOST_CATEGORIES` categories, or only nulls.
-    """
+    """Read columns, one row group at a time, and collect the distinct values (categories) of each column."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -145,11 +141,7 @@ def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, 
 
 
 def encoded(table: pa.Table, categories: Categories) -> pa.Table:
-    """Replace the values of a table's categorical columns by integer codes, and return the new table.
-
-    Raises:
-        DataError: If a column holds an integer outside the range of int64.
-    """
+    """Replace the values of a table's categorical columns by integer codes, and return the new table."""
     import pyarrow.compute as pc
 
     for name, values in categories.items():
@@ -164,11 +156,7 @@ def to_lists(categories: Categories) -> dict[str, list[Any]]:
 
 
 def from_lists(lists: Mapping[str, Sequence[Any]]) -> dict[str, pa.Array]:
-    """Convert the lists from `to_lists` back to Arrow arrays of categories.
-
-    Raises:
-        DataError: If the categories are of another type, or of several types.
-    """
+    """Convert the lists from `to_lists` back to Arrow arrays of categories."""
     import pyarrow as pa
 
     categories = {}

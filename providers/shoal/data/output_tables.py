@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 def kept_columns(keep_cols: Sequence[str] | None, prediction_col: str, source: ParquetSource) -> tuple[str, ...]:
-    """Return the columns of the dataset that are copied to the output: `keep_cols`, or all columns.
-
-    Raises:
-        DataError: The dataset does not have a column of `keep_cols`, or its files have different types for a column.
-        InvalidArgumentError: The column of the predictions would have the name of one of these columns.
-    """
+    """Return the columns of the dataset that are copied to the output: `keep_cols`, or all columns."""
     names = source.schema().names
     if keep_cols is None:
         keep = tuple(names)
@@ -87,6 +82,7 @@ def described(table: pa.Table, source: ParquetSource) -> pa.Table:
     """Return rows of a dataset with the text in their schema from which ``to_pandas`` restores pandas' types; see
     :func:`to_frame`."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     reference = source.reference()
     footer = source.metadata(reference.path)
@@ -99,7 +95,9 @@ def described(table: pa.Table, source: ParquetSource) -> pa.Table:
         if name in known and field.type != in_file.get(name):
             # Another file has a wider type, or the column is a partition directory: pandas' type does not apply.
             changed[name] = {**known[name], "numpy_type": "object", "metadata": None}
-        if pa.types.is_integer(field.type) and values.null_count and _would_be_rounded(values):
+        ends = pc.min_max(values).as_py() if pa.types.is_integer(field.type) and values.null_count else {}
+        if any(end is not None and abs(end) > EXACT_INTEGER for end in ends.values()):
+            # float64 would perhaps round such an integer.
             nullable = "Int64" if pa.types.is_signed_integer(field.type) else "UInt64"
             plain = {"name": name, "field_name": name, "pandas_type": str(field.type), "metadata": None}
             changed[name] = {**known.get(name, plain), "numpy_type": nullable}
@@ -137,11 +135,3 @@ def to_exact_frame(table: pa.Table) -> pd.DataFrame:
     for name in columns.keys() & set(frame.columns):
         frame[name] = columns[name]
     return frame
-
-
-def _would_be_rounded(values: pa.ChunkedArray) -> bool:
-    """Return whether an integer column holds a value that float64 cannot represent exactly for certain."""
-    import pyarrow.compute as pc
-
-    ends = pc.min_max(values).as_py()
-    return any(end is not None and abs(end) > EXACT_INTEGER for end in ends.values())

@@ -11,7 +11,7 @@ import hashlib
 import heapq
 import itertools
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
@@ -146,12 +146,7 @@ class Shard:
 
 
 def checked(row_groups: Iterable[RowGroup], num_workers: int) -> list[RowGroup]:
-    """Return the row groups that have rows, in the order of the paths.
-
-    Raises:
-        InvalidArgumentError: If `num_workers` is less than 1 or a row group is listed twice.
-        DataError: If there are fewer rows than workers.
-    """
+    """Return the row groups that have rows, in the order of the paths."""
     if num_workers < 1:
         raise InvalidArgumentError(f"num_workers must be at least 1, not {num_workers}")
     groups = sorted((group for group in row_groups if group.rows > 0), key=lambda group: (group.path, group.index))
@@ -199,10 +194,6 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
     Returns:
         One shard per worker, by rank. Every row is in exactly one shard, and no shard is empty. The size of each shard
         is within 1 % of the mean; if a row group had to be divided, the sizes differ by at most one row.
-
-    Raises:
-        InvalidArgumentError: If `num_workers` is less than 1 or a row group is listed twice.
-        DataError: If there are fewer rows than workers.
     """
     groups = shuffled(checked(row_groups, num_workers), seed)
     parts = _assign_whole(groups, num_workers)
@@ -266,11 +257,11 @@ With eight row groups that are spread over a table in time order, the means of t
 of the table's trend.
 """
 
-# A worker of a team reads the row groups of the whole team. These numbers limit the size of teams, and so the extra
-# reads: a team has four workers, or as many as it needs to get four row groups. If the number of workers is not a
-# multiple of this size, the other workers join the teams, which then are less than twice as large.
-_TEAM_WORKERS = 4
-_TEAM_GROUPS = 4
+# A gang is divided into subgangs, of which each worker reads the row groups of the whole subgang. These numbers limit
+# the size of subgangs, and so the extra reads: a subgang has four workers, or as many as it needs to get four row
+# groups. If the number of workers is not a multiple of this size, they are larger, but less than twice as large.
+_SUBGANG_WORKERS = 4
+_SUBGANG_GROUPS = 4
 
 
 def deal_rows(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tuple[Shard, ...]:
@@ -284,23 +275,22 @@ def deal_rows(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tu
         no shard is empty. The sizes differ by at most one row, or each size is within 1 % of the mean. If the row
         groups have equal sizes, a worker reads at most eight row groups, or less than eight times its share of the row
         groups, whichever is more.
-
-    Raises:
-        InvalidArgumentError: If `num_workers` is less than 1 or a row group is listed twice.
-        DataError: If there are fewer rows than workers.
     """
     groups = checked(row_groups, num_workers)
-    teams = _teams(len(groups), num_workers)
-    dealt = _deal_whole(groups, [len(team) for team in teams], seed)
-    if not is_even([load for mine, team in zip(dealt, teams, strict=True) for load in _loads(mine, team)]):
-        _even_out(dealt, _capacities(sum(group.rows for group in groups), teams))
+    subgangs = _subgangs(len(groups), num_workers)
+    dealt = _deal_whole(groups, [len(subgang) for subgang in subgangs], seed)
+    sizes = [(sum(mine.values()), len(subgang)) for mine, subgang in zip(dealt, subgangs, strict=True)]
+    if not is_even([(rows + place) // workers for rows, workers in sizes for place in range(workers)]):
+        # The rows that each subgang should get, so that the shards of all workers differ by at most one row.
+        share, extra = divmod(sum(group.rows for group in groups), num_workers)
+        _even_out(dealt, [len(subgang) * share + sum(rank < extra for rank in subgang) for subgang in subgangs])
     parts: list[list[RowRange]] = [[] for _ in range(num_workers)]
     loads = [0] * num_workers
     for i, group in enumerate(groups):
         counts = [0] * num_workers
-        for mine, team in zip(dealt, teams, strict=True):
-            each, extra = divmod(mine.get(i, 0), len(team))
-            for place, rank in enumerate(sorted(team, key=lambda rank: loads[rank])):
+        for mine, subgang in zip(dealt, subgangs, strict=True):
+            each, extra = divmod(mine.get(i, 0), len(subgang))
+            for place, rank in enumerate(sorted(subgang, key=lambda rank: loads[rank])):
                 counts[rank] = each + (place < extra)
         readers = [rank for rank in range(num_workers) if counts[rank]]
         shares = tuple(counts[rank] for rank in readers)
@@ -311,61 +301,48 @@ def deal_rows(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tu
     return tuple(Shard(tuple(mine)) for mine in parts)
 
 
-def _teams(num_groups: int, num_workers: int) -> list[range]:
-    """Divide the ranks into teams of nearly equal size."""
+def _subgangs(num_groups: int, num_workers: int) -> list[range]:
+    """Divide the ranks into subgangs of nearly equal size."""
     for_fair_sample = -(-FAIR_GROUPS * num_workers // num_groups)
-    limit = max(_TEAM_WORKERS, -(-_TEAM_GROUPS * num_workers // num_groups))
+    limit = max(_SUBGANG_WORKERS, -(-_SUBGANG_GROUPS * num_workers // num_groups))
     number = max(1, num_workers // min(for_fair_sample, limit))
     bounds = [num_workers * i // number for i in range(number + 1)]
     return [range(bounds[i], bounds[i + 1]) for i in range(number)]
 
 
 def _deal_whole(groups: Sequence[RowGroup], sizes: Sequence[int], seed: int) -> list[dict[int, int]]:
-    """Deal whole row groups to teams, and return for each team a dict: index of the row group -> number of its rows.
+    """Deal whole row groups to subgangs, and return for each a dict: index of the row group -> number of its rows.
 
-    Of each N successive row groups, each of N teams gets one, if the row groups have equal sizes. Which one depends on
-    the seed, so that a period in the data, such as a week, has no effect. Otherwise each row group goes to the team
-    that has the fewest rows per worker so far.
+    Of each N successive row groups, each of N subgangs gets one, if the row groups have equal sizes. Which one depends
+    on the seed, so that a period in the data, such as a week, has no effect. Otherwise each row group goes to the
+    subgang that has the fewest rows per worker so far.
     """
     place = {group: i for i, group in enumerate(shuffled(range(len(groups)), seed))}
     dealt: list[dict[int, int]] = [{} for _ in sizes]
-    heap = [(0.0, team) for team in range(len(sizes))]
+    heap = [(0.0, subgang) for subgang in range(len(sizes))]
     for start in range(0, len(groups), len(sizes)):
         block = range(start, min(start + len(sizes), len(groups)))
         for group in sorted(block, key=place.__getitem__):
-            load, team = heap[0]
-            dealt[team][group] = groups[group].rows
-            heapq.heapreplace(heap, (load + groups[group].rows / sizes[team], team))
+            load, subgang = heap[0]
+            dealt[subgang][group] = groups[group].rows
+            heapq.heapreplace(heap, (load + groups[group].rows / sizes[subgang], subgang))
     return dealt
 
 
-def _loads(mine: Mapping[int, int], team: range) -> list[int]:
-    """Return the number of rows of each worker of a team that divides its rows evenly."""
-    each, extra = divmod(sum(mine.values()), len(team))
-    return [each + (place < extra) for place in range(len(team))]
-
-
-def _capacities(total: int, teams: Sequence[range]) -> list[int]:
-    """Return the number of rows that each team should get, so that the shards of all workers differ by at most one
-    row."""
-    share, extra = divmod(total, sum(map(len, teams)))
-    return [len(team) * share + sum(rank < extra for rank in team) for team in teams]
-
-
 def _even_out(dealt: Sequence[dict[int, int]], capacities: Sequence[int]) -> None:
-    """Move rows from teams that have too many to teams that have too few. At most N - 1 row groups are then divided
-    between N teams."""
+    """Move rows from subgangs that have too many to those that have too few. At most N - 1 row groups are then divided
+    between N subgangs."""
     room = [capacity - sum(mine.values()) for mine, capacity in zip(dealt, capacities, strict=True)]
-    short = [team for team, rows in enumerate(room) if rows > 0]
-    for team, mine in enumerate(dealt):
+    short = [subgang for subgang, rows in enumerate(room) if rows > 0]
+    for subgang, mine in enumerate(dealt):
         # The largest row groups come first, so that as few row groups as possible are divided.
         for group in sorted(mine, key=lambda group: -mine[group]):
-            while room[team] < 0 and mine[group]:
+            while room[subgang] < 0 and mine[group]:
                 other = short[-1]
-                moved = min(-room[team], room[other], mine[group])
+                moved = min(-room[subgang], room[other], mine[group])
                 mine[group] -= moved
                 dealt[other][group] = dealt[other].get(group, 0) + moved
-                room[team] += moved
+                room[subgang] += moved
                 room[other] -= moved
                 if not room[other]:
                     short.pop()
@@ -378,9 +355,6 @@ def plan_groups(
 
     The row groups are put into one sequence in a seeded random order. Row groups that share a group of rows stay next
     to each other. The sequence is then divided at the starts of groups into parts that are as equal as possible.
-
-    Raises:
-        DataError: If there are fewer groups than workers.
     """
     import numpy as np
 
@@ -522,9 +496,6 @@ class GangPosition:
     rows to workers.
 
     All workers compute the same assignment (the shard plan) with the same seed.
-
-    Raises:
-        InvalidArgumentError: If `rank` is negative or not below `world_size`.
     """
 
     rank: int

@@ -23,60 +23,6 @@ if TYPE_CHECKING:
 _SHUFFLED_ROWS = 1_000
 
 
-def huggingface_dataset(
-    ingester: Ingester,
-    shard: Shard,
-    seed: int,
-    *,
-    streaming: bool,
-    limit: int | None,
-    batch_size: int,
-    shuffle: bool,
-    drop_last_batch: bool,
-) -> Any:
-    """Return the rows of a shard as a ``datasets.Dataset``, or as a ``datasets.IterableDataset`` with `streaming`.
-
-    The other arguments are those of :meth:`shoal.data.DataConnector.to_huggingface_dataset`.
-
-    Raises:
-        MissingExtraError: The library `datasets` is not installed.
-        InvalidArgumentError: `limit` is negative, or `batch_size` is not positive.
-    """
-    try:
-        import datasets
-    except ImportError as exc:
-        raise MissingExtraError("datasets", None) from exc
-    rows = _rows(shard.rows, limit, batch_size if drop_last_batch else 1)
-    source = ingester.source
-    schema = source.schema()
-    check_same_schema(source, None)
-    if not streaming:
-        tables = ingester.iter_batches(shard)
-        dataset = datasets.Dataset(take_rows(tables, None if shuffle else rows) if rows else schema.empty_table())
-        return dataset.shuffle(seed=seed).select(range(rows)) if shuffle else dataset
-    if source.staged_copy is not None:
-        # The stream reads the files when the connector may no longer exist, also in workers of a DataLoader.
-        source.staged_copy.keep()
-    # `datasets` divides the items of a list among the nodes and workers that read the stream.
-    ranges = list(shard.ranges)
-    stream = datasets.IterableDataset.from_generator(
-        _rows_of, features=datasets.Features.from_arrow_schema(schema), gen_kwargs={"by": ingester, "of": ranges}
-    )
-    if shuffle:
-        stream = stream.shuffle(seed=seed, buffer_size=max(batch_size, _SHUFFLED_ROWS))
-    return stream.take(rows) if rows < shard.rows else stream
-
-
-def _rows(rows: int, limit: int | None, multiple_of: int) -> int:
-    """Return how many of the rows the dataset has."""
-    if limit is not None and limit < 0:
-        raise InvalidArgumentError(f"limit must not be negative, but is {limit}")
-    if multiple_of < 1:
-        raise InvalidArgumentError(f"batch_size must be a positive integer, not {multiple_of!r}")
-    rows -= rows % multiple_of
-    return rows if limit is None else min(limit, rows)
-
-
 def _rows_of(by: Ingester, of: Sequence[RowRange]) -> Iterator[dict[str, Any]]:
     for table in by.iter_batches(Shard(tuple(of))):
         for batch in table.to_batches(max_chunksize=_SHUFFLED_ROWS):
@@ -130,11 +76,7 @@ class DataShard:
         return to_frame(self._read(None, limit), self.ingester.source)
 
     def _read(self, columns: Sequence[str] | None, limit: int | None) -> pa.Table:
-        from shoal.data.checks import check_same_schema
-        from shoal.data.parquet.source import take_rows
-
-        source = self.ingester.source
-        check_same_schema(source, columns)
+        check_same_schema(self.ingester.source, columns)
         return take_rows(self.iter_batches(columns), limit)
 
     def to_huggingface_dataset(
@@ -152,18 +94,39 @@ class DataShard:
 
         Raises:
             MissingExtraError: The library `datasets` is not installed.
+            InvalidArgumentError: `limit` is negative, or `batch_size` is not positive.
         """
-
-        return huggingface_dataset(
-            self.ingester,
-            self.shard,
-            self.position.seed,
-            streaming=streaming,
-            limit=limit,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            drop_last_batch=drop_last_batch,
+        try:
+            import datasets
+        except ImportError as exc:
+            raise MissingExtraError("datasets", None) from exc
+        if limit is not None and limit < 0:
+            raise InvalidArgumentError(f"limit must not be negative, but is {limit}")
+        multiple_of = batch_size if drop_last_batch else 1
+        if multiple_of < 1:
+            raise InvalidArgumentError(f"batch_size must be a positive integer, not {multiple_of!r}")
+        rows = self.shard.rows - self.shard.rows % multiple_of
+        if limit is not None:
+            rows = min(limit, rows)
+        source, seed = self.ingester.source, self.position.seed
+        schema = source.schema()
+        check_same_schema(source, None)
+        if not streaming:
+            tables = self.iter_batches()
+            dataset = datasets.Dataset(take_rows(tables, None if shuffle else rows) if rows else schema.empty_table())
+            return dataset.shuffle(seed=seed).select(range(rows)) if shuffle else dataset
+        if source.staged_copy is not None:
+            # The stream reads the files when the connector may no longer exist, also in workers of a DataLoader.
+            source.staged_copy.keep()
+        # `datasets` divides the items of a list among the nodes and workers that read the stream.
+        stream = datasets.IterableDataset.from_generator(
+            _rows_of,
+            features=datasets.Features.from_arrow_schema(schema),
+            gen_kwargs={"by": self.ingester, "of": list(self.shard.ranges)},
         )
+        if shuffle:
+            stream = stream.shuffle(seed=seed, buffer_size=max(batch_size, _SHUFFLED_ROWS))
+        return stream.take(rows) if rows < self.shard.rows else stream
 
     def to_torch_dataset(
         self,

@@ -14,7 +14,7 @@ from shoal.data.parquet.files import join, resolve
 from shoal.data.parquet.footers import open_parquet, read_metadata
 from shoal.data.staged_data import staged, table_writer
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -45,11 +45,7 @@ _SELECT = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 
 
 def check_connection_name(name: str) -> None:
-    """Check that the text is the name of a connection and not a URL, which could contain a password.
-
-    Raises:
-        InvalidArgumentError: If the text is not a legal name.
-    """
+    """Check that the text is the name of a connection and not a URL, which could contain a password."""
     if not _NAME.fullmatch(name):
         # The message does not show the value, because the value may be a URL with a password.
         raise InvalidArgumentError(
@@ -63,10 +59,6 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
 
     This check finds mistakes, but cannot prevent that a statement writes. :func:`shoal.data.sql.stage_select`
     prevents writes with a read-only transaction or connection.
-
-    Raises:
-        InvalidArgumentError: If the statement is not a single SELECT or WITH, or contains a comment that a database
-            runs as SQL. Also if a parameter has no value, or a value has no parameter.
     """
     import sqlalchemy as sa
 
@@ -136,10 +128,6 @@ def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike
     The result of a query does not contain complete SQL types, so the types of the columns are inferred from the values
     of each chunk. In a later chunk, a column may need a wider type, for example float instead of integer. This chunk
     then starts a new file, and at the end, the earlier files are rewritten with the wider type.
-
-    Raises:
-        InvalidArgumentError: If `query` or `connection` is invalid, or the query returns no result set.
-        DataError: If the query fails, a column cannot be written, or the location is not writable.
     """
     with staged(staging_location) as directory:
         _write(query, connection, directory)
@@ -188,10 +176,6 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
     statement that commits by itself (such as DDL in Oracle), a function that commits, or values taken from a sequence.
     No transaction prevents writes outside of the tables, such as to a file on the server (``INTO OUTFILE``) or to
     another server. Therefore use a database account that is allowed only to read.
-
-    Raises:
-        InvalidArgumentError: If the URL is invalid.
-        DataError: If the query fails, tries to write, or a column cannot be written.
     """
     import sqlalchemy as sa
 
@@ -207,10 +191,6 @@ def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) ->
     """Return the name of a query's column, with quotes around the name if the database requires quotes.
 
     The query is run so that it returns no rows and cannot change the database; see :func:`stage_select`.
-
-    Raises:
-        InvalidArgumentError: If the URL is invalid.
-        DataError: If the query fails, or has no column with this name. The message then contains similar names.
     """
     with _select_read_only(f"SELECT * FROM {as_table(sql)} WHERE 1 = 0", params, url) as result:
         check_present("the query", column, list(result.keys()))
@@ -223,10 +203,6 @@ def count_values(sql: str, params: Mapping[str, Any], url: str, column: str) -> 
     """Let the database count how many rows of a query's result have each value of a column.
 
     The query cannot change the database; see :func:`stage_select`.
-
-    Raises:
-        InvalidArgumentError: If the URL is invalid.
-        DataError: If the query fails.
     """
     statement = f"SELECT {column}, COUNT(*) FROM {as_table(sql)} GROUP BY {column}"
     with _select_read_only(statement, params, url) as result:

@@ -23,14 +23,13 @@ from shoal.data.parquet.footers import wrap_read_errors
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 from shoal.new_files import create_folder
+from shoal.os_processes import ProcessId
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.dataset
     import pyarrow.parquet as pq
     from pyarrow.fs import FileSystem
-
-    from shoal.os_processes import ProcessId
 
 
 # Name of the marker file in each directory that shoal creates for staged data. shoal removes only directories that
@@ -45,11 +44,7 @@ _USED_BY = "_shoal_used_by."
 
 
 def claim(location: str, user: str) -> None:
-    """Record in a directory of staged data that a job uses the data.
-
-    Raises:
-        DataError: If the directory was removed.
-    """
+    """Record in a directory of staged data that a job uses the data."""
     from pyarrow.fs import FileType
 
     filesystem, inner = resolve(normalise(location))
@@ -107,11 +102,7 @@ def hand_over(location: str) -> None:
 
 
 def discard_unused(location: str) -> bool:
-    """Remove a directory of staged data if neither a process nor a job uses the data.
-
-    Raises:
-        InvalidArgumentError: If the directory exists, but has no marker file.
-    """
+    """Remove a directory of staged data if neither a process nor a job uses the data."""
     return not is_held(location) and not claims(location) and discard(location)
 
 
@@ -123,8 +114,6 @@ def is_held(location: str, *, unknown: bool = False) -> bool:
             process = json.loads(stream.read())["process"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return unknown
-    from shoal.os_processes import ProcessId
-
     return process is not None and not ProcessId.from_json(process).known_dead()
 
 
@@ -133,18 +122,8 @@ def _write_holder(filesystem: FileSystem, inner: str, process: ProcessId | None)
         stream.write(json.dumps({"process": process.to_json() if process else None}).encode())
 
 
-def _this_process() -> ProcessId:
-    from shoal.os_processes import ProcessId
-
-    return ProcessId.mine()
-
-
 def discard(location: str) -> bool:
-    """Remove a directory that shoal created for staged data, even if a process or a job still uses the data.
-
-    Raises:
-        InvalidArgumentError: If shoal did not create the directory. Nothing is removed in this case.
-    """
+    """Remove a directory that shoal created for staged data, even if a process or a job still uses the data."""
     from pyarrow.fs import FileSelector, FileType
 
     filesystem, inner = resolve(normalise(location))
@@ -179,14 +158,7 @@ def default_location() -> str:
 
 @contextlib.contextmanager
 def staged(staging_location: str | os.PathLike[str] | None = None, name: str | None = None) -> Iterator[str]:
-    """Create a directory for one staged dataset, and remove the directory if the ``with`` block raises an exception.
-
-    Raises:
-        InvalidArgumentError: If the URI contains a wildcard character, because then fsspec could not remove the staged
-            data.
-        DataError: If the location is not writable.
-        MissingExtraError: If the libraries of the extra ``data`` are not installed.
-    """
+    """Create a directory for one staged dataset, and remove the directory if the ``with`` block raises an exception."""
     need("pyarrow", "numpy")
     import pyarrow as pa
 
@@ -203,7 +175,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
             Path(directory).mkdir(mode=0o700)
         filesystem, inner = resolve(directory)
         filesystem.create_dir(inner, recursive=True)
-        _write_holder(filesystem, inner, _this_process())
+        _write_holder(filesystem, inner, ProcessId.mine())
     except DataError:
         raise
     except (OSError, ValueError, pa.ArrowException) as exc:
@@ -310,11 +282,7 @@ def group_rows(rows: int, bytes_per_row: float) -> int:
 
 @contextlib.contextmanager
 def table_writer(path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """Open a Parquet file for writing. The file is complete after the ``with`` block.
-
-    Raises:
-        DataError: If several columns have the same name.
-    """
+    """Open a Parquet file for writing. The file is complete after the ``with`` block."""
     import pyarrow.parquet as pq
 
     names = schema.names
@@ -355,13 +323,7 @@ _TO_PANDAS = ("to_pandas", "toPandas")
 
 
 def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None) -> str:
-    """Write a DataFrame or table to a Parquet file in a new staging directory, one row group at a time.
-
-    Raises:
-        DataError: If a column cannot be written, such as a column with values of different types, or the location is
-            not writable.
-        InvalidArgumentError: If `frame` is not a table.
-    """
+    """Write a DataFrame or table to a Parquet file in a new staging directory, one row group at a time."""
     need("pyarrow", "numpy")
     import pyarrow as pa
 
@@ -372,7 +334,11 @@ def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None)
             if not is_frame(frame):
                 raise InvalidArgumentError(f"df must be a DataFrame or a pyarrow Table, not {type(frame).__name__}")
             frame = _converted(frame)
-        schema, rows, size, slices = frame if isinstance(frame, tuple) else _table_reader(frame)
+        if isinstance(frame, tuple):
+            schema, rows, size, slices = frame
+        else:
+            schema, rows, size = frame.schema, frame.num_rows, frame.nbytes
+            slices = lambda start, stop: frame.slice(start, stop - start)  # noqa: E731
         step = group_rows(rows, size / max(rows, 1))
         with table_writer(join(directory, "part-00000.parquet"), schema) as writer:
             for start in range(0, rows, step):
@@ -423,10 +389,6 @@ def _is_pandas(frame: Any) -> bool:
     )
 
 
-def _table_reader(table: pa.Table) -> tuple[Any, int, int, Any]:
-    return table.schema, table.num_rows, table.nbytes, lambda start, stop: table.slice(start, stop - start)
-
-
 def _pandas_reader(frame: Any) -> tuple[Any, int, int, Any]:
     import pyarrow as pa
 
@@ -452,19 +414,15 @@ def _pandas_reader(frame: Any) -> tuple[Any, int, int, Any]:
             schema = schema.append(pa.Schema.from_pandas(_dense(frame[[name]], sparse), preserve_index=False).field(0))
     # pandas' types, such as Int64, are stored in the file, so that `to_pandas` restores them.
     schema = convert(0, 0).schema
-    return schema, len(frame), _dense_bytes(frame, sparse), convert
+    dense = frame.drop(columns=list(sparse)) if sparse else frame
+    row_bytes = sum(subtype.itemsize for subtype in sparse.values())
+    return schema, len(frame), int(dense.memory_usage(index=False).sum()) + len(frame) * row_bytes, convert
 
 
 def _dense(frame: Any, sparse: Mapping[str, Any]) -> Any:
     """Return a pandas DataFrame whose sparse columns are dense, because Arrow cannot read sparse columns."""
     here = [name for name in frame.columns if name in sparse]
     return frame.assign(**{name: frame[name].sparse.to_dense() for name in here}) if here else frame
-
-
-def _dense_bytes(frame: Any, sparse: Mapping[str, Any]) -> int:
-    dense = frame.drop(columns=list(sparse)) if sparse else frame
-    row_bytes: int = sum(subtype.itemsize for subtype in sparse.values())
-    return int(dense.memory_usage(index=False).sum()) + len(frame) * row_bytes
 
 
 def _check_pandas_type(column: str, dtype: Any) -> None:
@@ -508,22 +466,22 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
     Returns:
         A source for the files; None if the files have other rows or columns than the dataset, or are not local Parquet
         files.
-
-    Raises:
-        InvalidArgumentError: If `dataset` is not a ``pyarrow.dataset.Dataset``.
-        DataError: If the files belong to a Delta, Iceberg or Hudi table, and were not listed by the table's library.
     """
     import pyarrow.dataset as pads
-    from pyarrow.fs import LocalFileSystem
+    from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
     if not isinstance(dataset, pads.Dataset):
         raise InvalidArgumentError(f"dataset must be a pyarrow.dataset.Dataset, not {type(dataset).__name__}")
     if not isinstance(dataset, pads.FileSystemDataset) or not isinstance(dataset.format, pads.ParquetFileFormat):
         return None
-    _refuse_tables(dataset)
+    # The library of a table brings its own filesystem, and its dataset contains only the files that belong to the
+    # table. A dataset that Arrow itself has made of the table's folder also contains deleted files.
+    filesystem = dataset.filesystem
+    if not isinstance(filesystem, PyFileSystem) or isinstance(filesystem.handler, FSSpecHandler):
+        check_parents(filesystem, (file.rpartition("/")[0] for file in dataset.files))
     # A dataset with a filter cannot be read directly. `Dataset.filter()` stores the filter's expression in the private
     # attribute `_scan_options`, and no public attribute shows whether a dataset has a filter.
-    if not isinstance(dataset.filesystem, LocalFileSystem) or getattr(dataset, "_scan_options", True):
+    if not isinstance(filesystem, LocalFileSystem) or getattr(dataset, "_scan_options", True):
         return None
     if not dataset.files:
         return None
@@ -538,23 +496,9 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
     return source if same else None
 
 
-def _refuse_tables(dataset: pyarrow.dataset.Dataset) -> None:
-    from pyarrow.fs import FSSpecHandler, PyFileSystem
-
-    filesystem = dataset.filesystem
-    # The library of a table brings its own filesystem, and its dataset contains only the files that belong to the
-    # table. A dataset that Arrow itself has made of the table's folder also contains deleted files.
-    if isinstance(filesystem, PyFileSystem) and not isinstance(filesystem.handler, FSSpecHandler):
-        return
-    check_parents(filesystem, (file.rpartition("/")[0] for file in dataset.files))
-
-
 def stage_arrow_dataset(dataset: pyarrow.dataset.Dataset, staging_location: str | os.PathLike[str] | None) -> str:
     """Write the rows of an Arrow dataset to a Parquet file in a new staging directory, without loading all rows into
     memory.
-
-    Raises:
-        DataError: If a file cannot be read, or the location is not writable.
     """
     # Reading ahead is limited to one batch. By default Arrow accumulates batches and takes up to ten times the memory
     # of a reader that does not read ahead (arrow#39808).
@@ -565,14 +509,7 @@ def stage_arrow_dataset(dataset: pyarrow.dataset.Dataset, staging_location: str 
 
 
 def stage_ray_dataset(dataset: Any, staging_location: str | os.PathLike[str] | None) -> str:
-    """Run a Ray Data pipeline and write its rows to Parquet files in a new staging directory.
-
-    Raises:
-        MissingExtraError: If Ray is not installed.
-        InvalidArgumentError: If this process is not connected to Ray, or if no location was given and the nodes are on
-            several hosts.
-        DataError: If the location is not writable.
-    """
+    """Run a Ray Data pipeline and write its rows to Parquet files in a new staging directory."""
     with staged(staging_location) as directory:
         ray = connected_ray()
         hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}

@@ -121,10 +121,6 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
         A NumPy array ``[rows]`` (lists: ``[rows, *shape]``) with nulls as NaN, or an
         Arrow array ``[rows]`` for text (large_string) and bytes
         (large_binary).
-
-    Raises:
-        DataError: If a column other than floats and decimals has a null, or an integer is above the largest int64. The
-            message names the file, the row group and the column.
     """
     import numpy as np
     import pyarrow as pa

@@ -27,8 +27,6 @@ from shoal.data.tensor_columns import OBJECTS, Column, copied, rearranged, to_co
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from shoal.data.ingest import Ingester
     from shoal.data.planning import GangPosition
 
@@ -73,7 +71,10 @@ def count_items(rows: int, batch_size: int | None, drop_last_batch: bool) -> int
 
 def share_of(rows: int, batch_size: int | None, drop_last_batch: bool, worker: int, num_workers: int) -> Share:
     """Compute which rows of a shard one DataLoader worker returns."""
-    multiple = batch_size or _together(rows, num_workers)
+    multiple = batch_size or 1
+    if batch_size is None:
+        while multiple < _ROWS_TOGETHER and 2 * multiple * num_workers * _MULTIPLES_PER_WORKER <= rows:
+            multiple *= 2
     units = count_items(rows, multiple, drop_last_batch and batch_size is not None)
     low, high = units * worker // num_workers, units * (worker + 1) // num_workers
     start = min(low * multiple, rows)
@@ -119,13 +120,6 @@ def rows_of(window: Sequence[RowRange]) -> int:
 def random_bytes(*key: int | str) -> bytes:
     """Compute 32 bytes to seed a random generator. The same key gives the same bytes on any machine."""
     return hashlib.sha256("/".join(map(str, key)).encode()).digest()
-
-
-def _together(rows: int, num_workers: int) -> int:
-    multiple = 1
-    while multiple < _ROWS_TOGETHER and 2 * multiple * num_workers * _MULTIPLES_PER_WORKER <= rows:
-        multiple *= 2
-    return multiple
 
 
 # Number of slots (64-bit numbers in shared memory): one for the main process and one for each DataLoader worker. 1,023
@@ -455,7 +449,13 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             done += 1
         permutations: Iterator[np.ndarray | None] = itertools.repeat(None)
         if self.shuffle:
-            permutations = (_generator(*key, worker, i).permutation(rows_of(order[i])) for i in range(done, len(order)))
+            # RandomState is used, because NumPy guarantees that the random numbers of this class never change. The
+            # random numbers of the newer class Generator may change with a NumPy release.
+            seeds = (np.frombuffer(random_bytes(*key, worker, i), dtype="<u4") for i in range(done, len(order)))
+            sizes = map(rows_of, order[done:])
+            permutations = (
+                np.random.RandomState(seed).permutation(size) for seed, size in zip(seeds, sizes, strict=True)
+            )
         windows = self._windows(order[done:], permutations)
         return self._rows_of(windows, skip) if self.batch_size is None else self._batches_of(windows, skip)
 
@@ -466,21 +466,24 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         for window in order:
             # Each table is converted to arrays before the next one is read. Otherwise tables with text and decimals
             # would be in memory in addition to the arrays, because the conversion copies text and decimals.
-            parts = [self._convert(tables, part) for part in window]
+            parts = []
+            for part in window:
+                try:
+                    table = next(tables)
+                except DataError as exc:
+                    place = f"row group {part.row_group}"
+                    if place in str(exc) or not str(exc).startswith(part.path):
+                        raise
+                    raise DataError(f"{exc} (while reading {place})") from exc
+                columns = {
+                    name: to_column(table.column(name), name, dtype, part) for name, dtype in self._dtypes.items()
+                }
+                parts.append(columns)
+                del table, columns
             permutation = next(permutations)
             # `pop` removes the arrays of a column from `parts` before `rearranged` copies them into one array.
             # Therefore at most one column is in memory twice.
             yield {name: rearranged([part.pop(name) for part in parts], permutation) for name in self.columns}
-
-    def _convert(self, tables: Iterator[pa.Table], part: RowRange) -> Window:
-        try:
-            table = next(tables)
-        except DataError as exc:
-            place = f"row group {part.row_group}"
-            if place in str(exc) or not str(exc).startswith(part.path):
-                raise
-            raise DataError(f"{exc} (while reading {place})") from exc
-        return {name: to_column(table.column(name), name, dtype, part) for name, dtype in self._dtypes.items()}
 
     def _batches_of(self, windows: Iterator[Window], skip: int) -> Iterator[Item]:
         size = self.batch_size or 1
@@ -543,12 +546,6 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             return list(values.tolist())
         # Each row gets memory of its own, so that a row that is kept does not keep the others.
         return [row.clone() for row in torch.from_numpy(values)]
-
-
-def _generator(*key: int | str) -> np.random.RandomState:
-    # RandomState is used, because NumPy guarantees that the random numbers of this class never change. The random
-    # numbers of the newer class Generator may change with a NumPy release.
-    return np.random.RandomState(np.frombuffer(random_bytes(*key), dtype="<u4"))
 
 
 def _worker_identity() -> dict[str, int]:

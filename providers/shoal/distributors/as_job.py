@@ -26,9 +26,8 @@ from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import locations
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import say
-from shoal.training.progress import ProgressDisplay
 from shoal.training.pytorch.request import FunctionRequest
+from shoal.training.reporting import ProgressDisplay, say
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -120,8 +119,7 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     from shoal.jobs import load_training, shipped_code
     from shoal.jobs.files import storage
     from shoal.jobs.specs.training import JobSpec
-    from shoal.training.boosting.engine import interface_of
-    from shoal.training.boosting.model import InitModel
+    from shoal.training.boosting.library import library_of
     from shoal.training.boosting.rows import checked_data
 
     config = request.run_config
@@ -130,9 +128,10 @@ def training(request: TrainRequest, user_code: UserCode, returned: Callable[[Tra
     # pool is started.
     train, _ = checked_data(request)
     if request.early_stopping_rounds is not None:
-        interface_of(request.framework).refuse_untold(user_code, request.direction)
+        library_of(request.framework).refuse_untold(user_code, request.direction)
     if request.init_model is not None and importlib.util.find_spec(request.framework):
-        InitModel.read(request.framework, shipped_code.read(request.init_model)).check(request, train.source)
+        init_model = library_of(request.framework).init_model(shipped_code.read(request.init_model))
+        init_model.check(request, train.source)
     locations.try_out(storage.root(location))
 
     def spec(pool_name: str) -> JobSpec:
@@ -216,7 +215,7 @@ def search(prepared: Prepared) -> JobCall[SearchResult]:
     from shoal.jobs import shipped_code
     from shoal.jobs.files import storage
     from shoal.jobs.mlflow import job_run
-    from shoal.training.boosting.engine import interface_of
+    from shoal.training.boosting.library import library_of
     from shoal.training.boosting.rows import checked_data
 
     given = prepared.spec
@@ -225,7 +224,7 @@ def search(prepared: Prepared) -> JobCall[SearchResult]:
     if given.train is not None:
         checked_data(given.trial_request())
         if given.metric is None:
-            interface_of(given.train.framework).refuse_untold(
+            library_of(given.train.framework).refuse_untold(
                 prepared.user_code, given.direction or given.train.direction
             )
     locations.try_out(storage.root(config.artifact_location))

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from shoal.errors import InvalidArgumentError
-from shoal.known_secrets import KnownSecrets
-from shoal.redaction import hiding
-from shoal.training.artifact_folders import Claim
+from shoal.secrets.hidden_output import SECRETS
+from shoal.secrets.known_secrets import KnownSecrets
+from shoal.secrets.redaction import hiding
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.cluster import is_connected
-from shoal.training.host.hidden_output import SECRETS
+from shoal.training.locations import Claim
 from shoal.training.pytorch.program import FRAMEWORK, Program
 from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.run_config import RunConfig

@@ -12,16 +12,18 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from shoal.boosting_libraries import Framework
 from shoal.data.connector import DataConnector
 from shoal.distributors import dispatch
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.training.boosting.library import library_of
 from shoal.training.boosting.params import Direction
-from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
+from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import Metric, Objective, UserCode
-from shoal.training.mlflow.model_uris import absolute, check_version
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig, gpu_wish
+from shoal.training.tracking import absolute_model, check_model_version
 
 if TYPE_CHECKING:
     import numpy as np
@@ -60,7 +62,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         *,
         custom_metric: Metric | Sequence[Metric] | None = None,
     ) -> None:
-        library = importlib.import_module(f"shoal.training.{self._framework}.params")
+        library = library_of(self._framework)
         self.framework: Framework = self._framework
         self.n_estimators = checked_rounds(n_estimators)
         self.params: dict[str, Any] = library.merge_params(params, objective, n_estimators)
@@ -225,13 +227,11 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         booster = self.get_booster()
         with ExitStack() as staged:
             connector = connector_of("dataset", dataset, staged)
-            predictor = self._library().predictor(booster, self._input_cols, base_margin_cols=self._base_margin_cols)
+            predictor = library_of(self._framework).predictor(
+                booster, self._input_cols, base_margin_cols=self._base_margin_cols
+            )
             predictions: np.ndarray = predictor.predict_dataset(connector)
             return predictions
-
-    def _library(self) -> Any:
-        """Return the module of the library's trained models."""
-        return importlib.import_module(f"shoal.training.{self._framework}.model")
 
     def _call(
         self,
@@ -274,12 +274,12 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
 
         if not isinstance(model, str | os.PathLike):
             self._require()
-            return shipped_code.store(self._library().serialised(model))
+            return shipped_code.store(library_of(self._framework).serialised(model))
         from shoal.jobs.mlflow import init_model as loading
 
         named = os.fspath(model)
-        check_version(named)
-        return shipped_code.store(loading.load(absolute(named), self._framework))
+        check_model_version(named)
+        return shipped_code.store(loading.load(absolute_model(named), self._framework))
 
     def _trained(self, input_cols: tuple[str, ...], base_margin_cols: tuple[str, ...], result: TrainResult) -> BoosterT:
         """Store a trained model in this estimator, and return the model."""

@@ -52,6 +52,8 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster", LightGBMScalingCon
             A fitted ``LGBMClassifier``, ``LGBMRanker`` or ``LGBMRegressor``, depending on the objective. If the
             objective is a function: an ``LGBMRegressor`` with the same predictions as `predict`.
         """
-        from shoal.training.lightgbm.model import as_sklearn
+        from shoal.training.boosting.library import library_of
 
-        return as_sklearn(self.get_booster(), self.params, self.n_estimators, self.get_eval_results())
+        return library_of(self.framework).as_sklearn(
+            self.get_booster(), self.params, self.n_estimators, self.get_eval_results()
+        )

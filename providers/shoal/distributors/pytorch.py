@@ -15,7 +15,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.training.locations import resolved
 from shoal.training.pytorch.context import Context as Context
 from shoal.training.pytorch.context import get_context as get_context
-from shoal.training.pytorch.local_run import run_local as run_local
+from shoal.training.pytorch.environment import run_local as run_local
 from shoal.training.pytorch.program import Program, check_runnable, name_of
 from shoal.training.pytorch.request import AnyScaling, FunctionRequest, SpreadScalingConfig
 from shoal.training.pytorch.request import PyTorchScalingConfig as PyTorchScalingConfig

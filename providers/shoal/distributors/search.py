@@ -17,8 +17,7 @@ from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.tuning import TuneJobSpec
 from shoal.jobs.tuning.code import SearchCode
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.code_digest import code_digest
-from shoal.training.pickling import pickled
+from shoal.training.pickling import code_digest, pickled
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
 

@@ -117,7 +117,7 @@ def here(prepared: Prepared, env: Mapping[str, str]) -> SearchResult:
     from shoal.jobs.tuning.engine import run
     from shoal.jobs.tuning.study_storage import STUDY
     from shoal.training.boosting.engine import train
-    from shoal.training.gang.reused_workers import end_gangs
+    from shoal.training.gang.gang import end_gangs
 
     if prepared.spec.register_as is not None:
         raise InvalidArgumentError(
@@ -147,7 +147,7 @@ def here(prepared: Prepared, env: Mapping[str, str]) -> SearchResult:
 
 
 def _print_trial(trial: Any) -> None:
-    from shoal.training.context import say
+    from shoal.training.reporting import say
 
     say(f"trial {trial.number} {trial.state}: {trial.value} with {trial.params}")
 

@@ -9,13 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.training.locations import resolved
 from shoal.training.pytorch.request import FunctionResult, MissingValue
 
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobHandle, JobResult, JobStatus, PartitionResults, PredictResult
-    from shoal.training.progress import OnProgress
+    from shoal.training.reporting import OnProgress
 
 T = TypeVar("T")
 

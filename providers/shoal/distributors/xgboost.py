@@ -54,6 +54,8 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster", XGBScalingConfig]):
             A fitted ``XGBClassifier``, ``XGBRanker`` or ``XGBRegressor``, depending on the objective. If the objective
             is a function: an ``XGBRegressor`` with the same predictions as `predict`.
         """
-        from shoal.training.xgboost.model import as_sklearn
+        from shoal.training.boosting.library import library_of
 
-        return as_sklearn(self.get_booster(), self.params, self.n_estimators, self.get_eval_results())
+        return library_of(self.framework).as_sklearn(
+            self.get_booster(), self.params, self.n_estimators, self.get_eval_results()
+        )

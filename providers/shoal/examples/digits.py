@@ -27,13 +27,9 @@ _EVERY = 5
 def digit_files(folder: Path | None = None) -> tuple[str, str]:
     """Return the paths of the training file and the holdout file; write both files if their folder does not exist."""
     folder = folder or subfolder("examples") / "digits"
-    if not folder.exists():
-        _prepare(folder)
-    return str(folder / "train.parquet"), str(folder / "holdout.parquet")
-
-
-def _prepare(folder: Path) -> None:
-    """Write the training file and the holdout file into a new folder. If writing fails, no folder is created."""
+    files = str(folder / "train.parquet"), str(folder / "holdout.parquet")
+    if folder.exists():
+        return files
     import pandas as pd
 
     try:
@@ -46,6 +42,7 @@ def _prepare(folder: Path) -> None:
     with complete(folder) as partial:
         table[~in_holdout].to_parquet(partial / "train.parquet", row_group_size=256, index=False)
         table[in_holdout].to_parquet(partial / "holdout.parquet", index=False)
+    return files
 
 
 def training_spec(epochs: int = 15, workers: int = 2) -> FunctionJobSpec:

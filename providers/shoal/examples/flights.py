@@ -64,7 +64,9 @@ def month_files(months: range | list[int], folder: Path | None = None) -> list[s
         raise InvalidArgumentError(f"the month must be from 1 to 12 (of 2013), not {wrong[0]}")
     folder = folder or subfolder("examples") / "flights"
     if not folder.exists():
-        _prepare(folder)
+        with complete(folder) as partial:
+            for month, table in _joined().groupby("month"):
+                table.to_parquet(partial / f"2013-{month:02}.parquet", row_group_size=_ROWS_PER_GROUP, index=False)
     files = [folder / f"2013-{month:02}.parquet" for month in months]
     if missing := [file.name for file in files if not file.exists()]:
         raise InvalidArgumentError(
@@ -145,13 +147,6 @@ def _write_missing(folder: Path, months: Sequence[str], write: Callable[[Path, s
             write(partial, file.stem)
             partial.rename(file)
     return [str(file) for file in files]
-
-
-def _prepare(folder: Path) -> None:
-    """Write the files of all twelve months into a new folder. If writing fails, no folder is created."""
-    with complete(folder) as partial:
-        for month, table in _joined().groupby("month"):
-            table.to_parquet(partial / f"2013-{month:02}.parquet", row_group_size=_ROWS_PER_GROUP, index=False)
 
 
 @contextmanager

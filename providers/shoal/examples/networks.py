@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from shoal.data import ShardedDataConnector
-from shoal.distributors.pytorch import Context, get_context
+from shoal.distributors.pytorch import get_context
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -85,7 +86,12 @@ def fit(net: nn.Module, loss_of: Loss, features: Sequence[str], label: str) -> d
     rows = train.get_shard().to_torch_dataset(batch_size=hyper["batch_size"], shuffle=True, columns=columns)
     model = DistributedDataParallel(net)
     optimiser = torch.optim.Adam(net.parameters(), hyper["rate"])
-    begin, mean = _resumed(context, net, optimiser)
+    begin, mean = 0, float("nan")
+    state: Any = context.get_checkpoint()
+    if state is not None:
+        net.load_state_dict(state["net"])
+        optimiser.load_state_dict(state["optimiser"])
+        begin, mean = state["epoch"], state["loss"]
     for epoch in range(begin, hyper["epochs"]):
         rows.set_epoch(epoch)
         losses = []
@@ -96,7 +102,9 @@ def fit(net: nn.Module, loss_of: Loss, features: Sequence[str], label: str) -> d
             loss.backward()
             optimiser.step()
             losses.append(loss.detach())
-        mean = _mean_over_ranks(torch.stack(losses).mean())
+        sum_of_means = torch.stack(losses).mean()
+        torch.distributed.all_reduce(sum_of_means)
+        mean = float(sum_of_means / torch.distributed.get_world_size())
         state = {"net": net.state_dict(), "optimiser": optimiser.state_dict(), "epoch": epoch + 1, "loss": mean}
         context.save_checkpoint(state)
         if context.get_rank() == 0:
@@ -110,21 +118,14 @@ def keep(net: nn.Module, num_features: int) -> None:
     if context.get_rank():
         return
     torch.save(net.state_dict(), f"{context.get_model_dir()}/model.pt")
-    _log(net.eval(), num_features)
-
-
-def _log(net: nn.Module, num_features: int) -> None:
-    import os
-
-    if "MLFLOW_RUN_ID" not in os.environ:
-        # Without MLFLOW_RUN_ID the job has no MLflow run, so the network is not logged.
+    if "MLFLOW_RUN_ID" not in os.environ:  # the job has no MLflow run
         return
     import mlflow
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
     example = np.zeros((2, num_features), np.float32)
-    output = net(torch.from_numpy(example)).detach().numpy()
+    output = net.eval()(torch.from_numpy(example)).detach().numpy()
     signature = ModelSignature(
         Schema([TensorSpec(example.dtype, (-1, num_features))]),
         Schema([TensorSpec(output.dtype, (-1, *output.shape[1:]))]),
@@ -132,18 +133,3 @@ def _log(net: nn.Module, num_features: int) -> None:
     mlflow.pytorch.log_model(
         net, name="model", signature=signature, input_example=example, pip_requirements=[f"torch=={torch.__version__}"]
     )
-
-
-def _resumed(context: Context, net: nn.Module, optimiser: torch.optim.Optimizer) -> tuple[int, float]:
-    """Load the last checkpoint, and return the epoch to continue with and the last loss."""
-    state: Any = context.get_checkpoint()
-    if state is None:
-        return 0, float("nan")
-    net.load_state_dict(state["net"])
-    optimiser.load_state_dict(state["optimiser"])
-    return state["epoch"], state["loss"]
-
-
-def _mean_over_ranks(value: torch.Tensor) -> float:
-    torch.distributed.all_reduce(value)
-    return float(value / torch.distributed.get_world_size())

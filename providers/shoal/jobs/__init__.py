@@ -75,6 +75,6 @@ if TYPE_CHECKING:
     from shoal.jobs.task_spec import models_spec_of as models_spec_of
     from shoal.jobs.task_spec import skipping_if_unchanged as skipping_if_unchanged
     from shoal.jobs.task_spec import spec_of as spec_of
-    from shoal.training.mlflow.options import Tracking as Tracking
+    from shoal.training.tracking import Tracking as Tracking
 
 __getattr__ = lazy_exports(__name__)

@@ -3,7 +3,7 @@
 The store and Ray's job history keep a job's spec, and every user who may list jobs can read the spec there. Credentials
 are therefore passed in a file of mode 0600, and the driver deletes the file right after reading it. For `ray://` pools
 (existing Ray clusters), no file is used: the credentials are encrypted and written into the store
-(`shoal.jobs.remote.handover`).
+(`shoal.jobs.remote.sealed_credentials`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from shoal import redaction
 from shoal.data.sql import CONNECTION_PREFIX, connection_variable
 from shoal.errors import InvalidArgumentError
-from shoal.known_secrets import KnownSecrets, SecretStream
+from shoal.secrets import redaction
+from shoal.secrets.known_secrets import KnownSecrets, SecretStream
 from shoal.state.home import subfolder
 from shoal.training.locations import absolute_database
 

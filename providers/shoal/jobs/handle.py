@@ -28,7 +28,7 @@ from shoal.os_processes import ProcessId
 from shoal.own_pauses import waited_since
 from shoal.pool.timeouts import STORE_PATIENCE, STORE_PERIOD
 from shoal.state.schema import JOB_ENDED, Job, JobState
-from shoal.training.progress import OnProgress
+from shoal.training.reporting import OnProgress
 
 log = logging.getLogger(__name__)
 

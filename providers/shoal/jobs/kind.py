@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import unknown_value
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
     from shoal.jobs.specs.base import AnyJobSpec

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, field_validator
 from pydantic_core import from_json, to_json
 
 from shoal.option_validation import Settings
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 
 Reason = Literal[
     "first",

@@ -30,10 +30,10 @@ from shoal.new_files import create_folder
 from shoal.os_processes import python_command
 from shoal.state.home import file_lock, lock_file, subfolder
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import say
 from shoal.training.host import imports
 from shoal.training.pickling import pickled
 from shoal.training.pytorch.program import MAX_BYTES
+from shoal.training.reporting import say
 from shoal.training.run_config import RunConfig
 
 _FOLDER = "_code"

@@ -15,7 +15,7 @@ from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import Place
 from shoal.pool.holder import DagRunHolder
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import (
     JOB_ENDED,
@@ -29,7 +29,7 @@ from shoal.state.schema import (
     Pool,
     Promotion,
 )
-from shoal.training.progress import Progress
+from shoal.training.reporting import Progress
 
 MOST_LINES = 20_000
 """Largest number of attempts that `job_lines` returns."""

@@ -53,7 +53,7 @@ from shoal.pool.names import is_pool_name
 from shoal.pool.selection import is_embedded, which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.pool.waiting import end_if_abandoned
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.databases import storable
 from shoal.state.schema import JOB_ENDED, Job, JobState

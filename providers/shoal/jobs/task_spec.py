@@ -142,10 +142,10 @@ def code_of(
         kwargs: Keyword arguments of the function.
 
     Returns:
-        The digest (see :func:`shoal.training.code_digest.code_digest`); None if no code is sent.
+        The digest (see :func:`shoal.training.pickling.code_digest`); None if no code is sent.
     """
     if train_func is not None and not is_name(train_func):
-        from shoal.training.code_digest import code_digest
+        from shoal.training.pickling import code_digest
         from shoal.training.pytorch.program import Program
 
         return code_digest(Program.of(train_func, args, kwargs or {}))

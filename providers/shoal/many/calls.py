@@ -21,10 +21,10 @@ from shoal.jobs.partitions.predictions import NO_MODEL, PartitionPrediction, rep
 from shoal.jobs.partitions.program import PartitionProgram, program_of
 from shoal.jobs.partitions.results import PartitionResults, load_partitions
 from shoal.jobs.specs.partitions import PartitionEstimator, PartitionsJobSpec, PartitionsRegister
-from shoal.training.mlflow.model_uris import check_version, is_mlflow
 from shoal.training.pytorch.program import check_runnable, name_of
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import ScalingConfig
+from shoal.training.tracking import check_model_version, is_mlflow_uri
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
@@ -387,10 +387,10 @@ def _results_of(models: PartitionResults | str) -> PartitionResults:
         raise InvalidArgumentError(
             f"models must be the result of train, the id of its job or the URI of a model in MLflow, not {models!r}"
         )
-    if is_mlflow(models) or "/" in models:  # the id of a job has no slash
+    if is_mlflow_uri(models) or "/" in models:  # the id of a job has no slash
         from shoal.jobs.mlflow import partitioned_model
 
-        check_version(models)
+        check_model_version(models)
         model = partitioned_model.model_of(models)
         if model is None:
             raise InvalidArgumentError(f"{models} is no model of partitions: use shoal.distributors.predict")

@@ -17,7 +17,7 @@ from shoal.option_validation import Settings, unknown_value
 from shoal.pool.names import NAME_RULE, is_pool_name
 from shoal.pool.spec_fields import KUBERAY_FIELDS, LIBRARIES, RAY_FIELDS, BackendName, PoolFields
 from shoal.pool.timeouts import ROLLBACK_AFTER
-from shoal.redaction import has_credentials, redact_address, redact_value
+from shoal.secrets.redaction import has_credentials, redact_address, redact_value
 
 _ONLY_KUBERAY = tuple(name for name in KUBERAY_FIELDS if name not in RAY_FIELDS)
 

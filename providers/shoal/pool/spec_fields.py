@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.option_validation import later_option
 from shoal.pool.names import NAME_RULE
 
-LIBRARIES = ("xgboost", "lightgbm", "mlflow")
+LIBRARIES = (*BOOSTING_LIBRARIES, "mlflow")
 """Values of `PoolSpec.libraries`."""
 
 RAY_FIELDS = ("address", "gcs", "token_file", "ca_file", "token_over_http", "shared_folders")

@@ -67,7 +67,13 @@ class ComputePool(Block, PoolFields):
         spec = PoolSpec.parse({name: value for name, value in values.items() if name not in _ONLY_IN_BLOCKS})
         token = values.get("token") or None  # Prefect's form may send an empty text.
         if token is not None:
-            _check_not_hidden(token, values.get("_block_document_name"))
+            text = token.get_secret_value() if isinstance(token, SecretStr) else token
+            if not text.strip("*"):
+                raise InvalidArgumentError(
+                    f"the token of the block has only asterisks, because Prefect hides the secrets of a block that is "
+                    f"a parameter of a flow run: pass the name of the block instead, and load it in the flow with "
+                    f'ComputePool.load("{values.get("_block_document_name") or "BLOCK_NAME"}")'
+                )
             check_token(spec, "the block", "token")
         return {**spec.model_dump(), "team": values.get("team"), "token": token}
 
@@ -93,16 +99,6 @@ class ComputePool(Block, PoolFields):
             ```
         """
         return pool_of(self, holder=holder)
-
-
-def _check_not_hidden(token: str | SecretStr, block: str | None) -> None:
-    text = token.get_secret_value() if isinstance(token, SecretStr) else token
-    if not text.strip("*"):
-        raise InvalidArgumentError(
-            f"the token of the block has only asterisks, because Prefect hides the secrets of a block that is a "
-            f"parameter of a flow run: pass the name of the block instead, and load it in the flow with "
-            f'ComputePool.load("{block or "BLOCK_NAME"}")'
-        )
 
 
 PoolSource = str | ComputePool | None
@@ -133,20 +129,16 @@ def pool_of(source: PoolSource, *, holder: str | None = None, ancestors: Ancesto
     return api.ComputePool(spec, holder=holder, ancestors=ancestors, team=team)
 
 
-def database_url(name: str) -> str | None:
-    """Return the database URL (for SQLAlchemy) from the Prefect Secret block of this name, or None if there is none."""
-    return _secret(name)
-
-
 def secret_block(variable: str) -> str | None:
     """Return the value of a variable from a Prefect Secret block, or None if the block does not exist.
 
     Names of blocks have no upper case and no underscores: the block of the variable ``HF_TOKEN`` is ``hf-token``.
     """
-    return _secret(variable.lower().replace("_", "-"))
+    return database_url(variable.lower().replace("_", "-"))
 
 
-def _secret(name: str) -> str | None:
+def database_url(name: str) -> str | None:
+    """Return the database URL (for SQLAlchemy) from the Prefect Secret block of this name, or None if there is none."""
     try:
         # In an async task, `load` would return a coroutine, even in a thread without an event loop. With `_sync`, an
         # argument of Prefect's decorator, `load` returns the block.

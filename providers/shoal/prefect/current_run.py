@@ -6,16 +6,16 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
-from uuid import UUID, uuid4
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import uuid4
 
 import anyio
 from prefect import get_client
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectNotFound
@@ -27,7 +27,6 @@ from shoal.pool.holder import Ancestors
 
 if TYPE_CHECKING:
     from prefect.futures import PrefectFuture
-    from prefect.task_runners import TaskRunner
 
 
 _open: ContextVar[tuple[Block, ...]] = ContextVar("_open", default=())
@@ -63,8 +62,10 @@ class Block:
     def begin(self) -> None:
         """Open the block: the code that follows runs inside it, until `end` is called."""
         flow = FlowRunContext.get()
-        if flow is not None:  # Only code in a flow run can submit tasks.
-            _record_submissions_of(flow.task_runner)
+        if flow is not None and "submit" not in vars(flow.task_runner):  # Only code in a flow run can submit tasks.
+            # Prefect keeps no list of submitted task runs. `TaskRunner.map` calls `submit`, so mapped task runs are
+            # recorded, too. Each flow run has its own runner, so other flow runs are not affected.
+            vars(flow.task_runner)["submit"] = _recording(flow.task_runner.submit)
         _open.set((*_open.get(), self))
 
     def end(self) -> None:
@@ -117,25 +118,16 @@ class Submissions:
             self._changed.notify_all()
 
 
-def _record_submissions_of(runner: TaskRunner[Any]) -> None:
-    """Replace the method `submit` of a flow run's task runner by a method that also records each future.
-
-    The replacement is needed because Prefect keeps no list of submitted task runs. Each future is passed to all blocks
-    around the call.
-    """
-    if "submit" in vars(runner):
-        return
-    submit = runner.submit
+def _recording(submit: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a task runner's method `submit` that also passes each future to all blocks around the call."""
 
     def submit_and_record(*args: Any, **kwargs: Any) -> Any:
         future = submit(*args, **kwargs)
-        for block in _open.get():
+        for block in open_blocks():
             block.submissions.add(future)
         return future
 
-    # `TaskRunner.map` calls `submit`, so mapped task runs are recorded, too. Each flow run has its own runner, so other
-    # flow runs are not affected.
-    vars(runner)["submit"] = submit_and_record
+    return submit_and_record
 
 
 @dataclass(frozen=True)
@@ -167,44 +159,21 @@ def current_scope() -> Scope | None:
     context = FlowRunContext.get()
     if context is None or context.flow_run is None:
         return None
-    run = context.flow_run
-    if run.parent_task_run_id is None:
-        return Scope((run,), ())
-    with get_client(sync_client=True) as client:
-        return _scope_of(run, client)
-
-
-def _scope_of(run: FlowRun, client: SyncPrefectClient) -> Scope:
-    runs, subflows = [run], list[str]()
-    while (call := _calling(runs[0].parent_task_run_id, client)) is not None:
-        caller, name = call
-        runs.insert(0, caller)
-        subflows.insert(0, name)
+    runs, subflows = [context.flow_run], list[str]()
+    if runs[0].parent_task_run_id is not None:
+        with get_client(sync_client=True) as client, suppress(ObjectNotFound):  # a user may have deleted a caller's run
+            while runs[0].parent_task_run_id is not None:
+                call = client.read_task_run(runs[0].parent_task_run_id)
+                if call.flow_run_id is None:  # A task outside of flows has called the subflow, which is the root.
+                    break
+                runs.insert(0, client.read_flow_run(call.flow_run_id))
+                subflows.insert(0, f"{call.task_key}/{call.dynamic_key}")
     return Scope(tuple(runs), tuple(subflows))
-
-
-def _calling(task_run_id: UUID | None, client: SyncPrefectClient) -> tuple[FlowRun, str] | None:
-    """Return the flow run that has called a subflow, and the name of the subflow within it; None for a root run."""
-    if task_run_id is None:
-        return None
-    try:
-        call = client.read_task_run(task_run_id)
-        # A task outside of flows may have called the subflow, which is then the root.
-        caller = client.read_flow_run(call.flow_run_id) if call.flow_run_id else None
-    except ObjectNotFound:  # a user has deleted the caller's run
-        return None
-    return (caller, f"{call.task_key}/{call.dynamic_key}") if caller else None
 
 
 def current_flow_task(holder: str, ancestors: Ancestors, digest: str | None) -> FlowTask:
     """Describe the current task run, so that it finds the job that an equal task run has submitted in an earlier try of
-    the flow run.
-
-    Args:
-        holder: Holder of the job.
-        ancestors: Holders whose end is also the end of the job.
-        digest: Digest of the code of the task's function (`shoal.jobs.task_spec.code_of`).
-    """
+    the flow run."""
     scope, context = current_scope(), TaskRunContext.get()
     run = str(context.task_run.id if context else uuid4())
     # Outside of a flow, only retries of the task run find its job. In a flow, each try has another state: `run_count`
@@ -312,32 +281,21 @@ def on_interrupt(callback: Callable[[], object]) -> None:
         interrupt.add(callback)
 
 
-class TimeLimit(NamedTuple):
-    """The timeout of a task run or flow run: `what` has it, when it `ends`, and its length in `seconds`."""
-
-    what: str
-    ends: float
-    seconds: float
-
-
-def time_limits() -> list[TimeLimit]:
-    """Return the timeouts of the current task run and flow run."""
+def time_limits() -> dict[str, float]:
+    """Return when the timeouts of the current task run and flow run end, by the reason that they give for its end."""
     task, flow = TaskRunContext.get(), FlowRunContext.get()
-    limits = []
+    limits = {}
     for what, context, seconds in (
         ("task", task, task and task.task.timeout_seconds),
         ("flow", flow, flow and flow.flow and flow.flow.timeout_seconds),
     ):
         if context is not None and seconds:
-            limits.append(TimeLimit(what, context.start_time.timestamp() + seconds, seconds))
+            reason = f"its Prefect {what} has exceeded its timeout of {seconds:g} s"
+            limits[reason] = context.start_time.timestamp() + seconds
     return limits
 
 
-def why_ended(limits: Sequence[TimeLimit]) -> str:
+def why_ended(limits: Mapping[str, float]) -> str:
     """Return why Prefect ends a run. Prefect raises the same exception for a timeout and for a cancellation, so the
     time decides."""
-    now = time.time()
-    for limit in limits:
-        if now >= limit.ends:
-            return f"its Prefect {limit.what} has exceeded its timeout of {limit.seconds:g} s"
-    return "its Prefect run was cancelled"
+    return next((reason for reason, ends in limits.items() if time.time() >= ends), "its Prefect run was cancelled")

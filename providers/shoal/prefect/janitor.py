@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 from uuid import UUID
 
 from prefect import flow, serve, task
@@ -74,17 +74,9 @@ def pool_janitor() -> list[str]:
 
 
 @task(cache_policy=NO_CACHE)
-def delete_old(
-    versions_older_than: timedelta, keep_last: int, jobs_older_than: timedelta, tracking_uri: str | None, dry_run: bool
-) -> list[str]:
-    """Delete old model versions and old jobs; return and log the actions."""
-    did = retain(
-        versions_older_than=versions_older_than,
-        keep_last=keep_last,
-        jobs_older_than=jobs_older_than,
-        tracking_uri=tracking_uri,
-        dry_run=dry_run,
-    )
+def delete_old(**options: Any) -> list[str]:
+    """Delete old model versions and old jobs; return and log the actions. The options are those of `retain`."""
+    did = retain(**options)
     for sentence in did:
         get_run_logger().info(sentence)
     return did
@@ -111,11 +103,11 @@ def retention(
         The actions that were taken, one sentence each.
     """
     return delete_old(
-        timedelta(days=versions_older_than_days),
-        keep_last,
-        timedelta(days=jobs_older_than_days),
-        tracking_uri,
-        dry_run,
+        versions_older_than=timedelta(days=versions_older_than_days),
+        keep_last=keep_last,
+        jobs_older_than=timedelta(days=jobs_older_than_days),
+        tracking_uri=tracking_uri,
+        dry_run=dry_run,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import wraps
@@ -25,69 +25,45 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 
 from shoal.errors import JobCancelledError, ShoalError
 from shoal.jobs import AnyJobSpec, JobHandle, JobResult, ModelLine, NoResult, submit, withdraw_promotion
+from shoal.prefect import current_run
 from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
-from shoal.prefect.current_run import (
-    Interrupt,
-    ancestors,
-    current_flow_task,
-    current_holder,
-    in_thread,
-    interrupt_of_task,
-    on_interrupt,
-    time_limits,
-    why_ended,
-)
 from shoal.prefect.reports import RunLog, TrainingProgress, emit_outcome, show_page, store_report
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
     from shoal.jobs.metrics.series import MetricPoint
 
 
-_LONGEST = 200
+_LONGEST_NAME = 200
 
 
-def training_name(parameters: dict[str, Any]) -> str:
-    """Return the name of a training's task run from the task's arguments, such as ``train delays-UA``."""
-    return _name(lambda: f"train {_trained(**parameters)}", "distributed_train")
+def name_runs(task_name: str, name: Callable[..., str]) -> Callable[[dict[str, Any]], str]:
+    """Return the function that names the runs of a task after a model or function: `name` of the task's arguments.
+
+    Prefect fails a task run whose name cannot be made, so after an error, the run has the name of the task.
+    """
+
+    def name_of(parameters: dict[str, Any]) -> str:
+        try:
+            return " ".join(redact(name(**parameters)).split())[:_LONGEST_NAME]
+        except Exception:
+            return task_name
+
+    return name_of
 
 
-def prediction_name(parameters: dict[str, Any]) -> str:
-    """Return the name of a prediction's task run, such as ``predict models:/delays@champion``."""
-    return _name(lambda: f"predict {parameters['model']}", "batch_predict")
-
-
-def many_models_name(parameters: dict[str, Any]) -> str:
-    """Return the name of the task run of a training per partition, such as ``models by store``."""
-
-    def name() -> str:
-        by = parameters["by"]
-        return f"models by {by if isinstance(by, str) else ', '.join(by)}"
-
-    return _name(name, "many_models")
-
-
-def search_name(parameters: dict[str, Any]) -> str:
-    """Return the name of a search's task run, such as ``tune arr_delay``."""
-    return _name(lambda: f"tune {parameters['train']['label_col']}", "tune")
-
-
-def _name(name: Callable[[], str], default: str) -> str:
-    try:
-        return " ".join(redact(name()).split())[:_LONGEST]
-    except Exception:
-        return default
-
-
-def _trained(*, spec: Any = None, train_func: Any = None, **_: Any) -> str:
+def _training_name(spec: Any = None, train_func: Any = None, **_: Any) -> str:
     if train_func is None:
-        return ModelLine.of(spec or {}, NoResult("")).model
+        return f"train {ModelLine.of(spec or {}, NoResult('')).model}"
     # With a function, `spec` is a dict of the other fields, which alone is no legal spec.
     fields: Mapping[str, Any] = spec or {}
     register = fields.get("register")
     model = register.get("model") if isinstance(register, Mapping) else getattr(register, "model", None)
     function = getattr(train_func, "__name__", None) or Path(train_func).name
-    return str(model or fields.get("name") or function)
+    return f"train {model or fields.get('name') or function}"
+
+
+_TRAINING_RUNS = name_runs("distributed_train", _training_name)
 
 
 _logged: WeakKeyDictionary[ShoalError, UUID] = WeakKeyDictionary()
@@ -129,12 +105,7 @@ def retry_unless_permanent(task: Task[..., Any], task_run: TaskRun, state: State
 
 
 def job_task(function: Callable[P, T], *, run_name: str | Callable[..., str] | None = None) -> Task[P, T]:
-    """Create a Prefect task whose results are not cached, and that is not retried after a permanent error.
-
-    Args:
-        function: The task's function.
-        run_name: Function that returns the name of a task run from its arguments. None: Prefect makes the names.
-    """
+    """Create a Prefect task whose results are not cached, and that is not retried after a permanent error."""
     return task(cache_policy=NO_CACHE, retry_condition_fn=retry_unless_permanent, task_run_name=run_name)(function)
 
 
@@ -225,13 +196,13 @@ class Training:
             pool = pool_of(pool_name)
             spec, self._team = spec.on_pool(pool.name), pool.team
         self._spec = spec
-        self._task = current_flow_task(str(current_holder()), ancestors(), digest)
+        self._task = current_run.current_flow_task(str(current_run.current_holder()), current_run.ancestors(), digest)
         self._transactions = Enclosing()
         self._handle: JobHandle | None = None
         self._progress = TrainingProgress()
         self._cancelled = threading.Event()
-        self._limits = time_limits()
-        on_interrupt(self.cancel)
+        self._limits = current_run.time_limits()
+        current_run.on_interrupt(self.cancel)
 
     def run(self) -> JobResult:
         """Submit the job, and wait for its result. If Prefect repeats the task or the flow, attach to the job that was
@@ -262,7 +233,7 @@ class Training:
         show_page(self._handle.job_id)
         try:
             if self._cancelled.is_set():
-                self._handle.cancel(why_ended(self._limits), unless_resubmitted=True)
+                self._handle.cancel(current_run.why_ended(self._limits), unless_resubmitted=True)
             on_log = None if self.is_repeated else RunLog(self._handle.job_id)
             result = self._handle.wait(
                 on_log=on_log, on_progress=self._progress, collect=not self._transactions.is_open
@@ -281,15 +252,16 @@ class Training:
             self._handle.collect()
         return result
 
-    def finish(self, result: JobResult, emit: Callable[[], None]) -> None:
-        """Send the event about a result. If the job has promoted a model inside a transaction, send the event when the
-        transaction commits, and withdraw the promotion when it rolls back."""
+    def finish(self, result: JobResult) -> None:
+        """Store the report on a result, and send the event. If the job has promoted a model inside a transaction, send
+        the event when the transaction commits, and withdraw the promotion when it rolls back."""
         handle = self._handle
         assert handle is not None
+        self._report(result)
         if self.is_repeated:
             return
         if not result.promoted or not self._transactions.is_open:
-            emit()
+            emit_outcome(self._spec, result)
             if result.promoted and self._transactions.is_rolled_back:
                 self.logger.warning(
                     "Prefect has rolled back the transaction around this task before this try, so the promotion stays. "
@@ -299,7 +271,7 @@ class Training:
 
         def commit() -> None:
             handle.collect()
-            emit()
+            emit_outcome(self._spec, result)
 
         def roll_back() -> None:
             tracking = self._spec.tracking
@@ -307,12 +279,11 @@ class Training:
             said = withdraw_promotion(handle.job_id, handle.attempt, tracking_uri=uri, holder=self._task.holder)
             self.logger.warning("the transaction around the training was rolled back: %s", said)
             decision = result.decision and result.decision.model_copy(update={"sentence": said})
-            self.report(result.model_copy(update={"promoted": False, "decision": decision}))
+            self._report(result.model_copy(update={"promoted": False, "decision": decision}))
 
         self._transactions.finish(commit, roll_back)
 
-    def report(self, result: JobResult) -> None:
-        """Store the report on a training as a Prefect artifact."""
+    def _report(self, result: JobResult) -> None:
         assert self._handle is not None
         points: Sequence[MetricPoint] = ()
         tracking = self._spec.tracking
@@ -334,7 +305,7 @@ class Training:
         """
         self._cancelled.set()
         if self._handle is not None:
-            self._handle.cancel(why_ended(self._limits), unless_resubmitted=True)
+            self._handle.cancel(current_run.why_ended(self._limits), unless_resubmitted=True)
 
 
 class TrainingTask(Task[..., Any]):
@@ -348,15 +319,19 @@ class TrainingTask(Task[..., Any]):
     @classmethod
     def of(cls, function: Callable[..., Any]) -> TrainingTask:
         """Create a Prefect task from a function that runs a training."""
-        return cls._from(job_task(function, run_name=training_name))
+        return cls._from(job_task(function, run_name=_TRAINING_RUNS))
 
     def __call__(self, *args: Any, return_state: bool = False, **kwargs: Any) -> Any:
         """Run the task, and return the task's result. If `return_state` is True, return the final state of the task run
         instead."""
         found: Any = super().__call__(*args, return_state=return_state, **kwargs)
-        if return_state:
-            return found
-        return _awaited(found) if inspect.isawaitable(found) else _value(found)
+        if return_state or not inspect.isawaitable(found):
+            return found if return_state else _value(found)
+
+        async def value() -> Any:
+            return _value(await found)
+
+        return value()
 
     def with_options(self, **options: Any) -> TrainingTask:
         """Return a copy of the task with other options, such as ``retries=2``."""
@@ -379,22 +354,18 @@ def twin(sync: Task[P, T]) -> Task[P, Coroutine[Any, Any, T]]:
 
     @wraps(function)
     async def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        interrupt = Interrupt()
-        token = interrupt_of_task.set(interrupt)
+        interrupt = current_run.Interrupt()
+        token = current_run.interrupt_of_task.set(interrupt)
         try:
-            return await in_thread(lambda: function(*args, **kwargs), interrupt.request)
+            return await current_run.in_thread(lambda: function(*args, **kwargs), interrupt.request)
         finally:
-            interrupt_of_task.reset(token)
+            current_run.interrupt_of_task.reset(token)
 
     call.__name__ = call.__qualname__ = f"a{function.__name__}"
     summary = (inspect.getdoc(function) or "").partition("\n\n")[0]
     call.__doc__ = f"{summary} This task is the async version of `{function.__name__}`."
     made: Any = TrainingTask.of(call) if isinstance(sync, TrainingTask) else job_task(call, run_name=sync.task_run_name)
     return cast(Task[P, Coroutine[Any, Any, T]], made)
-
-
-async def _awaited(found: Awaitable[Any]) -> Any:
-    return _value(await found)
 
 
 def _value(found: Any) -> Any:
@@ -429,7 +400,7 @@ def failure_event(spec: AnyJobSpec | Mapping[str, Any] | str | None) -> Iterator
     try:
         yield
     except Exception as error:
-        interrupt = interrupt_of_task.get()
+        interrupt = current_run.interrupt_of_task.get()
         is_cancelled = interrupt is not None and interrupt.is_requested
         if not is_cancelled and not is_retried(error):
             emit_outcome(spec, error)

@@ -79,12 +79,7 @@ def pool_lease(
 
 
 class PoolLeaseContext:
-    """Context manager that leases nodes for a ``with`` or ``async with`` block. `pool_lease` returns such an object.
-
-    Args:
-        source: Name, URI or block of the pool.
-        request: Arguments of `ComputePool.lease`.
-    """
+    """Context manager that leases nodes for a ``with`` or ``async with`` block. `pool_lease` returns such an object."""
 
     def __init__(self, source: PoolSource, request: Mapping[str, Any]) -> None:
         self._source = source

@@ -23,6 +23,7 @@ from prefect.artifacts import (
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.jobs import (
     AnyJobSpec,
@@ -39,18 +40,12 @@ from shoal.prefect.current_run import on_interrupt
 if TYPE_CHECKING:
     from shoal.jobs.metrics.series import MetricPoint
     from shoal.pool.status import PoolStatus
-    from shoal.training.progress import Progress
+    from shoal.training.reporting import Progress
 
-
-_EVENT = "shoal.model."
-"""Prefix of the names of all events about models. The rest of a name is the outcome of a training, such as
-``promoted``."""
 
 _MODEL = "shoal.model."
-"""Prefix of the resource ids of models. The rest of an id is the name of the registered model."""
-
-_JOB = "shoal.job."
-"""Prefix of the resource ids of jobs. The rest of an id is the id of the job."""
+"""Prefix of the names of events about models, followed by the outcome of a training, such as ``promoted``; and of the
+resource ids of models, followed by the name of the registered model."""
 
 
 def emit_outcome(
@@ -69,7 +64,7 @@ def emit_outcome(
         if isinstance(outcome, JobResult | PromotionResult):
             result = outcome.to_dict()
             payload |= {name: result[name] for name in ("job_id", "model_uri", "metrics", "promoted")}
-        emit_event(f"{_EVENT}{line.outcome}", _model(line.model), payload=payload)
+        emit_event(f"{_MODEL}{line.outcome}", _resource(_MODEL, line.model), payload=payload)
     except Exception as error:
         get_run_logger().warning("the Prefect event about the training could not be sent: %s", error)
 
@@ -104,18 +99,17 @@ def emit_alerts(
     sentences = []
     for model in stale_models(promoted_within, models) if promoted_within is not None else ():
         payload = {"alias": model.alias, "version": model.version, "days": model.days, "text": str(model)}
-        emit_event(f"{_EVENT}stale", _model(model.model), payload=payload)
+        emit_event(f"{_MODEL}stale", _resource(_MODEL, model.model), payload=payload)
         sentences.append(str(model))
     for job in waiting_jobs(started_within) if started_within is not None else ():
-        resource = {"prefect.resource.id": f"{_JOB}{job.job_id}", "prefect.resource.name": job.job_id}
         payload = {"pool": job.pool, "holder": job.holder, "hours": job.hours, "text": str(job)}
-        emit_event("shoal.job.waiting", resource, payload=payload)
+        emit_event("shoal.job.waiting", _resource("shoal.job.", job.job_id), payload=payload)
         sentences.append(str(job))
     return sentences
 
 
-def _model(name: str) -> dict[str, str]:
-    return {"prefect.resource.id": f"{_MODEL}{name}", "prefect.resource.name": name}
+def _resource(prefix: str, name: str) -> dict[str, str]:
+    return {"prefect.resource.id": f"{prefix}{name}", "prefect.resource.name": name}
 
 
 PAGE_KEY = "shoal-job"
@@ -184,9 +178,6 @@ class TrainingProgress:
     """An `on_progress` callback that shows a job's progress in Prefect's UI, as a progress artifact of the task run.
 
     A training whose number of steps is not known, such as a user's own function, gets no artifact.
-
-    Args:
-        clock: Function that returns the present time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -222,12 +213,7 @@ class TrainingProgress:
 
 
 class RunLog:
-    """An `on_log` callback that copies a job's log to the log of the Prefect run, up to a number of lines a minute.
-
-    Args:
-        job_id: Id of the job.
-        clock: Function that returns the present time in seconds.
-    """
+    """An `on_log` callback that copies a job's log to the log of the Prefect run, up to a number of lines a minute."""
 
     def __init__(self, job_id: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger = get_run_logger()
@@ -271,14 +257,7 @@ _markdown: Any = create_markdown_artifact
 
 
 def store_report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], tracking_uri: str | None) -> None:
-    """Store the report on a training as an artifact of the task run, with the key of its model.
-
-    Args:
-        spec: Spec of the job.
-        result: Result of the job.
-        points: Metrics of the training by step.
-        tracking_uri: URI of the MLflow server or database.
-    """
+    """Store the report on a training as an artifact of the task run, with the key of its model."""
     description = f"{_outcome(result)}: job {result.job_id}"
     try:
         _markdown(report(spec, result, points, tracking_uri), report_key(spec), description, _sync=True)
@@ -302,6 +281,15 @@ def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], t
     register, version = spec.register_as, result.model_version
     name = f"{register.model} version {version}" if register and version else spec.label
     page = job_page(result.job_id)
+    seconds = f"{result.seconds:.1f}"
+    facts = {
+        "model": result.model_uri,
+        "rows": None if result.rows is None else f"{result.rows:,}",
+        "workers": str(result.num_workers),
+        "seconds": seconds if result.times is None else f"{seconds} ({result.times})",
+        "job": f"{result.job_id}, attempt {result.attempt}",
+        "MLflow run": result.mlflow_run_id,
+    }
     links = [
         mlflow_run_link(tracking_uri, result.mlflow_run_id),
         model_link(tracking_uri, register.model, version) if register and version else None,
@@ -311,8 +299,8 @@ def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], t
         f"# {_text(name)}: {_outcome(result)}",
         _text(result.skipped or (result.decision.sentence if result.decision else "")),
         _table(("metric", "value"), {name: f"{value:.6g}" for name, value in sorted(result.metrics.items())}),
-        _curves(points, first=1 if spec.framework in ("xgboost", "lightgbm") else 0),
-        _table(("training", ""), _facts(result)),
+        _curves(points, first=1 if spec.framework in BOOSTING_LIBRARIES else 0),
+        _table(("training", ""), {name: fact for name, fact in facts.items() if fact is not None}),
         " · ".join(f"[{link.label}](<{link.address}>)" for link in links if link is not None),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -323,20 +311,6 @@ def _outcome(result: JobResult) -> str:
         return "skipped"
     undecided = "waits for a decision" if result.decision else "trained"
     return {True: "promoted", False: "not promoted", None: undecided}[result.promoted]
-
-
-def _facts(result: JobResult) -> dict[str, str]:
-    """Return what a report says about the job."""
-    seconds = f"{result.seconds:.1f}"
-    facts = {
-        "model": result.model_uri,
-        "rows": None if result.rows is None else f"{result.rows:,}",
-        "workers": str(result.num_workers),
-        "seconds": seconds if result.times is None else f"{seconds} ({result.times})",
-        "job": f"{result.job_id}, attempt {result.attempt}",
-        "MLflow run": result.mlflow_run_id,
-    }
-    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def _table(head: tuple[str, str], rows: Mapping[str, str]) -> str:
@@ -356,18 +330,15 @@ def _curves(points: Sequence[MetricPoint], first: int) -> str:
     if not found:
         return ""
     shown = dict(list(found.items())[:_MOST_CURVES])
-    rows = [
-        (name, f"{curve[0][1]:.4g}", sparkline([value for _, value in curve]), f"{curve[-1][1]:.4g}", _steps(curve))
-        for name, curve in shown.items()
-    ]
+    rows = []
+    for name, curve in shown.items():
+        (first_step, first_value), (last_step, last_value) = curve[0], curve[-1]
+        bars = sparkline([value for _, value in curve])
+        rows.append((name, f"{first_value:.4g}", bars, f"{last_value:.4g}", f"steps {first_step} to {last_step}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     more = [f"and {len(found) - len(shown)} more metrics"] if len(found) > len(shown) else []
     return "\n".join(["```", *(line.replace("```", "'''") for line in [*lines, *more]), "```"])
-
-
-def _steps(curve: Sequence[tuple[int, float]]) -> str:
-    return f"steps {curve[0][0]} to {curve[-1][0]}"
 
 
 def sparkline(values: Sequence[float]) -> str:

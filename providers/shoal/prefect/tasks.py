@@ -12,16 +12,7 @@ from typing import Any
 from prefect.logging import get_run_logger
 
 from shoal import jobs
-from shoal.jobs import (
-    AnyJobSpec,
-    PredictJobSpec,
-    TuneJobSpec,
-    clean_up,
-    code_of,
-    models_spec_of,
-    skipping_if_unchanged,
-    spec_of,
-)
+from shoal.jobs import AnyJobSpec
 from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.prefect.blocks import PoolSource, database_url, pool_of
@@ -31,9 +22,7 @@ from shoal.prefect.job_task import (
     TrainingTask,
     failure_event,
     job_task,
-    many_models_name,
-    prediction_name,
-    search_name,
+    name_runs,
     task_value,
     twin,
 )
@@ -192,12 +181,11 @@ def distributed_train(
         ...     result = distributed_train(spec, pool_name="retrain")
     """
     with failure_event(spec):
-        job = spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs)
-        digest = code_of(job, train_func, args, kwargs)
-        training = Training(skipping_if_unchanged(job, skip_if_unchanged), pool_name, digest)
+        job = jobs.spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs)
+        digest = jobs.code_of(job, train_func, args, kwargs)
+        training = Training(jobs.skipping_if_unchanged(job, skip_if_unchanged), pool_name, digest)
         result = training.run()
-    training.report(result)
-    training.finish(result, lambda: emit_outcome(job, result))
+    training.finish(result)
     return task_value(result)
 
 
@@ -258,7 +246,7 @@ def promote_model(
 apromote_model = twin(promote_model)
 
 
-@partial(job_task, run_name=prediction_name)
+@partial(job_task, run_name=name_runs("batch_predict", lambda model, **_: f"predict {model}"))
 def batch_predict(
     model: str,
     dataset: Any,
@@ -291,14 +279,18 @@ def batch_predict(
         >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
         ...     batch_predict("models:/delays@champion", DataConnector.from_parquet(today), "/data/predictions/today")
     """
-    job = PredictJobSpec.parse({**(spec or {}), "model": model, "dataset": dataset, "output_path": output_path})
+    job = jobs.PredictJobSpec.parse({**(spec or {}), "model": model, "dataset": dataset, "output_path": output_path})
     return Training(job, pool_name).run().to_dict()
 
 
 abatch_predict = twin(batch_predict)
 
 
-@partial(job_task, run_name=many_models_name)
+def _many_models_name(by: str | Sequence[str], **_: Any) -> str:
+    return f"models by {by if isinstance(by, str) else ', '.join(by)}"
+
+
+@partial(job_task, run_name=name_runs("many_models", _many_models_name))
 def many_models(
     dataset: Any,
     by: str | Sequence[str],
@@ -339,19 +331,18 @@ def many_models(
         ...     many_models(DataConnector.from_parquet(sales), by="store", estimator=estimator)
     """
     fields = {**(spec or {}), "dataset": dataset, "by": by, **({"estimator": estimator} if estimator else {})}
-    job = models_spec_of(fields, function=function, kwargs=kwargs)
-    training = Training(job, pool_name, code_of(job))
+    job = jobs.models_spec_of(fields, function=function, kwargs=kwargs)
+    training = Training(job, pool_name, jobs.code_of(job))
     result = training.run()
     if job.register_as is not None:
-        training.report(result)
-        training.finish(result, lambda: emit_outcome(job, result))
+        training.finish(result)
     return result.to_dict()
 
 
 amany_models = twin(many_models)
 
 
-@partial(job_task, run_name=search_name)
+@partial(job_task, run_name=name_runs("tune", lambda train, **_: f"tune {train['label_col']}"))
 def tune(
     space: Mapping[str, Any],
     train: Mapping[str, Any] | None = None,
@@ -385,7 +376,7 @@ def tune(
         ...     tune({"max_depth": {"type": "int", "low": 2, "high": 9}}, training, trials=20)
     """
     searched = {} if train is None else {"train": train}
-    job = TuneJobSpec.parse({**(spec or {}), **searched, "space": space, "trials": trials})
+    job = jobs.TuneJobSpec.parse({**(spec or {}), **searched, "space": space, "trials": trials})
     return Training(job, pool_name).run().to_dict()
 
 
@@ -411,7 +402,7 @@ def cleanup_pool(pool_name: PoolSource = None) -> dict[str, Any]:
     Example:
         >>> cleanup_pool("retrain")
     """
-    return clean_up(pool_of(pool_name).name, str(current_holder()), reason=_CLEANED).to_dict()
+    return jobs.clean_up(pool_of(pool_name).name, str(current_holder()), reason=_CLEANED).to_dict()
 
 
 acleanup_pool = twin(cleanup_pool)

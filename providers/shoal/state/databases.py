@@ -37,7 +37,7 @@ import re
 import sqlite3
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, OperationalError, SQLAlche
 from sqlalchemy.pool import NullPool
 
 from shoal.errors import MissingExtraError, ShoalError, StoreError, StoreUnreachableError
-from shoal.redaction import redact_address, redact_value
+from shoal.secrets.redaction import redact_address, redact_value
 
 _TAG = "$float"
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -163,11 +163,7 @@ _pooled: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
 def parsed(url: str) -> URL:
-    """Parse and check the URL of the state store. In a PostgreSQL URL, set the driver psycopg.
-
-    Raises:
-        StoreError: The text is not a URL, or names a database that shoal does not support.
-    """
+    """Parse and check the URL of the state store. In a PostgreSQL URL, set the driver psycopg."""
     try:
         found = make_url(url)
         backend = found.get_backend_name() if found.drivername != "postgres" else "postgresql"
@@ -200,11 +196,7 @@ def sqlite_file(url: str) -> Path | None:
 
 @lru_cache(maxsize=8)
 def engine(url: str) -> Engine:
-    """Return the SQLAlchemy engine for write transactions on the database with the given URL.
-
-    Raises:
-        StoreError: The URL is invalid (see `parsed`), or the driver is not installed.
-    """
+    """Return the SQLAlchemy engine for write transactions on the database with the given URL."""
     found = parsed(url)
     made = _sqlite(found) if found.get_backend_name() == "sqlite" else _postgresql(found)
     pool = type(made.pool)
@@ -255,13 +247,13 @@ def fill_reserve(file: Path) -> None:
     Even to read, SQLite needs 32 KiB of disk space, for the file `-shm`. If there is no space for this file, a part of
     the reserve is freed, and the reserve is filled again when the store is opened the next time.
     """
+
+    def private(path: str, flags: int) -> int:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
     # On a full disk, or in a missing folder, there is no reserve.
-    with contextlib.suppress(OSError), open(f"{file}{_RESERVE}", "ab", opener=_private) as reserve:
+    with contextlib.suppress(OSError), open(f"{file}{_RESERVE}", "ab", opener=private) as reserve:
         os.posix_fallocate(reserve.fileno(), 0, _RESERVE_BYTES)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _give_back_reserve(file: Path) -> bool:
@@ -474,18 +466,15 @@ def explain(error: SQLAlchemyError, url: str) -> ShoalError:
     if isinstance(cause, ShoalError):
         return cause
     text = " ".join(str(cause).split())
-    for kind, advice in _candidates(cause, text):
-        return kind(f"the state store {shown_url(url)} cannot be used ({text}): {advice}")
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
-    kind = StoreUnreachableError if lost else StoreError
-    return kind(f"the state store {shown_url(url)} cannot be used ({text}): check that it can be reached")
-
-
-def _candidates(cause: BaseException, text: str) -> Iterator[tuple[type[StoreError], str]]:
+    kind, advice = StoreUnreachableError if lost else StoreError, "check that it can be reached"
     if (code := getattr(cause, "sqlstate", None)) in _SQLSTATES:
-        yield StoreError, _SQLSTATES[code]
-    yield from ((StoreError, advice) for sign, advice in _WRONG.items() if sign in text)
-    yield from ((StoreUnreachableError, advice) for sign, advice in _AWAY.items() if sign in text)
+        kind, advice = StoreError, _SQLSTATES[code]
+    elif signs := [sign for sign in _WRONG if sign in text]:
+        kind, advice = StoreError, _WRONG[signs[0]]
+    elif signs := [sign for sign in _AWAY if sign in text]:
+        kind, advice = StoreUnreachableError, _AWAY[signs[0]]
+    return kind(f"the state store {shown_url(url)} cannot be used ({text}): {advice}")
 
 
 SCHEMA_VERSION = "0010"

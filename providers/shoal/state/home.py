@@ -54,11 +54,7 @@ def default_url() -> str:
 
 
 def home() -> Path:
-    """Return ``$SHOAL_HOME`` (default: ``~/.shoal``). Create the folder if needed, and set its mode to 0700.
-
-    Raises:
-        StoreError: The folder cannot be created or written, or other users may have changed files in the folder.
-    """
+    """Return ``$SHOAL_HOME`` (default: ``~/.shoal``). Create the folder if needed, and set its mode to 0700."""
     path = Path(os.environ.get("SHOAL_HOME") or "~/.shoal").expanduser().absolute()
     if (url := _other_store.get()) is not None:
         path /= f"store-{sha256(str(parsed(url)).encode()).hexdigest()[:12]}"  # str() hides the password
@@ -102,11 +98,7 @@ def _keep_private(path: Path) -> None:
 
 
 def file_name(text: str) -> str:
-    """Check that a text, such as an id in a row of the store, can be the name of a file or folder, and return the text.
-
-    Raises:
-        StoreError: The text could lead to another folder.
-    """
+    """Check that a text, such as an id in a row, can be the name of a file or folder, and return the text."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", text):
         raise StoreError(
             f"the store has a row with the name or id {shown(text)}, which cannot be the name of a file: nothing is "
@@ -120,9 +112,6 @@ def subfolder(*parts: str) -> Path:
 
     Args:
         parts: Names of the nested folders, such as ``"logs"``.
-
-    Raises:
-        StoreError: The folder cannot be created, or a name is not legal.
     """
     path = home().joinpath(*map(file_name, parts))
     try:
@@ -135,11 +124,7 @@ def subfolder(*parts: str) -> Path:
 
 
 def write_file(path: Path, text: str) -> None:
-    """Write a file of mode 0600 atomically, so that readers never see half of its content, and other users none of it.
-
-    Raises:
-        StoreError: The file cannot be written.
-    """
+    """Write a file of mode 0600 atomically, so that readers never see half of it, and other users nothing."""
     try:
         descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
         with os.fdopen(descriptor, "w") as file:
@@ -200,9 +185,6 @@ def open_locked(path: Path, *, wait: bool) -> Iterator[bool]:
 
     The lock is released when this process ends, at the latest. Programs that this process starts do not inherit the
     lock.
-
-    Raises:
-        StoreError: The file cannot be created or opened.
     """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -112,11 +112,7 @@ def make_file(file: Path) -> None:
 
 
 def keep_file_private(file: Path) -> None:
-    """Check that only this user can change the file of a SQLite store, and set its mode to 0600.
-
-    Raises:
-        StoreError: Another user may have changed or can replace the file, or its mode cannot be changed.
-    """
+    """Check that only this user can change the file of a SQLite store, and set its mode to 0600."""
     is_in_private_folder = why_folder_is_open(file.parent) is None
     if not is_in_private_folder and (why := _why_store_is_unsafe(file)):
         raise StoreError(
@@ -201,7 +197,7 @@ def _is_unmapped(uid: int) -> bool:
 
 
 ROOT_VARIABLE = "SHOAL_RUNTIME_ROOT"
-"""Environment variable with the runtime root (the parent folder of the nodes' folders), for a node's processes. These
+"""Environment variable with the runtime root, for a node's processes. These
 processes cannot find the root with TMPDIR, because their TMPDIR is the node's own folder."""
 
 _MARKER = "shoal.json"
@@ -221,14 +217,11 @@ log = logging.getLogger("shoal.runtime")
 
 
 def runtime_root() -> Path:
-    """Return the runtime root (the parent folder of the nodes' folders) for new nodes. Create it in the temp folder if
+    """Return the runtime root for new nodes. Create it in the temp folder if
     needed.
 
     There is one root for each combination of home folder, store, host and temp folder. A file in the home folder lists
     all roots. If the calling process belongs to a node, the result is the root that contains this node's folder.
-
-    Raises:
-        StoreError: No safe folder can be created in the temp folder, or its path is too long for sockets.
     """
     if root := _root_of_this_node():
         return root
@@ -249,7 +242,7 @@ def runtime_root() -> Path:
 
 
 def node_folders(node_id: str) -> list[Path]:
-    """Return all paths at which a node's folder may be: one in each runtime root (parent folder of nodes' folders).
+    """Return all paths at which a node's folder may be: one in each runtime root.
 
     A node's folder may be in an older root, because nodes keep their folder when a new root is created.
     """
@@ -278,7 +271,7 @@ def node_ids() -> list[str]:
 
 
 def remove_node_folders(node_id: str) -> str | None:
-    """Remove a node's folder from each runtime root (parent folder of nodes' folders) that has one. Then remove all
+    """Remove a node's folder from each runtime root that has one. Then remove all
     empty runtime roots but the current one, in which new nodes get their folders.
 
     Returns:
@@ -337,7 +330,7 @@ def _lock_of_user(kind: str, name: str) -> Path:
 
 
 def _root_of_this_node() -> Path | None:
-    """Return the runtime root (parent folder of nodes' folders) of the node to which the calling process belongs.
+    """Return the runtime root of the node to which the calling process belongs.
 
     The result is None if the process belongs to no node, or to a node of another home folder or store.
     """

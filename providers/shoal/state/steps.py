@@ -38,9 +38,6 @@ passing: Callable[[StrEnum, At], None] = _go_on
 def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
     """Run a ``with`` block in a write transaction. Crash tests can kill the calling process before, during or after the
     transaction.
-
-    Raises:
-        StoreError: The database reported an error.
     """
     passing(step, At.BEFORE)
     with store.transaction() as session:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from shoal.errors import CapacityError, WorkerLostError
 from shoal.own_pauses import waited_since
-from shoal.training.context import say
+from shoal.training.reporting import say
 from shoal.training.run_config import RunConfig
 from shoal.training.timeouts import REPLACE_NODE_S, RESOURCES_WAIT_S, RESTART_PERIOD_S
 

@@ -9,9 +9,9 @@ from typing import Any, Self
 from pydantic import Field, field_validator, model_validator
 
 from shoal.option_validation import Settings
-from shoal.redaction import has_credentials, is_secret_variable, redact_value
+from shoal.secrets.redaction import has_credentials, is_secret_variable, redact_value
 from shoal.training.locations import resolved
-from shoal.training.mlflow.options import Tracking
+from shoal.training.tracking import Tracking
 
 _REQUIREMENT = re.compile(r"[A-Za-z0-9]")
 

@@ -30,7 +30,7 @@ WORKER_HEARTBEAT_S = 1.0
 
 WORKER_SILENCE_S = 240.0
 """Seconds without a heartbeat after which the driver reports a worker as lost. The driver notices an ended process at
-once and a vanished host after 4 s (`gang/heartbeats.py`). So a silent worker still exists, but is stopped or blocked:
+once and a vanished host after 4 s (`gang/connection.py`). So a silent worker still exists, but is stopped or blocked:
 by SIGSTOP, a snapshot of its machine, or a C extension that is loaded from a cold disk. Most of these go on after some
 minutes at most, and a restart would cost the training more than the wait."""
 

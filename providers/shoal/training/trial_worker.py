@@ -27,10 +27,10 @@ from shoal.training import trial_context
 from shoal.training.boosting.messages import History
 from shoal.training.boosting.params import Direction
 from shoal.training.boosting.trials import BoostingTrials, PrunedError, TrialParams
-from shoal.training.context import GangContext, gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
-from shoal.training.host.forks import ending_forks
-from shoal.training.mlflow.user_calls import after_import
+from shoal.training.host.own_process import ending_forks
+from shoal.training.mlflow_calls import after_import
+from shoal.training.reporting import GangContext, gang_context, set_gang_context
 from shoal.training.trial_context import TrialContext, TrialPruned, metrics_of, set_current_trial, value_of
 
 if TYPE_CHECKING:

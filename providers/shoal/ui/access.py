@@ -65,10 +65,6 @@ class TokenAccess:
 
     The first request has the token in its URL. The answer stores a key in a cookie and redirects to the same URL
     without the token, so that the token is not in the browser's history. Later requests need the cookie.
-
-    Args:
-        token: Token of the link.
-        name: Name of the user, for the record of actions.
     """
 
     def __init__(self, token: str, name: str) -> None:
@@ -86,7 +82,15 @@ class TokenAccess:
         """
         given = request.query_params.get("token")
         if given is not None and secrets.compare_digest(given.encode(), self._token.encode()):
-            raise HTTPException(303, headers={"Location": _without_token(request), "Set-Cookie": self._cookie(request)})
+            # With `SameSite=Strict`, the browser would not send the cookie after the redirect if the user had opened
+            # the link from a file or from another site. `Lax` is safe, because each action also needs the CSRF token.
+            path = f"{request.scope.get('root_path', '')}/"
+            cookie = f"{_cookie_name(request)}={self._key}; Path={path}; HttpOnly; SameSite=Lax"
+            left = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
+            # Without the leading "./", the browser would interpret a name with a colon, such as a job's id, as an
+            # absolute URL.
+            page = f"./{quote(request.scope['path'].rpartition('/')[2], safe='')}{'?' if left else ''}{urlencode(left)}"
+            raise HTTPException(303, headers={"Location": page, "Set-Cookie": cookie})
         cookie = request.cookies.get(_cookie_name(request), "")
         if not secrets.compare_digest(cookie.encode(), self._key.encode()):
             raise HTTPException(401, "this page needs the link that `shoal ui` has printed: open that link again")
@@ -101,12 +105,6 @@ class TokenAccess:
     def _derived(self, purpose: str) -> str:
         return hmac.new(self._token.encode(), purpose.encode(), hashlib.sha256).hexdigest()
 
-    def _cookie(self, request: Request) -> str:
-        # With `SameSite=Strict`, the browser would not send the cookie after the redirect if the user had opened the
-        # link from a file or from another site. `Lax` is safe, because each action also needs the CSRF token.
-        path = f"{request.scope.get('root_path', '')}/"
-        return f"{_cookie_name(request)}={self._key}; Path={path}; HttpOnly; SameSite=Lax"
-
 
 def require_action(request: Request, viewer: Viewer) -> None:
     """Check that the user has sent a request for an action from a page of this server.
@@ -117,7 +115,12 @@ def require_action(request: Request, viewer: Viewer) -> None:
     token = request.headers.get(CSRF_HEADER, "")
     if not secrets.compare_digest(token.encode(), viewer.csrf_token.encode()):
         raise HTTPException(403, "the request has no valid CSRF token: reload the page")
-    if not _is_same_origin(request):
+    # Browsers send the header `Sec-Fetch-Site` only over HTTPS and to loopback addresses. They send the header `Origin`
+    # with every POST request.
+    site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+    if site is None and origin is not None and urlsplit(origin).netloc == request.headers.get("host"):
+        site = "same-origin"
+    if site != "same-origin":
         raise HTTPException(403, "the request was sent by a page of another site: use the buttons of shoal's page")
 
 
@@ -154,28 +157,7 @@ def require_permission(viewer: Viewer, holder: str | None, team: str | None) -> 
         )
 
 
-def _is_same_origin(request: Request) -> bool:
-    """Return whether the request comes from a page of this server, according to the headers that the browser has added.
-
-    Browsers send the header `Sec-Fetch-Site` only over HTTPS and to loopback addresses. They send the header `Origin`
-    with every POST request.
-    """
-    site = request.headers.get("sec-fetch-site")
-    if site is not None:
-        return site == "same-origin"
-    origin = request.headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc == request.headers.get("host")
-
-
 def _cookie_name(request: Request) -> str:
     """Return the cookie's name, which contains the port. Browsers send a host's cookies to all ports of the host, so
     each server on the host needs its own cookie name."""
     return f"shoal_ui_{request.url.port or 80}"
-
-
-def _without_token(request: Request) -> str:
-    """Remove the token from the URL of a request, and return the result as a relative URL."""
-    left = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
-    # Without the leading "./", the browser would interpret a name with a colon, such as a job's id, as an absolute URL.
-    name = quote(request.scope["path"].rpartition("/")[2], safe="")
-    return f"./{name}{'?' if left else ''}{urlencode(left)}"

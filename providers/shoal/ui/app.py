@@ -19,16 +19,7 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal import jobs
-from shoal.errors import (
-    InvalidArgumentError,
-    JobNotFoundError,
-    ModelNotFoundError,
-    PoolNotFoundError,
-    ShoalError,
-    StoreError,
-    TeamError,
-)
+from shoal import errors, jobs
 from shoal.history import acting_as
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -36,7 +27,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.spec import PoolSpec
 from shoal.pool.status import LeaseStatus
 from shoal.pool.teams import acting_for
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.home import is_own_store, use_store
 from shoal.ui.access import Access, Viewer, require_action, require_permission
@@ -132,9 +123,8 @@ def create_app(
     app.include_router(router)
     app.include_router(router, prefix="/teams/{team}")
     app.add_middleware(_SecureHeaders)
-    app.add_exception_handler(StarletteHTTPException, _on_http_error)
-    app.add_exception_handler(RequestValidationError, _on_invalid_request)
-    app.add_exception_handler(ShoalError, _on_shoal_error)
+    for kind in (StarletteHTTPException, RequestValidationError, errors.ShoalError):
+        app.add_exception_handler(kind, _on_error)
     return app
 
 
@@ -270,31 +260,23 @@ def _static_version() -> str:
     return digest.hexdigest()[:12]
 
 
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, StarletteHTTPException)
-    return _error(request, error.status_code, str(error.detail), dict(error.headers or {}))
-
-
-async def _on_invalid_request(request: Request, error: Exception) -> Response:
-    return _error(request, 400, "the request is not valid: reload the page", {})
-
-
-async def _on_shoal_error(request: Request, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
+    message, headers = redact(str(error)), dict[str, str]()
     match error:
-        case PoolNotFoundError() | JobNotFoundError() | ModelNotFoundError():
+        case StarletteHTTPException():
+            status, message, headers = error.status_code, str(error.detail), dict(error.headers or {})
+        case RequestValidationError():
+            status, message = 400, "the request is not valid: reload the page"
+        case errors.PoolNotFoundError() | errors.JobNotFoundError() | errors.ModelNotFoundError():
             status = 404
-        case TeamError():
+        case errors.TeamError():
             status = 403
-        case InvalidArgumentError():
+        case errors.InvalidArgumentError():
             status = 400
-        case StoreError():
+        case errors.StoreError():
             status = 503
         case _:
             status = 409
-    return _error(request, status, redact(str(error)), {})
-
-
-def _error(request: Request, status: int, message: str, headers: dict[str, str]) -> Response:
     if 300 <= status < 400:
         return Response(status_code=status, headers=headers)
     if "text/html" in request.headers.get("accept", "") and request.method == "GET":
@@ -321,7 +303,9 @@ def sweep(store: Store, actor: str) -> str:
         InvalidArgumentError: This machine is no host of the store's pools.
     """
     if not is_own_store():
-        raise InvalidArgumentError("this server is no host of the team's pools: run `shoal sweep` on their hosts")
+        raise errors.InvalidArgumentError(
+            "this server is no host of the team's pools: run `shoal sweep` on their hosts"
+        )
     return "; ".join(jobs.sweep(store)) or "nothing to sweep"
 
 
@@ -366,7 +350,7 @@ def _held(store: Store, *, pool: str, lease_id: str) -> LeaseStatus:
     """
     held = {lease.id: lease for lease in ComputePool(pool, store=store).describe().leases}
     if lease_id not in held:
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             f'the lease of pool "{pool}" was already released or has expired, so nothing was changed: reload the page'
         )
     return held[lease_id]
@@ -383,7 +367,9 @@ def check_arguments(name: str, arguments: dict[str, Any]) -> None:
     given = {key: type(value) for key, value in arguments.items()}
     if given != wanted:
         needed = ", ".join(f"{key} ({kind.__name__})" for key, kind in wanted.items()) or "no argument"
-        raise InvalidArgumentError(f"the arguments of the action {name} are not valid: the action needs {needed}")
+        raise errors.InvalidArgumentError(
+            f"the arguments of the action {name} are not valid: the action needs {needed}"
+        )
 
 
 _ACTIONS: dict[str, Callable[..., str]] = {"release": release, "sweep": sweep, "cancel": cancel, "alter": alter}

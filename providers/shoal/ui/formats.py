@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from shoal.links import Link, dag_run_link, flow_run_link, task_link
 from shoal.pool.holder import DagRunHolder, run_of
 from shoal.state import Store, deployments
-from shoal.training.progress import Progress
+from shoal.training.reporting import Progress
 
 _UNITS = (("d", 86_400), ("h", 3_600), ("min", 60))
 

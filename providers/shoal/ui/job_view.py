@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal import jobs
 from shoal.errors import ShoalError
-from shoal.jobs import PartitionResults, load_partitions, partitions_so_far
+from shoal.jobs import load_partitions, partitions_so_far
 from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts, study_logs
@@ -29,7 +29,7 @@ from shoal.jobs.tuning import trials
 from shoal.jobs.tuning.study_storage import copy_of
 from shoal.jobs.tuning.trials import Ended
 from shoal.links import Link, mlflow_run_link, model_link
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.home import is_own_store
 from shoal.state.schema import JOB_ENDED, Job
@@ -86,15 +86,12 @@ def trials_view(store: Store, key: Key, job: Job, result: JobResult | None) -> T
         text = ", ".join(f"{name} {value:.0%}" for name, value in importances)
         data = {"kind": "bars", "names": [each[0] for each in importances], "values": [each[1] for each in importances]}
         plots.append(("Importance of the parameters (PED-ANOVA)", text, data))
-    return TrialsView(_ordered(found, direction)[:_MOST_TRIALS], plots, can_estimate and not has_optuna)
-
-
-def _ordered(found: Sequence[Ended], direction: str | None) -> list[Ended]:
-    if direction is None:
-        return [*reversed(found)]
-    sign = -1 if direction == "maximize" else 1
-    rank = {"complete": 0, "pruned": 1}
-    return sorted(found, key=lambda each: (rank.get(each.state, 2), sign * (each.value or 0.0), each.number))
+    best = [*reversed(found)]
+    if direction is not None:
+        sign = -1 if direction == "maximize" else 1
+        rank = {"complete": 0, "pruned": 1}
+        best.sort(key=lambda each: (rank.get(each.state, 2), sign * (each.value or 0.0), each.number))
+    return TrialsView(best[:_MOST_TRIALS], plots, can_estimate and not has_optuna)
 
 
 def _history(complete: Sequence[Ended], name: str, direction: str | None) -> dict[str, Any]:
@@ -187,35 +184,27 @@ def partitions_view(job: Job, result: JobResult | None, location: str | None) ->
     if job.spec.get("framework") != PARTITIONS or (location is not None and "://" in location):
         return None
     if result is not None:
-        return _of_result(result.model_dump_json())
-    return _so_far(job.id, job.attempt, int(time.monotonic() // _READ_EVERY_S))
+        return _partitions(job.id, job.attempt, result.model_dump_json(), 0)
+    return _partitions(job.id, job.attempt, None, int(time.monotonic() // _READ_EVERY_S))
 
 
-@lru_cache(maxsize=64)
-def _of_result(result: str) -> PartitionsView | None:
+@lru_cache(maxsize=80)
+def _partitions(job_id: str, attempt: int, result: str | None, _turn: int) -> PartitionsView | None:
     try:
-        return _view(load_partitions(JobResult.model_validate_json(result)))
+        if result is None:
+            found = partitions_so_far(job_id, attempt=attempt)
+        else:
+            found = load_partitions(JobResult.model_validate_json(result))
+        if not len(found):
+            return None
+        worst = sorted(found, key=lambda each: (each.status == "succeeded", -each.seconds))[:_MOST_LINES]
+        lines = [
+            PartitionLine(shown_key(each.key), each.status, each.rows, each.seconds, each.attempts, each.error)
+            for each in worst
+        ]
+        return PartitionsView(found.counts, lines)
     except (OSError, ValueError, ShoalError):
         return None  # the files were removed, or are on another host
-
-
-@lru_cache(maxsize=16)
-def _so_far(job_id: str, attempt: int, _turn: int) -> PartitionsView | None:
-    try:
-        return _view(partitions_so_far(job_id, attempt=attempt))
-    except (OSError, ValueError, ShoalError):
-        return None
-
-
-def _view(results: PartitionResults) -> PartitionsView | None:
-    if not len(results):
-        return None
-    worst = sorted(results, key=lambda each: (each.status == "succeeded", -each.seconds))[:_MOST_LINES]
-    lines = [
-        PartitionLine(shown_key(each.key), each.status, each.rows, each.seconds, each.attempts, each.error)
-        for each in worst
-    ]
-    return PartitionsView(results.counts, lines)
 
 
 _LOG_BYTES = 32_768
@@ -225,8 +214,6 @@ _LOG_LINES = 200
 
 _MOST_POINTS = 2_000
 """Largest number of points of a curve."""
-
-_FACTS = ("kind", "library", "framework", "num_boost_round", "n_estimators", "objective", "num_workers")
 
 
 @dataclass(frozen=True)
@@ -279,26 +266,27 @@ def job_view(
 ) -> JobView:
     """Build the contents of a job's page."""
     job = attempts.load(store, line.key)
-    status = JobStatus.of(job)
     facts, tracking_uri, location = _settings(job.spec)
     log, problem = _log(store, line, logs)
+    result, trained = JobStatus.of(job).result, None
     # The paths are in rows that users of another store can write.
-    trained = _training_report(status.result, location) if is_own_store() else None
+    if result and is_own_store() and not (result.skipped or location) and result.model_path.startswith("/"):
+        trained = _read_report(result.model_dump_json())
     found = [
         RunLinks(store).link(line.holder, line.task_key),
         mlflow_run_link(tracking_uri, line.mlflow_run_id),
-        model_link(tracking_uri, facts["model"], status.result.model_version if status.result else None)
+        model_link(tracking_uri, facts["model"], result.model_version if result else None)
         if "model" in facts
         else None,
     ]
     return JobView(
         line=line,
-        result=status.result,
+        result=result,
         facts=facts,
         phases=phases_of(line, now),
         workers=trained.workers if trained else (),
-        partitions=partitions_view(job, status.result, location) if is_own_store() else None,
-        trials=trials_view(store, line.key, job, status.result),
+        partitions=partitions_view(job, result, location) if is_own_store() else None,
+        trials=trials_view(store, line.key, job, result),
         curves=_curves(line, points),
         log=log,
         log_problem=problem,
@@ -331,8 +319,9 @@ def _settings(document: Mapping[str, Any]) -> tuple[dict[str, str], str | None, 
         spec = jobs.parse_spec(dict(document))
     except ShoalError:  # this version cannot read the spec, because a newer version of shoal has written it
         return {}, None, None
-    plain = spec.model_dump(mode="json")
-    facts = {name.replace("_", " "): str(plain[name]) for name in _FACTS if plain.get(name) not in (None, "", -1)}
+    facts = {"framework": spec.framework}
+    if rounds := getattr(spec, "n_estimators", None):
+        facts["n estimators"] = str(rounds)
     if spec.register_as is not None:
         facts["model"] = spec.register_as.model
     datasets = [path for dataset in spec.datasets() for path in dataset.paths or ()]
@@ -343,36 +332,24 @@ def _settings(document: Mapping[str, Any]) -> tuple[dict[str, str], str | None, 
 
 
 def _curves(line: JobLine, points: Sequence[MetricPoint]) -> dict[str, Any] | None:
-    """Return the data for the plot of metrics; None if there are none."""
+    """Return the data for the plot of metrics, each curve with at most 2,000 of its points, evenly chosen, and the last
+    one. None if there are no metrics."""
     is_boosting = line.progress is not None and line.progress.unit == "rounds"
     first = 1 if is_boosting else 0  # users count rounds from 1
-    names = dict.fromkeys(name for point in points for name in point.values)
-    seen = [_curve(name, [point for point in points if name in point.values], first) for name in names]
-    return {"kind": "curves", "unit": "round" if is_boosting else "step", "series": seen} if seen else None
-
-
-def _curve(name: str, points: Sequence[MetricPoint], first: int) -> dict[str, Any]:
-    """Return a curve with at most 2,000 of the points, evenly chosen, and the last one."""
-    chosen = points[:: -(-len(points) // _MOST_POINTS)]
-    if chosen[-1] is not points[-1]:
-        chosen = [*chosen, points[-1]]
-    return {
-        "name": name,
-        "x": [point.step + first for point in chosen],
-        "y": [finite(point.values[name]) for point in chosen],
-    }
-
-
-def _training_report(result: JobResult | None, location: str | None) -> TrainResult | None:
-    """Return the report of a finished boosting training; None if the report's file is not on this host."""
-    if result is None or result.skipped or location or not result.model_path.startswith("/"):
-        return None
-    return _read_report(result.model_dump_json())
+    curves = []
+    for name in dict.fromkeys(name for point in points for name in point.values):
+        having = [point for point in points if name in point.values]
+        chosen = having[:: -(-len(having) // _MOST_POINTS)]
+        if chosen[-1] is not having[-1]:
+            chosen = [*chosen, having[-1]]
+        steps, values = [point.step + first for point in chosen], [finite(point.values[name]) for point in chosen]
+        curves.append({"name": name, "x": steps, "y": values})
+    return {"kind": "curves", "unit": "round" if is_boosting else "step", "series": curves} if curves else None
 
 
 @lru_cache(maxsize=64)
 def _read_report(result: str) -> TrainResult | None:
-    """Read the report of a finished boosting training from the report file in the model's folder."""
+    """Return the report of a finished boosting training; None if the report's file is not on this host."""
     try:
         return load_statistics(JobResult.model_validate_json(result))
     except (OSError, ValueError, ShoalError):

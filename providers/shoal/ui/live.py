@@ -30,7 +30,7 @@ from shoal.pool.bound_host import is_here
 from shoal.pool.snapshot import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.status import PoolReport, check_nodes
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.ui.formats import utc
 
@@ -109,11 +109,6 @@ class _Subscriber:
 class StoreReader:
     """Reader of pools and jobs, which all viewers of one server share.
 
-    Args:
-        store: The state store.
-        clock: Returns seconds since the epoch.
-        monotonic: Returns seconds of a clock that never jumps.
-
     Attributes:
         logs: Ends of logs that the heads have sent, and the reason if there is none.
         pool_points: Points for the plot of each pool's size since the start of this server, the oldest first.
@@ -148,7 +143,19 @@ class StoreReader:
             ShoalError: The store cannot be read, and no earlier read has succeeded.
         """
         with self._reading:
-            return self._refreshed()
+            cache, now = self._cache, self._monotonic()
+            if cache is not None and now - cache.looked < PERIOD_S:
+                return cache.overview
+            try:
+                return self._read(cache, now)
+            except ShoalError as error:
+                if cache is None:
+                    raise
+                cache.looked = now
+                problem, old = redact(str(error)), cache.overview
+                if old.problem != problem:
+                    cache.overview = replace(old, version=old.version + 1, problem=problem)
+                return cache.overview
 
     def read_again(self) -> None:
         """Mark the last read as outdated, so that the store is read again at the next request. Call this method
@@ -222,21 +229,6 @@ class StoreReader:
             except RuntimeError:  # the viewer's event loop has ended
                 self.unsubscribe(subscriber)
 
-    def _refreshed(self) -> Overview:
-        cache, now = self._cache, self._monotonic()
-        if cache is not None and now - cache.looked < PERIOD_S:
-            return cache.overview
-        try:
-            return self._read(cache, now)
-        except ShoalError as error:
-            if cache is None:
-                raise
-            cache.looked = now
-            problem, old = redact(str(error)), cache.overview
-            if old.problem != problem:
-                cache.overview = replace(old, version=old.version + 1, problem=problem)
-            return cache.overview
-
     def _read(self, cache: _Cache | None, now: float) -> Overview:
         mark = store_mark(self.store)
         answers = self._heads.version + self.logs.version
@@ -249,7 +241,13 @@ class StoreReader:
         at = self._clock()
         pools = tuple(report_pools(self.store, embedded=True, check=self._heads.check))
         jobs, all_jobs_read = self._jobs(cache, mark, now, is_same)
-        self._note(pools, at)
+        names = {report.status.name for report in pools}
+        self.pool_points = {name: points for name, points in self.pool_points.items() if name in names}
+        for report in pools:
+            points = self.pool_points.setdefault(report.status.name, deque(maxlen=_MOST_POINTS))
+            size = (len(report.status.active), report.status.target)
+            if not points or (points[-1].ready, points[-1].target) != size:
+                points.append(PoolPoint(at, *size))
         old = cache.overview if cache is not None else None
         if cache is not None and old is not None and is_same and _as_shown(old.pools) == _as_shown(pools):
             cache.looked = cache.read = now
@@ -274,16 +272,6 @@ class StoreReader:
             if len(merged) == mark.jobs:
                 return merged, cache.all_jobs_read
         return {line.key: line for line in job_lines(self.store)}, now
-
-    def _note(self, pools: tuple[PoolReport, ...], at: float) -> None:
-        """Add the present size of each pool to the data for the plots."""
-        names = {report.status.name for report in pools}
-        self.pool_points = {name: points for name, points in self.pool_points.items() if name in names}
-        for report in pools:
-            points = self.pool_points.setdefault(report.status.name, deque(maxlen=_MOST_POINTS))
-            size = (len(report.status.active), report.status.target)
-            if not points or (points[-1].ready, points[-1].target) != size:
-                points.append(PoolPoint(at, *size))
 
 
 def _as_shown(pools: tuple[PoolReport, ...]) -> list[object]:
@@ -318,9 +306,6 @@ class _Answer(Generic[T]):
 
 class BackgroundReader(Generic[T]):
     """Cache of values whose reading may take long. Threads read the values; the callers get the last ones at once.
-
-    Args:
-        monotonic: Returns seconds of a clock that never jumps.
 
     Attributes:
         version: Number that increases whenever a value has changed.
@@ -367,12 +352,7 @@ class BackgroundReader(Generic[T]):
 
 
 class HeadAnswers:
-    """Nodes of pools as the heads report them, without a wait for heads that are reached over the network.
-
-    Args:
-        clock: Returns seconds since the epoch.
-        monotonic: Returns seconds of a clock that never jumps.
-    """
+    """Nodes of pools as the heads report them, without a wait for heads that are reached over the network."""
 
     def __init__(self, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -17,7 +17,7 @@ from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.status import JobLine
 from shoal.links import dashboard_link
 from shoal.pool.status import PoolReport
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.home import is_own_store
 from shoal.state.schema import JobState, NodeState
@@ -26,7 +26,7 @@ from shoal.ui.access import Viewer
 from shoal.ui.formats import RunLinks
 from shoal.ui.job_view import job_view
 from shoal.ui.live import Overview, StoreReader
-from shoal.ui.models import Models
+from shoal.ui.model_view import Models
 
 PAGE_SIZE = 50
 """Number of jobs that one page of the list of jobs shows."""
@@ -52,11 +52,6 @@ class Pages:
         reader: Reader of the store.
         version: Version of the static files, for their URLs.
         may_train_again: Whether the engine of the page can train again what failed in a run.
-        clock: Returns seconds since the epoch.
-        monotonic: Returns seconds of a clock that never jumps.
-
-    Attributes:
-        reader: The reader.
     """
 
     def __init__(
@@ -76,13 +71,10 @@ class Pages:
             lstrip_blocks=True,
         )  # fmt: skip
         self._environment.filters.update(
-            duration=formats.duration,
-            iso=formats.iso,
-            utc=formats.utc,
-            size=formats.size,
-            number=formats.number,
-            count=formats.count,
-            progress=formats.progress,
+            {
+                name: getattr(formats, name)
+                for name in ("duration", "iso", "utc", "size", "number", "count", "progress")
+            },
             redact=redact,
             part=lambda text: quote(str(text), safe=""),
         )

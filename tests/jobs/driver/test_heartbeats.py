@@ -11,7 +11,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
-from shoal.training.progress import Progress
+from shoal.training.reporting import Progress
 from shoal.training.run_config import RunConfig
 
 

@@ -57,7 +57,7 @@ from shoal.state.schema import Job, JobState
 from shoal.training.boosting.messages import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.demand import GangClaim
-from shoal.training.progress import MetricSink, OnProgress, Progress
+from shoal.training.reporting import MetricSink, OnProgress, Progress
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import XGBScalingConfig
 from tests.support.job_store import POOL, add_node
@@ -123,8 +123,8 @@ def with_categories(request: TrainRequest, **_: object) -> TrainResult:
     import lightgbm
     import xgboost
 
-    from shoal.training.lightgbm import model as of_lightgbm
-    from shoal.training.xgboost import model as of_xgboost
+    from shoal.training.lightgbm import library as of_lightgbm
+    from shoal.training.xgboost import library as of_xgboost
     from shoal.training.xgboost import params as xgboost_params
 
     connector = DataConnector.from_spec(request.dataset)

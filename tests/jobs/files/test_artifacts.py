@@ -18,7 +18,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
-from shoal.training.artifact_folders import MARKER
+from shoal.training.locations import MARKER
 from shoal.training.pytorch.request import FunctionResult
 from tests.support.job_results import result_of
 

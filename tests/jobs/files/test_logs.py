@@ -9,7 +9,7 @@ import pytest
 
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import teed
-from shoal.known_secrets import KnownSecrets, SecretStream
+from shoal.secrets.known_secrets import KnownSecrets, SecretStream
 
 
 def test_a_log_on_a_full_disk_keeps_nothing_from_being_done(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,11 +14,12 @@ from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobHandle, JobSpec, Tracking, submission
 from shoal.jobs.credentials import Secrets, from_environment, left
 from shoal.jobs.driver import main as driver
-from shoal.jobs.journal import attempts, sealed_credentials
+from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.reconcile.look import Target
-from shoal.jobs.remote.handover import AttemptTakenError, DriverKey, SealError, receive, seal
+from shoal.jobs.remote import sealed_credentials
+from shoal.jobs.remote.sealed_credentials import AttemptTakenError, DriverKey, SealError, receive, seal
 from shoal.jobs.timeouts import CREDENTIALS_PATIENCE_S
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store

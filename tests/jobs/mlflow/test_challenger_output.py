@@ -13,8 +13,7 @@ from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs import Register
 from shoal.jobs.metrics.evaluation import metric_value
 from shoal.jobs.mlflow import promotion
-from shoal.training.lightgbm import model as lightgbm_prediction
-from shoal.training.xgboost import model as xgboost_prediction
+from shoal.training.boosting.library import library_of
 
 RNG = np.random.default_rng(0)
 FEATURES = RNG.normal(size=(120, 2))
@@ -64,8 +63,7 @@ def predicted(library: str, params: dict[str, Any], labels: np.ndarray, objectiv
 def test_the_metrics_that_fail_on_the_plain_librarys_predictions_are_refused(
     library: str, params: dict[str, Any], objective: Any
 ) -> None:
-    modules = {"xgboost": xgboost_prediction, "lightgbm": lightgbm_prediction}
-    output = modules[library].output_of(params, custom_objective=objective is not None)  # type: ignore[attr-defined]
+    output = library_of(library).output_of(params, custom_objective=objective is not None)
     labels = THREE if "num_class" in str(params) else TWO
     predictions = predicted(library, params, labels, objective)
     fail, refused = set(), set()
@@ -83,10 +81,10 @@ def test_the_metrics_that_fail_on_the_plain_librarys_predictions_are_refused(
 
 
 def test_values_of_a_regression_may_be_probabilities_and_quantiles_are_several_values() -> None:
-    output = xgboost_prediction.output_of({}, custom_objective=False)
+    output = library_of("xgboost").output_of({}, custom_objective=False)
     for metric in ("rmse", "logloss", "ndcg", "auc"):
         promotion.try_challenger(Register(model="m", metric=metric, holdout={"paths": ("/none",)}), output)
     quantiles = {"objective": "reg:quantileerror", "quantile_alpha": [0.1, 0.9]}
-    output = xgboost_prediction.output_of(quantiles, custom_objective=False)
+    output = library_of("xgboost").output_of(quantiles, custom_objective=False)
     with pytest.raises(InvalidArgumentError, match=r"\(reg:quantileerror\): mae needs one prediction per row"):
         promotion.try_challenger(Register(model="m", metric="mae", holdout={"paths": ("/none",)}), output)

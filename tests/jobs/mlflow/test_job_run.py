@@ -27,7 +27,7 @@ from shoal.jobs.mlflow.promotion_decision import Candidate, Evaluation
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.state import Store
 from shoal.state.schema import JobState
-from shoal.training.mlflow.options import folder_of
+from shoal.training.tracking import folder_of
 from tests.support.job_store import POOL
 
 NAN = float("nan")

@@ -26,7 +26,7 @@ from shoal.jobs.partitions.work_folder import WorkFolder, remove_tree
 from shoal.jobs.remote import reachability
 from shoal.jobs.specs.partitions import PartitionsJobSpec
 from shoal.pool.spec import PoolSpec
-from shoal.training.artifact_folders import Claim
+from shoal.training.locations import Claim
 
 
 @pytest.fixture(params=["local", "uri"])

@@ -18,7 +18,7 @@ from shoal.jobs.prediction import output_files, worker
 from shoal.jobs.prediction.output_files import MARKER, Output
 from shoal.jobs.prediction.worker import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec
-from shoal.training.artifact_folders import Claim
+from shoal.training.locations import Claim
 
 DATASET = {"paths": ["/data/today"]}
 PART = "part-000000000000-2.parquet"

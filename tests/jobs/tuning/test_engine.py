@@ -28,7 +28,7 @@ from shoal.jobs.tuning.trials import Ended
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.trials import with_params
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.gang.reused_workers import end_gangs
+from shoal.training.gang.gang import end_gangs
 from shoal.training.pickling import pickled
 from shoal.training.trial_context import TrialPruned
 from tests.jobs.tuning.conftest import COLUMNS

@@ -222,7 +222,7 @@ def fork_server(
 LEAVE = """
 import os, subprocess, sys, threading
 from pathlib import Path
-from shoal.training.host.process_title import WORKER, set_title
+from shoal.training.host.own_process import WORKER, set_title
 
 def worker_in_a_session():
     os.setsid()

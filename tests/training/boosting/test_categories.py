@@ -20,9 +20,9 @@ from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.messages import Columns, Part, Segment, Task
 from shoal.training.boosting.request import TrainRequest, TrainResult
-from shoal.training.context import gang_context
+from shoal.training.reporting import gang_context
 from shoal.training.xgboost import worker
-from shoal.training.xgboost.model import note
+from shoal.training.xgboost.library import note
 from tests.support.predictions import predict_booster
 from tests.support.two_node_cluster import TwoNodes
 from tests.training.boosting.test_checkpoints import Losses
@@ -108,7 +108,7 @@ def test_two_workers_know_the_categories_of_both(
     assert result.model == train(asked).model
 
     booster = result.booster()
-    assert to_lists(library(framework, "model").categories_of(booster)) == {
+    assert to_lists(library(framework, "library").categories_of(booster)) == {
         "carrier": sorted(f"{letter}{part}" for letter in "ézaQ5b" for part in (0, 1)),
         "flight": sorted(10**6 - 7 * (flight + 10 * part) for flight in range(4) for part in (0, 1)),
         "late": [False, True],
@@ -166,7 +166,7 @@ def test_one_worker_grows_the_trees_of_the_plain_library(
 ) -> None:
     booster = train(request(framework, flights, scaling_config={"num_workers": 1})).booster()
     table = DataConnector.from_parquet(flights).to_arrow()
-    known = library(framework, "model").categories_of(booster)
+    known = library(framework, "library").categories_of(booster)
     alone = plain(to_matrix(encoded(table, known), FEATURES), table["y"].to_numpy())
     assert trees(booster) == trees(alone)
 
@@ -274,6 +274,6 @@ def test_plain_lightgbm_encodes_frames_by_itself(flights: Path, tmp_path: Path) 
     trained = lightgbm.train({"verbosity": -1, "num_threads": 1}, lightgbm.Dataset(rows, table["y"].to_numpy()), 5)
     # A model that pandas encoded is understood, too.
     booster = booster_of(trained.model_to_string().encode(), "lightgbm")
-    assert to_lists(library("lightgbm", "model").categories_of(booster)) == lists
+    assert to_lists(library("lightgbm", "library").categories_of(booster)) == lists
     other = frame(table, carrier=["a0", "Q0", "z0", "é1"], flight=[10**6 - 7, 10**6], late=[False, True])
     np.testing.assert_array_equal(booster.predict(other), predicted("lightgbm", booster, table, tmp_path / "a"))

@@ -14,7 +14,7 @@ from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import gang_context
+from shoal.training.reporting import gang_context
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 from tests.training.boosting.test_checkpoints import Losses
 from tests.training.custom import mean_error, squared_error, worst_error

@@ -13,7 +13,7 @@ from xgboost.callback import EarlyStopping
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.metrics.evaluation import NAMES, best_mode
-from shoal.training.boosting.engine import interface_of
+from shoal.training.boosting.library import library_of
 from shoal.training.boosting.params import agreed, told
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.trials import TrialPlan
@@ -43,7 +43,7 @@ def request(case: MetricCase, **changes: Any) -> TrainRequest:
 
 
 def metrics_of(asked: TrainRequest) -> dict[str, Any]:
-    library = interface_of(asked.framework)
+    library = library_of(asked.framework)
     params, _ = library.params(asked, ALONE, UserCode())
     return dict(library.metrics(asked, params, UserCode()))
 
@@ -159,7 +159,7 @@ def error(predictions: np.ndarray, data: Any) -> tuple[str, float]:
 def test_early_stopping_asks_for_the_direction_of_the_last_metric(framework, params, metrics, given, direction):
     case = MetricCase(framework, "", params, "binary")
     asked = request(case, early_stopping_rounds=3, direction=given)
-    library, code = interface_of(framework), UserCode(metrics=metrics)
+    library, code = library_of(framework), UserCode(metrics=metrics)
     checked, _ = library.params(asked, ALONE, code)
     if direction in (None, "minimize", "maximize"):
         assert library.stopping_direction(asked, checked, code) == direction

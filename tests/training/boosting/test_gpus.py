@@ -13,9 +13,8 @@ from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.training.boosting import engine
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node
-from shoal.training.lightgbm.engine import LightGBM
-from shoal.training.xgboost.engine import XGBoost
-from shoal.training.xgboost.params import device_of
+from shoal.training.lightgbm.library import LightGBM
+from shoal.training.xgboost.library import XGBoost
 from tests.support.two_node_cluster import COLUMNS, TwoNodes
 
 LIBRARIES = {"xgboost": XGBoost(), "lightgbm": LightGBM()}
@@ -27,9 +26,9 @@ def request(rows: Path = Path("rows.parquet"), **changes: Any) -> TrainRequest:
 
 
 def test_a_gpu_chosen_by_number_is_refused() -> None:
-    assert device_of({"device": "cuda"}) == "cuda"
+    assert XGBoost().device_of({"device": "cuda"}) == "cuda"
     with pytest.raises(InvalidArgumentError, match="cuda:1"):
-        device_of({"device": "cuda:1"})
+        XGBoost().device_of({"device": "cuda:1"})
 
 
 @pytest.mark.parametrize(

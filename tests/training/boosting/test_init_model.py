@@ -12,13 +12,14 @@ import pandas as pd
 import pytest
 import xgboost
 
+from shoal.boosting_libraries import Framework
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, WorkerLostError
 from shoal.jobs import JobSpec
 from shoal.jobs.remote.package import taken_along, unpacked
 from shoal.training.boosting import engine
-from shoal.training.boosting.model import InitModel
-from shoal.training.boosting.request import Framework, TrainRequest, TrainResult
+from shoal.training.boosting.library import library_of
+from shoal.training.boosting.request import TrainRequest, TrainResult
 from tests.support.predictions import predict_booster
 
 FEATURES = ["a", "b", "c"]
@@ -91,8 +92,7 @@ def plain(framework: str, frame: pd.DataFrame, rounds: int, **options: Any) -> A
 
 
 def content(framework: str, booster: Any) -> bytes:
-    model: bytes = importlib.import_module(f"shoal.training.{framework}.model").serialised(booster)
-    return model
+    return library_of(framework).serialised(booster)
 
 
 def scores(framework: str, booster: Any, frame: pd.DataFrame) -> np.ndarray:
@@ -180,7 +180,7 @@ def test_the_categories_of_the_model_are_used(
     np.testing.assert_allclose(
         scores(framework, found.booster(), encoded), scores(framework, right, encoded), atol=1e-4
     )
-    categories = importlib.import_module(f"shoal.training.{framework}.model").categories_of(found.booster())
+    categories = importlib.import_module(f"shoal.training.{framework}.library").categories_of(found.booster())
     assert {name: values.to_pylist() for name, values in categories.items()} == {"c": ["b", "c", "d"]}
 
 
@@ -257,9 +257,9 @@ def test_another_model_is_refused_before_anything_starts(
 ) -> None:
     frame = with_categories(rows(1), "bcd")
     source = DataConnector.from_spec(continued.request(framework, frame).dataset).source
-    numbers = InitModel.read(framework, content(framework, plain(framework, rows(0), 1)))
+    numbers = library_of(framework).init_model(content(framework, plain(framework, rows(0), 1)))
     texts = {"categorical_cols": ["c"], "n_estimators": 1, "init_model": None}
-    categorical = InitModel.read(framework, engine.train(continued.request(framework, frame, **texts)).model)
+    categorical = library_of(framework).init_model(engine.train(continued.request(framework, frame, **texts)).model)
     other = "lightgbm" if framework == "xgboost" else "xgboost"
     for model, changes, error, message in (
         (numbers, {"input_cols": ["b", "a", "c"]}, InvalidArgumentError, "the model has a, b, c, and .* are b, a, c"),
@@ -278,7 +278,7 @@ def test_another_model_is_refused_before_anything_starts(
     with pytest.raises(DataError, match='column "c" is of type int64, but its categories are of type'):
         categorical.check(whole, DataConnector.from_spec(whole.dataset).source)
     with pytest.raises(InvalidArgumentError, match="cannot load init_model"):
-        InitModel.read(framework, content(other, plain(other, rows(0), 1)))
+        library_of(framework).init_model(content(other, plain(other, rows(0), 1)))
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_another_model_is_refused_before_anything_starts(
 )
 def test_a_file_that_is_no_model_of_the_library_is_named(framework: Framework, content: bytes, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"cannot load init_model: .*{message}"):
-        InitModel.read(framework, content)
+        library_of(framework).init_model(content)
 
 
 def test_a_model_of_lightgbm_that_was_cut_off_or_changed_is_refused() -> None:
@@ -309,14 +309,16 @@ def test_a_model_of_lightgbm_that_was_cut_off_or_changed_is_refused() -> None:
         (whole.replace(b"\n", b"\r\n"), "ends of lines were changed"),
     ):
         with pytest.raises(InvalidArgumentError, match=message):  # LightGBM would end the process
-            InitModel.read("lightgbm", damaged)
+            library_of("lightgbm").init_model(damaged)
 
 
 def test_models_without_known_codes_are_refused(continued: Continued) -> None:
     base = plain("xgboost", rows(0), 1, categorical=["c"])
     asked = continued.request("xgboost", with_categories(rows(1), "bcd"), categorical_cols=["c"])
     with pytest.raises(InvalidArgumentError, match="does not contain the categories of its categorical columns c"):
-        InitModel.read("xgboost", content("xgboost", base)).check(asked, DataConnector.from_spec(asked.dataset).source)
+        library_of("xgboost").init_model(content("xgboost", base)).check(
+            asked, DataConnector.from_spec(asked.dataset).source
+        )
 
 
 def test_the_value_that_counts_as_missing_is_that_of_the_model(continued: Continued) -> None:
@@ -333,7 +335,7 @@ def test_the_value_that_counts_as_missing_is_that_of_the_model(continued: Contin
 
     asked = continued.request("xgboost", frame)
     with pytest.raises(InvalidArgumentError, match=r"trained with missing=3, and .* missing=None: set missing=3"):
-        InitModel.read("xgboost", found.model).check(asked, DataConnector.from_spec(asked.dataset).source)
+        library_of("xgboost").init_model(found.model).check(asked, DataConnector.from_spec(asked.dataset).source)
 
 
 def test_a_stored_model_travels_with_the_job_and_is_compared_by_its_content(continued: Continued) -> None:

@@ -8,9 +8,9 @@ import pytest
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.lightgbm.engine import LightGBM
+from shoal.training.lightgbm.library import LightGBM
 from shoal.training.scaling import GangSize
-from shoal.training.xgboost.engine import XGBoost
+from shoal.training.xgboost.library import XGBoost
 
 
 def test_a_metric_that_is_no_number_survives_json() -> None:

@@ -15,8 +15,8 @@ import pytest
 from shoal.errors import CapacityError
 from shoal.training.boosting.engine import train
 from shoal.training.gang import placement
+from shoal.training.gang.gang import end_gangs, shared_gang
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.reused_workers import end_gangs, shared_gang
 from tests.support.two_node_cluster import TwoNodes
 from tests.training.boosting.test_gpus import request
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.training.boosting.params import Unsupported
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.boosting.unsupported import UNSUPPORTED, Unsupported, inexact_leaves
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.lightgbm.engine import LightGBM
+from shoal.training.lightgbm.library import LightGBM
 from shoal.training.scaling import GangSize
-from shoal.training.xgboost.engine import XGBoost
+from shoal.training.xgboost.library import XGBoost
 from tests.support import unsupported_table
 
 ENGINES = {"xgboost": XGBoost(), "lightgbm": LightGBM()}
@@ -41,7 +41,7 @@ def params(library: str, given: dict[str, Any], workers: int) -> dict[str, Any]:
     return ENGINES[library].params(request, GangSize(workers, 1, 1, 0), UserCode())[0]
 
 
-ENTRIES = [(library, entry) for library, entries in UNSUPPORTED.items() for entry in entries]
+ENTRIES = [(library, entry) for library, engine in ENGINES.items() for entry in engine.unsupported]
 
 
 @pytest.mark.parametrize(("library", "entry"), ENTRIES, ids=lambda each: getattr(each, "name", each))
@@ -74,8 +74,8 @@ def test_other_values_and_other_names_of_a_parameter() -> None:
 
 
 def test_leaves_that_are_means_of_the_workers_are_announced() -> None:
-    assert inexact_leaves("xgboost", "reg:squarederror", 2) is None
-    assert inexact_leaves("lightgbm", "quantile", 1) is None
+    assert ENGINES["xgboost"].inexact_leaves({"objective": "reg:squarederror"}, 2) is None
+    assert ENGINES["lightgbm"].inexact_leaves({"objective": "quantile"}, 1) is None
     said = ENGINES["xgboost"].inexact_leaves({"objective": "reg:absoluteerror"}, 2)
     assert said and 'objective "reg:absoluteerror" with 2 workers: the value of a leaf is the mean' in said
     said = ENGINES["lightgbm"].inexact_leaves({"objective": "mae"}, 2)

@@ -20,19 +20,18 @@ import psutil
 import pytest
 
 from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
-from shoal.known_secrets import KnownSecrets
-from shoal.redaction import hiding
-from shoal.training.context import gang_context
+from shoal.secrets.known_secrets import KnownSecrets
+from shoal.secrets.redaction import hiding
 from shoal.training.gang import child_processes
 from shoal.training.gang import gang as gang_module
+from shoal.training.gang.child import fork_template
 from shoal.training.gang.child_processes import import_ahead, use_template
-from shoal.training.gang.fork_template import fork_template
-from shoal.training.gang.gang import Gang
-from shoal.training.gang.heartbeats import EventKind
+from shoal.training.gang.connection import EventKind
+from shoal.training.gang.gang import Gang, end_gangs, shared_gang
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.reused_workers import end_gangs, shared_gang
 from shoal.training.gang.worker import Failure
 from shoal.training.host.memory import OomKills
+from shoal.training.reporting import gang_context
 from shoal.training.timeouts import FURTHER_ERRORS_S
 from shoal.training.xgboost.tracker import Tracker
 from tests.support.two_node_cluster import assert_ended
@@ -467,11 +466,11 @@ from shoal.training import cluster
 from tests.support.without_ray import registered
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.gang import Gang
-from shoal.training.gang.heartbeats import EventKind
-from shoal.known_secrets import KnownSecrets
-from shoal.redaction import hiding
+from shoal.training.gang.connection import EventKind
+from shoal.secrets.known_secrets import KnownSecrets
+from shoal.secrets.redaction import hiding
 from shoal.training.gang import child_processes
-from shoal.training.gang.fork_template import fork_template
+from shoal.training.gang.child import fork_template
 cluster.use_register(NodeRegister(Path(sys.argv[2])))
 registration = registered(cluster.register(), 0, 2)
 shape = GangShape(2, 1.0)

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from shoal.errors import CapacityError, CapacityTimeoutError, DataError, TrainingError, WorkerLostError
-from shoal.training.context import gang_context
+from shoal.secrets.hidden_output import SECRETS
 from shoal.training.gang import placement, ray_actors
-from shoal.training.gang.gang import Gang
-from shoal.training.gang.heartbeats import WorkerConnections
+from shoal.training.gang.connection import WorkerConnections
+from shoal.training.gang.gang import Gang, end_gangs, shared_gang
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.reused_workers import end_gangs, shared_gang
 from shoal.training.gang.worker import PeerError
-from shoal.training.host.hidden_output import SECRETS
+from shoal.training.reporting import gang_context
 from tests.support.two_node_cluster import TwoNodes, assert_ended
 from tests.support.waiting import wait_until
 
@@ -278,8 +277,8 @@ def test_a_driver_that_exits_leaves_no_process(driver: TwoNodes, tmp_path: Path)
 import os, ray
 ray.init(address={driver.address!r}, log_to_driver=False, logging_level="ERROR")
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.heartbeats import WorkerConnections
-from shoal.training.gang.reused_workers import shared_gang
+from shoal.training.gang.connection import WorkerConnections
+from shoal.training.gang.gang import shared_gang
 with shared_gang(GangShape(2, 1.0)) as gang:
     print(*gang.run(os.getpid, [(), ()]))
 """

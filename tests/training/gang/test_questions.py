@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from shoal.errors import TrainingError, WorkerLostError
-from shoal.training.context import gang_context
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
+from shoal.training.reporting import gang_context
 from tests.support.without_ray import nodes_without_ray
 
 pytestmark = pytest.mark.processes

@@ -12,8 +12,7 @@ import pytest
 
 from shoal.jobs.driver.function import _Usage
 from shoal.jobs.driver.metric_series import MlflowFeed
-from shoal.training.host.usage import Meter, measured
-from shoal.training.mlflow.node_metrics import Collectors, NodeMetrics
+from shoal.training.host.usage import Collectors, Meter, NodeMetrics, measured
 
 
 def test_a_short_block_is_measured_once_and_its_error_goes_on() -> None:

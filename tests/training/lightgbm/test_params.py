@@ -8,14 +8,12 @@ import pytest
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.params import seed_in
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.lightgbm.engine import LightGBM
+from shoal.training.lightgbm.library import LightGBM
 from shoal.training.lightgbm.params import (
     NAMES,
     begins_anew,
     check_params,
-    device_of,
     has_metric,
-    merge_params,
     segment_params,
     worker_params,
 )
@@ -24,13 +22,15 @@ COLUMNS = ["a", "b"]
 
 
 def made(params: dict[str, Any], workers: int = 2, gpus: int = 0) -> dict[str, Any]:
-    return worker_params(merge_params(params, None, 10), COLUMNS, threads=2, gpus=gpus, workers=workers)
+    return worker_params(LightGBM().merge_params(params, None, 10), COLUMNS, threads=2, gpus=gpus, workers=workers)
 
 
 def test_names_that_matter_early_are_lightgbms_own() -> None:
-    merged = merge_params({"loss": "mse", "random_state": np.int64(3), "device": "cuda", "eta": 0.1}, "l2", 10)
+    merged = LightGBM().merge_params(
+        {"loss": "mse", "random_state": np.int64(3), "device": "cuda", "eta": 0.1}, "l2", 10
+    )
     assert merged == {"objective": "l2", "seed": 3, "device_type": "cuda", "eta": 0.1}
-    assert device_of(merged) == "cuda"
+    assert LightGBM().device_of(merged) == "cuda"
     assert (seed_in(merged, 7, NAMES), seed_in({}, 7, NAMES)) == (3, 7)
 
 
@@ -45,17 +45,17 @@ def test_names_that_matter_early_are_lightgbms_own() -> None:
 )
 def test_contradictions_and_what_cannot_be_written_down(params: dict, objective: str | None, named: str) -> None:
     with pytest.raises(InvalidArgumentError, match=named):
-        merge_params(params, objective, 100)
+        LightGBM().merge_params(params, objective, 100)
 
 
 def test_a_function_as_objective() -> None:
-    merged = merge_params({"num_leaves": 3}, lambda *_: None, 10)
+    merged = LightGBM().merge_params({"num_leaves": 3}, lambda *_: None, 10)
     assert merged == {"num_leaves": 3}
     assert worker_params(merged, COLUMNS, threads=2, gpus=0, workers=2, custom_objective=True)["objective"] == "none"
     with pytest.raises(InvalidArgumentError, match=r'objective is a function, but params contain app="none"'):
-        merge_params({"app": "none"}, lambda *_: None, 10)
+        LightGBM().merge_params({"app": "none"}, lambda *_: None, 10)
     with pytest.raises(InvalidArgumentError, match=r"params\['metric'\] is a function: pass it to the estimator"):
-        merge_params({"metric": lambda *_: None}, None, 10)
+        LightGBM().merge_params({"metric": lambda *_: None}, None, 10)
 
 
 def test_whether_there_is_a_metric_to_watch() -> None:
@@ -65,7 +65,7 @@ def test_whether_there_is_a_metric_to_watch() -> None:
 
 
 def test_rounds_given_twice_alike() -> None:
-    assert merge_params({"num_trees": 100}, None, 100) == {}
+    assert LightGBM().merge_params({"num_trees": 100}, None, 100) == {}
 
 
 def test_columns_of_categories_and_columns_of_codes_are_not_mixed() -> None:

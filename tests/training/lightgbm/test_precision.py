@@ -16,9 +16,10 @@ import pytest
 from shoal.data import DataConnector
 from shoal.training.boosting import rows as boosting_rows
 from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task
-from shoal.training.lightgbm import model, worker
-from shoal.training.lightgbm.engine import LightGBM
-from shoal.training.lightgbm.params import merge_params, worker_params
+from shoal.training.lightgbm import library as of_lightgbm
+from shoal.training.lightgbm import worker
+from shoal.training.lightgbm.library import LightGBM
+from shoal.training.lightgbm.params import worker_params
 from tests.support.predictions import predict_booster
 
 FEATURES = ["epoch_s", "epoch_ms", "id", "close", "small"]
@@ -50,7 +51,7 @@ def train(
 ) -> lightgbm.Booster:
     """Train in this process, with the functions of the driver and of one worker."""
     params = worker_params(
-        merge_params({**PARAMS, **more}, None, ROUNDS), columns.features, threads=1, gpus=0, workers=1
+        LightGBM().merge_params({**PARAMS, **more}, None, ROUNDS), columns.features, threads=1, gpus=0, workers=1
     )  # fmt: skip
     part = Part(connector, connector.plan(1, 0)[0])
     library = LightGBM()
@@ -80,8 +81,8 @@ def test_bins_training_and_predictions_are_those_of_plain_lightgbm(
 ) -> None:
     frame = write(tmp_path)
     monkeypatch.setattr(worker, "cache_budget", lambda *_, **__: budget)
-    monkeypatch.setattr(model, "_SLICE_VALUES", 100)
-    monkeypatch.setattr(model, "_SLICE_ROWS", 100)
+    monkeypatch.setattr(of_lightgbm, "_SLICE_VALUES", 100)
+    monkeypatch.setattr(of_lightgbm, "_SLICE_ROWS", 100)
     connector = DataConnector.from_parquet(tmp_path)
     booster, plain = train(connector, Columns((feature,), "y")), alone(frame, [feature])
     expected = plain.predict(frame[[feature]])
@@ -115,9 +116,9 @@ def test_rows_in_memory_are_counted_in_the_types_of_the_files(tmp_path: Path) ->
 
 
 def test_slices_are_of_about_equal_size() -> None:
-    assert model.slice_rows(50_000, 28) == 16_667
-    assert model.slice_rows(1_400, 1_000) == 700
-    assert model.slice_rows(0, 3) == 1
+    assert of_lightgbm.slice_rows(50_000, 28) == 16_667
+    assert of_lightgbm.slice_rows(1_400, 1_000) == 700
+    assert of_lightgbm.slice_rows(0, 3) == 1
 
 
 def test_margins_per_class_train_and_predict_as_in_lightgbm(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from shoal.data import DataConnector
-from shoal.training.lightgbm.model import converted, objective_line
+from shoal.training.lightgbm.library import converted, objective_line
 from tests.support.predictions import predict_booster
 from tests.support.two_node_cluster import COLUMNS
 

@@ -17,11 +17,12 @@ from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task
 from shoal.training.boosting.rows import ShardRows
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import gang_context
 from shoal.training.lightgbm.dataset import Binned, find_bins
-from shoal.training.lightgbm.params import merge_params, worker_params
+from shoal.training.lightgbm.library import LightGBM
+from shoal.training.lightgbm.params import worker_params
 from shoal.training.lightgbm.sampling import sample, shares
 from shoal.training.lightgbm.segments import Trainer
+from shoal.training.reporting import gang_context
 from tests.support.two_node_cluster import COLUMNS, write_rows
 from tests.training.custom import softmax, squared_error, worst_error
 
@@ -51,7 +52,7 @@ def queries(tmp_path: Path) -> Path:
 
 def trainer(rows: Path, params: dict[str, Any], user_code: UserCode, **columns: Any) -> Trainer:
     given = worker_params(
-        merge_params(params, user_code.objective, ROUNDS),
+        LightGBM().merge_params(params, user_code.objective, ROUNDS),
         COLUMNS,
         threads=1,
         gpus=0,

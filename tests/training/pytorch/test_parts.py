@@ -27,11 +27,10 @@ from shoal.distributors.pytorch import (
     run_local,
 )
 from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
-from shoal.training.artifact_folders import MARKER, Claim
 from shoal.training.cluster import Node
 from shoal.training.gang.placement import GangShape
-from shoal.training.mlflow.user_calls import adopt_model
-from shoal.training.progress import Progress
+from shoal.training.locations import MARKER, Claim
+from shoal.training.mlflow_calls import adopt_model
 from shoal.training.pytorch import model_dir, worker
 from shoal.training.pytorch.checkpoints import Checkpoints, Seals
 from shoal.training.pytorch.context import Context, tagged_output
@@ -40,6 +39,7 @@ from shoal.training.pytorch.environment import Machine, environments
 from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.program import MAX_BYTES, Program
 from shoal.training.pytorch.request import AnyScaling, Layout, SpreadScalingConfig, fitting, lay_out, nodes_needed
+from shoal.training.reporting import Progress
 
 ONE_CPU: list[Node] = [{"name": f"n{i}", "cpus": 1, "gpus": 0} for i in range(2)]
 GPUS: list[Node] = [{"name": "a", "cpus": 8, "gpus": 2}, {"name": "b", "cpus": 8, "gpus": 0}]

@@ -24,9 +24,9 @@ from shoal.distributors.pytorch import (
 )
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError, WorkerLostError
 from shoal.training import restarts
-from shoal.training.artifact_folders import MARKER
-from shoal.training.gang import heartbeats
+from shoal.training.gang import connection
 from shoal.training.gang.gang import Gang
+from shoal.training.locations import MARKER
 from shoal.training.pytorch import engine
 from tests.support.two_node_cluster import ROWS, TwoNodes, assert_ended
 from tests.training.pytorch import functions
@@ -173,7 +173,7 @@ def test_a_lost_worker_is_replaced_and_the_loss_goes_on(
     deed: str,
 ) -> None:
     if deed == "stop":  # elsewhere a worker may be silent for longer, while it imports on a busy machine
-        monkeypatch.setattr(heartbeats, "WORKER_SILENCE_S", 4.0)
+        monkeypatch.setattr(connection, "WORKER_SILENCE_S", 4.0)
     run = distributor(functions.train, tmp_path, max_restarts=1).run(10, 64, deed=deed, at=6, folder=str(tmp_path))
     assert run.result.restarts == 1
     assert run.get_results() == [undisturbed, undisturbed]

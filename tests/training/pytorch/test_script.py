@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.host import change_directory
+from shoal.training.host import own_process
 from shoal.training.pytorch import worker
 from shoal.training.pytorch.program import Program, may_call_ray
 from shoal.training.pytorch.script import MAX_BYTES, Script, ScriptFolder
@@ -81,12 +81,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
     yield folder
-    change_directory._entered = None
+    own_process._entered = None
 
 
 def in_worker(program: bytes, work: Path) -> None:
     with chdir(work):  # back at the end
-        change_directory.enter(str(work), "gang")
+        own_process.enter_folder(str(work), "gang")
         pickle.loads(program)()
 
 
@@ -276,7 +276,7 @@ def test_what_a_script_writes_into_the_working_folder_of_its_job_is_kept(
     (source / "base.yaml").write_text("rate: 1")
     with chdir(source):
         script = Script.read("src/train.py", ["--config", "base.yaml"]).with_files()
-    monkeypatch.setattr(change_directory, "_entered", str(work))
+    monkeypatch.setattr(own_process, "_entered", str(work))
     with chdir(work):
         script()
     (work / "src/__pycache__").mkdir()

@@ -13,8 +13,8 @@ import xgboost
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.gang.reused_workers import end_gangs
-from shoal.training.xgboost.engine import XGBoost
+from shoal.training.gang.gang import end_gangs
+from shoal.training.xgboost.library import XGBoost
 from tests.support.two_node_cluster import assert_ended
 from tests.support.without_ray import nodes_without_ray
 from tests.training.boosting.test_checkpoints import Losses

@@ -20,11 +20,11 @@ from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.jobs.mlflow.model_loading import predictor_of
 from shoal.jobs.specs.training import JobSpec
 from shoal.training.boosting.engine import train
+from shoal.training.boosting.library import library_of
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.scaling import GangSize
-from shoal.training.xgboost.engine import XGBoost
-from shoal.training.xgboost.model import as_sklearn
+from shoal.training.xgboost.library import XGBoost
 from shoal.training.xgboost.params import ignored_weights
 from tests.support.predictions import predict_booster
 
@@ -83,7 +83,7 @@ def test_a_value_counts_as_missing_in_training_and_predictions(table: pd.DataFra
     # Prediction jobs, and the comparison of a model with the champion, predict with this object.
     loaded = predictor_of(xgboost.Booster(model_file=mine.save_raw("ubj")))
     np.testing.assert_allclose(loaded.predict_table(pa.Table.from_pandas(coded)), expected, rtol=1e-4)
-    estimator = as_sklearn(mine, PARAMS, ROUNDS, {})
+    estimator = library_of("xgboost").as_sklearn(mine, PARAMS, ROUNDS, {})
     assert estimator.missing == -999
     np.testing.assert_allclose(estimator.predict(coded[FEATURES]), expected, rtol=1e-4)
 
@@ -251,7 +251,7 @@ def test_a_model_has_an_output_per_label_column(tmp_path: Path, params: dict[str
     assert found.eval_results["eval"].keys() == metrics["eval"].keys()
     for name, values in metrics["eval"].items():
         np.testing.assert_allclose(found.eval_results["eval"][name], values, rtol=1e-4)
-    model = as_sklearn(mine, given, ROUNDS, {})
+    model = library_of("xgboost").as_sklearn(mine, given, ROUNDS, {})
     plain = xgboost.XGBClassifier if binary else xgboost.XGBRegressor
     np.testing.assert_allclose(
         model.predict(frame[FEATURES]),

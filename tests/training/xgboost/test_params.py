@@ -10,17 +10,17 @@ import xgboost
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.params import json_params, seed_in
 from shoal.training.boosting.request import TrainRequest
+from shoal.training.xgboost.library import XGBoost
 from shoal.training.xgboost.params import (
     NAMES,
     check_params,
     is_stochastic,
-    merge_params,
     worker_params,
 )
 
 
 def test_numpy_scalars_become_plain() -> None:
-    merged = merge_params(
+    merged = XGBoost().merge_params(
         {"max_depth": np.int64(3), "eta": np.float32(0.5), "quantile_alpha": np.array([0.1, 0.9])}, None, 10
     )
     assert merged == {"max_depth": 3, "eta": 0.5, "quantile_alpha": [0.1, 0.9]}
@@ -42,10 +42,10 @@ def test_numpy_scalars_become_plain() -> None:
     ],
 )
 def test_every_form_of_a_value_reaches_xgboost(params: dict[str, Any]) -> None:
-    merged = merge_params(params, None, 10)
+    merged = XGBoost().merge_params(params, None, 10)
     request = TrainRequest(dataset={"paths": ("rows/",)}, input_cols=("a", "b"), label_col="y", params=merged)
     read = TrainRequest.model_validate_json(request.model_dump_json())
-    given = worker_params(merge_params(read.params, None, 10), threads=1, gpus=0)
+    given = worker_params(XGBoost().merge_params(read.params, None, 10), threads=1, gpus=0)
     check_params(given, ["a", "b"])
     features = np.random.default_rng(0).normal(size=(200, 2))
     matrix = xgboost.DMatrix(features, features @ [1, -1], feature_names=["a", "b"])
@@ -59,17 +59,17 @@ def test_every_form_of_a_value_reaches_xgboost(params: dict[str, Any]) -> None:
 def test_metrics_and_what_is_no_value() -> None:
     assert json_params({"eval_metric": ("rmse", "mae")}) == {"eval_metric": ["rmse", "mae"]}
     assert json_params({"eval_metric": {"rmse", "mae"}}) == {"eval_metric": ["mae", "rmse"]}
-    assert merge_params({"monotone_constraints": (1, 0)}, None, 1) == {"monotone_constraints": (1, 0)}
-    assert merge_params({"max_depth": None, "objective": None}, "rank:ndcg", 1) == {"objective": "rank:ndcg"}
+    assert XGBoost().merge_params({"monotone_constraints": (1, 0)}, None, 1) == {"monotone_constraints": (1, 0)}
+    assert XGBoost().merge_params({"max_depth": None, "objective": None}, "rank:ndcg", 1) == {"objective": "rank:ndcg"}
     with pytest.raises(InvalidArgumentError, match=r"params must be a dict, not \[.*as a list, such as"):
-        merge_params([("eval_metric", "rmse"), ("eval_metric", "mae")], None, 1)  # type: ignore[arg-type]
+        XGBoost().merge_params([("eval_metric", "rmse"), ("eval_metric", "mae")], None, 1)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match=r"params\['monotone_constraints'\] must have names as keys, not 0"):
-        merge_params({"monotone_constraints": {0: 1}}, None, 1)
+        XGBoost().merge_params({"monotone_constraints": {0: 1}}, None, 1)
 
 
 @pytest.mark.parametrize("objective", ["reg:squarederror", "reg:linear"])
 def test_same_objective_twice_is_no_contradiction(objective: str) -> None:
-    assert merge_params({"objective": objective}, "reg:squarederror", 10) == {"objective": "reg:squarederror"}
+    assert XGBoost().merge_params({"objective": objective}, "reg:squarederror", 10) == {"objective": "reg:squarederror"}
 
 
 @pytest.mark.parametrize(
@@ -86,20 +86,20 @@ def test_same_objective_twice_is_no_contradiction(objective: str) -> None:
 )
 def test_contradictions_and_what_cannot_be_written_down(params: dict, objective: str | None, named: str) -> None:
     with pytest.raises(InvalidArgumentError, match=named):
-        merge_params(params, objective, 100)
+        XGBoost().merge_params(params, objective, 100)
 
 
 def test_a_function_as_objective() -> None:
-    assert merge_params({"max_depth": 3}, lambda *_: None, 10) == {"max_depth": 3}
+    assert XGBoost().merge_params({"max_depth": 3}, lambda *_: None, 10) == {"max_depth": 3}
     with pytest.raises(InvalidArgumentError, match=r'objective is a function, but params contain objective="reg:l'):
-        merge_params({"objective": "reg:linear"}, lambda *_: None, 10)
+        XGBoost().merge_params({"objective": "reg:linear"}, lambda *_: None, 10)
     with pytest.raises(InvalidArgumentError, match="objective must be a function or the name of an objective"):
-        merge_params({}, 3, 10)  # type: ignore[arg-type]
+        XGBoost().merge_params({}, 3, 10)  # type: ignore[arg-type]
     check_params({"num_class": 3, "disable_default_eval_metric": True}, ["a"])
 
 
 def test_rounds_given_twice_alike() -> None:
-    assert merge_params({"n_estimators": 100}, None, 100) == {}
+    assert XGBoost().merge_params({"n_estimators": 100}, None, 100) == {}
 
 
 def test_what_workers_get() -> None:

@@ -8,7 +8,7 @@ import xgboost
 
 from shoal.data import DataConnector
 from shoal.errors import DataError
-from shoal.training.xgboost.model import as_sklearn
+from shoal.training.boosting.library import library_of
 from tests.support.predictions import predict_booster
 from tests.support.two_node_cluster import COLUMNS, ROWS
 
@@ -72,7 +72,7 @@ def test_a_missing_column(connector: DataConnector) -> None:
 )
 def test_as_sklearn(connector: DataConnector, label: str, params: dict, kind: type) -> None:
     booster = trained(connector, label, **params)
-    model = as_sklearn(booster, params, 5, {})
+    model = library_of("xgboost").as_sklearn(booster, params, 5, {})
     values = connector.to_pandas()[COLUMNS]
     assert type(model) is kind
     assert model.n_features_in_ == 3
@@ -92,7 +92,7 @@ def test_a_binary_classifier(connector: DataConnector) -> None:
     booster = xgboost.train(
         {"objective": "binary:logistic"}, xgboost.DMatrix(table[COLUMNS], (table["y"] > 0).astype(int)), 8
     )
-    model = as_sklearn(booster, {"objective": "binary:logistic"}, 5, {})
+    model = library_of("xgboost").as_sklearn(booster, {"objective": "binary:logistic"}, 5, {})
     assert list(model.classes_) == [0, 1]
     probability = model.predict_proba(table[COLUMNS])
     np.testing.assert_allclose(probability[:, 1], plain(booster, connector), rtol=1e-6)

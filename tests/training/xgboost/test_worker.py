@@ -21,7 +21,7 @@ from shoal.training.boosting import rows as rows_module
 from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task
 from shoal.training.boosting.rows import ShardRows, in_whole_groups
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import GangContext, gang_context
+from shoal.training.reporting import GangContext, gang_context
 from shoal.training.xgboost import worker
 from tests.support.two_node_cluster import COLUMNS
 from tests.training.custom import mean_error, softmax, squared_error

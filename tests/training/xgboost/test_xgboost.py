@@ -168,7 +168,7 @@ def test_xgboost_listens_on_loopback_only(driver: TwoNodes, rows: Path) -> None:
         def before_training(self, model: Any) -> Any:
             import socket
 
-            from shoal.training.host.loopback import is_loopback, open_listeners
+            from shoal.training.host.own_process import is_loopback, open_listeners
 
             for listener in open_listeners():
                 host = listener.getsockname()[0].removeprefix("::ffff:")

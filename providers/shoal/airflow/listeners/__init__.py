@@ -43,11 +43,7 @@ needs a connection to the store. Each store has its own limit, so that one that 
 @hookimpl
 def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
     """Record in shoal's store that the jobs and leases of a failed DAG run have to end. Airflow calls this function in
-    the scheduler and the API server.
-
-    :param dag_run: The DAG run.
-    :param msg: Why the run has failed.
-    """
+    the scheduler and the API server."""
     _in_thread(f"its DAG run failed: {msg}", dag_run.dag_id, dag_run.run_id)
 
 
@@ -61,7 +57,6 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any)
     :param previous_state: State of the task before. None if a user has marked the task as failed.
     :param task_instance: The task instance: a row of Airflow's database in the scheduler and the API server, or an
         object of another class in the process of a task.
-    :param error: Error of the task.
     """
     is_in_database = hasattr(task_instance, "_sa_instance_state")
     if not is_in_database or previous_state is None or task_instance.state != "failed":
@@ -125,11 +120,7 @@ def on_starting(component: Any) -> None:
 @hookimpl
 def on_task_instance_running(previous_state: Any, task_instance: Any) -> None:
     """Use the store of the DAG run's team, if Airflow's configuration names one here. Airflow calls this function in
-    the process of a task.
-
-    :param previous_state: State of the task before.
-    :param task_instance: The task instance.
-    """
+    the process of a task."""
     if not has_teams():
         return
     # Airflow before 3.3 does not tell a task the team.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -180,25 +179,18 @@ def check_nodes(
         return
     count = node_count(size, name)
     if pool is not None:
-        _check_limit(count, name, pool, in_task=arguments.in_task)
+        # While Airflow loads the DAG, MAX_NODES in the pool's URI is the limit, because the store is not read then. In
+        # a task, MAX_NODES in the store is the limit if the pool is up, because `shoal pool alter` may have changed it.
+        up = pool_that_is_up(pool.name) if arguments.in_task and count > pool.max_nodes else None
+        if up is None:
+            pool.check_size(count, name)
+        elif count > up.max_nodes:
+            raise InvalidArgumentError(
+                f'{name}={count} is above MAX_NODES={up.max_nodes} of pool "{pool.name}": raise the limit with '
+                f"`shoal pool alter {pool.name} --max-nodes {count}`, or request at most {up.max_nodes}"
+            )
     if is_known(options):
         options_type.for_size(options, count)
-
-
-def _check_limit(size: int, name: str, pool: PoolSpec, *, in_task: bool) -> None:
-    """Check that a number of nodes is at most MAX_NODES, the limit of the pool.
-
-    While Airflow loads the DAG, MAX_NODES in the pool's URI is the limit, because the store is not read then. In a
-    task, MAX_NODES in the store is the limit if the pool is up, because `shoal pool alter` may have changed the value.
-    """
-    up = pool_that_is_up(pool.name) if in_task and size > pool.max_nodes else None
-    if up is None:
-        pool.check_size(size, name)
-    elif size > up.max_nodes:
-        raise InvalidArgumentError(
-            f'{name}={size} is above MAX_NODES={up.max_nodes} of pool "{pool.name}": raise the limit with '
-            f"`shoal pool alter {pool.name} --max-nodes {size}`, or request at most {up.max_nodes}"
-        )
 
 
 def pool_that_is_up(name: str) -> PoolSpec | None:
@@ -249,9 +241,9 @@ def check_paths(fields: Any, script: Any = None) -> None:
     fields = fields.document() if hasattr(fields, "document") else fields
     found = [*_paths(fields, "")]
     if isinstance(fields, Mapping) and isinstance(model := fields.get("model"), str):
-        from shoal.training.mlflow.model_uris import is_path
+        from shoal.training.tracking import is_model_path
 
-        if is_path(model):
+        if is_model_path(model):
             found.append(("model", model))
     if isinstance(script, str | os.PathLike) and not is_name(script):
         found.append(("train_func", os.fspath(script)))
@@ -308,7 +300,6 @@ class CheckedOperator(BaseOperator):
     def check_arguments(cls, arguments: Arguments) -> None:
         """Check the operator's arguments, except those whose values are known only at runtime.
 
-        :param arguments: Arguments of the constructor.
         :raises InvalidArgumentError: An argument is wrong.
         """
 
@@ -316,7 +307,6 @@ class CheckedOperator(BaseOperator):
     def check(cls, task_id: str, arguments: Mapping[str, Any]) -> None:
         """Check the arguments of a task, except those that are not known yet.
 
-        :param task_id: Id of the task, for the message.
         :param arguments: Arguments of the constructor. Missing arguments are not known yet.
         :raises InvalidArgumentError: An argument is wrong.
         :raises AirflowFailException: An argument is wrong, and this code runs in a task, where Airflow creates the
@@ -343,11 +333,6 @@ class CheckedOperator(BaseOperator):
         There, Airflow evaluates each text as Python code, also texts without templates: ``"12e45678"`` becomes inf, and
         ``"2013_01"`` becomes 201301. Here, a template of one expression gives the value of the expression in its own
         type, and everything else is a text. The types of a spec's fields decide which texts are numbers.
-
-        :param content: Text, or a collection with texts.
-        :param context: Airflow's context of the task.
-        :param jinja_env: Environment that renders.
-        :param seen_oids: Ids of the collections that were rendered.
         """
         environment = jinja_env or self.get_template_env()
         if not isinstance(content, str) or not isinstance(environment, NativeEnvironment):
@@ -360,11 +345,7 @@ class CheckedOperator(BaseOperator):
     @classmethod
     def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
         """Check the arguments that all instances of a mapped task have in common, and return Airflow's object for such
-        arguments. The methods `expand` and `expand_kwargs` of this object check the arguments of each instance.
-
-        :param task_id: Id of the task.
-        :param kwargs: Arguments that the instances have in common.
-        """
+        arguments. The methods `expand` and `expand_kwargs` of this object check the arguments of each instance."""
         cls.check(task_id, kwargs)
         plain = super().partial(task_id=task_id, **kwargs)
         # Airflow warns about an object whose `expand` is never called. The user calls `expand` of the returned object,
@@ -383,7 +364,19 @@ class _CheckedPartial(OperatorPartial):
         :param mapped_kwargs: For each argument, its values: a list or a dict, or the result of another task.
         """
         task = super().expand(**mapped_kwargs)
-        _check_instances(task, _combinations(mapped_kwargs))
+        # The result of another task counts as a single unknown value.
+        values = [
+            [(f"{name}[{i}]", one) for i, one in enumerate(given.items() if isinstance(given, Mapping) else given)]
+            if isinstance(given, Sequence | Mapping)
+            else [("", given)]
+            for name, given in mapped_kwargs.items()
+        ]
+        for chosen in product(*values):
+            _check_instance(
+                task,
+                ", ".join(filter(None, (source for source, _ in chosen))),
+                dict(zip(mapped_kwargs, (one for _, one in chosen), strict=True)),
+            )
         return task
 
     def expand_kwargs(self, kwargs: Any, *, strict: bool = True) -> MappedOperator:
@@ -393,43 +386,23 @@ class _CheckedPartial(OperatorPartial):
         :param strict: Whether an argument that `partial` has taken already is an error.
         """
         task = super().expand_kwargs(kwargs, strict=strict)
-        given = kwargs if isinstance(kwargs, Sequence) else ()
-        _check_instances(task, ((f"item {i}", one) for i, one in enumerate(given) if isinstance(one, Mapping)))
+        for i, one in enumerate(kwargs if isinstance(kwargs, Sequence) else ()):
+            if isinstance(one, Mapping):
+                _check_instance(task, f"item {i}", one)
         return task
 
 
-def _combinations(mapped: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the description and the arguments of each instance of a mapped task, in the order of the map indexes. Error
-    messages contain the description, which names the mapped values. The result of another task counts as a single
-    unknown value."""
-    values = [
-        [(f"{name}[{i}]", one) for i, one in enumerate(given.items() if isinstance(given, Mapping) else given)]
-        if isinstance(given, Sequence | Mapping)
-        else [("", given)]
-        for name, given in mapped.items()
-    ]
-    for chosen in product(*values):
-        yield (
-            ", ".join(filter(None, (source for source, _ in chosen))),
-            dict(zip(mapped, (one for _, one in chosen), strict=True)),
-        )
+def _check_instance(task: MappedOperator, source: str, arguments: Mapping[str, Any]) -> None:
+    """Check an instance of a mapped task by creating it in the same way as Airflow does when the instance runs.
 
-
-def _check_instances(task: MappedOperator, instances: Iterator[tuple[str, Mapping[str, Any]]]) -> None:
-    """Check the instances of a mapped task by creating each instance in the same way as Airflow does when the instance
-    runs.
-
-    :param task: The mapped task.
-    :param instances: A pair for each instance: a text that names its mapped values for the error message, and its
-        arguments.
-    :raises InvalidArgumentError: An argument of an instance is wrong.
+    :param source: Text that names the mapped values in the error message. Empty: none of them is known.
+    :raises InvalidArgumentError: An argument of the instance is wrong.
     """
-    for source, arguments in instances:
-        if source:
-            try:
-                task.unmap(arguments)
-            except InvalidArgumentError as error:
-                raise InvalidArgumentError(f"{error} (in the mapped values, at {source})") from None
+    if source:
+        try:
+            task.unmap(arguments)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{error} (in the mapped values, at {source})") from None
 
 
 def is_in_task() -> bool:
@@ -447,11 +420,7 @@ class LabelledOperator(CheckedOperator):
     @classmethod
     def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
         """Check the arguments that all instances of a mapped task have in common, as in `CheckedOperator.partial`. By
-        default, Airflow shows each instance with what it is about (see `instance_label`).
-
-        :param task_id: Id of the task.
-        :param kwargs: Arguments that the instances have in common.
-        """
+        default, Airflow shows each instance with what it is about (see `instance_label`)."""
         return super().partial(task_id=task_id, **{"map_index_template": "{{ task.instance_label }}", **kwargs})
 
     @property
@@ -517,16 +486,12 @@ class PoolOperator(CheckedOperator):
         return ComputePoolHook(self.compute_pool_conn_id, self.pool_name)
 
     def holder_in(self, context: Context) -> str:
-        """Return the name of the holder to which this task's lease and jobs belong (see `holder_of`).
-
-        :param context: Airflow's context of the task.
-        """
+        """Return the name of the holder to which this task's lease and jobs belong (see `holder_of`)."""
         return holder_of(context, self.lease)
 
     def pool_in(self, context: Context, hook: ComputePoolHook | None = None) -> ComputePool:
         """Return a client of the pool, for the holder and the team of this task.
 
-        :param context: Airflow's context of the task.
         :param hook: Hook of the pool. By default, a new one, which reads the connection from Airflow.
         """
         hook = hook or self.hook
@@ -534,10 +499,7 @@ class PoolOperator(CheckedOperator):
 
     def setup_advice(self, context: Context) -> str:
         """Return advice for an error about a pool on which the DAG run has no nodes any more: which task leases them.
-        If only this task is cleared, that task does not run again.
-
-        :param context: Airflow's context of the task.
-        """
+        If only this task is cleared, that task does not run again."""
         run = context["dag_run"]
         if is_single_task_test(context):
             return (
@@ -551,10 +513,7 @@ class PoolOperator(CheckedOperator):
 
     def pre_execute(self, context: Context) -> None:
         """Record the web address of this Airflow in shoal's store, and warn if another Airflow has the same id. Airflow
-        calls this method before `execute`.
-
-        :param context: Airflow's context of the task.
-        """
+        calls this method before `execute`."""
         from shoal.airflow.deployment import warn_of_copies
 
         # `execute` needs the store and the id, too, and raises the error.
@@ -585,7 +544,6 @@ class PoolOperator(CheckedOperator):
 
         Operators pass this method as `on_progress` to the pool's methods that wait for nodes.
 
-        :param status: Current status of the pool.
         :param holder: Name of the holder whose lease the task waits for. If this lease is in the queue, the lease's
             place is logged, too.
         """
@@ -600,28 +558,11 @@ POLL_INTERVAL_S = 5.0
 """Default of `poll_interval`. The trigger notices the end of a wait after at most `poll_interval` seconds. Airflow then
 needs more than 5 s to start the process in which the deferred task continues."""
 
-_OPERATION_GRACE_S = 60.0
-"""Seconds after the deadline of a request for nodes, after which a deferred task continues even if the request is still
-open. Normally the reconciler on the pool's host ends a request at its deadline."""
-
 
 def is_deferrable(given: bool | None) -> bool:
     """Return an operator's argument `deferrable` or, if it is None, Airflow's setting ``[operators]
-    default_deferrable``.
-
-    :param given: The operator's argument `deferrable`.
-    """
+    default_deferrable``."""
     return bool(conf.getboolean("operators", "default_deferrable", fallback=False)) if given is None else given
-
-
-def deadline_of_operation(rollback_after_s: float) -> float:
-    """Return the time until which a deferred task waits for a request for nodes: the deadline of the request, plus a
-    grace period.
-
-    :param rollback_after_s: Seconds until the deadline of the request.
-    :returns: Seconds since the epoch.
-    """
-    return time.time() + rollback_after_s + _OPERATION_GRACE_S
 
 
 class WorkerLostError(AirflowException):

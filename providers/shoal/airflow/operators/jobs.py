@@ -35,7 +35,12 @@ from shoal.airflow.operators.base import (
     pool_of,
 )
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
-from shoal.airflow.results import no_retry_of_permanent_errors
+from shoal.airflow.results import (
+    no_retry_of_permanent_errors,
+    record_failure,
+    record_success,
+    skip_without_training,
+)
 from shoal.errors import LeaseEndedError, NoTokenError, PoolDownError, PoolElsewhereError, ShoalError
 from shoal.links import dashboard_link, job_page, mlflow_run_link, model_link
 from shoal.pool.spec import PoolSpec, is_uri
@@ -46,7 +51,7 @@ if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
     from airflow.sdk.definitions.context import Context
 
-    from shoal.jobs import AnyJobSpec, JobHandle, JobResult, TaskTry
+    from shoal.jobs import AnyJobSpec, JobHandle, JobResult
     from shoal.pool.spec import PoolSpec
 
 
@@ -94,8 +99,6 @@ def page_links(job_id: str) -> dict[str, str]:
 
     The address begins with ``$SHOAL_UI_URL`` if this variable is set, and otherwise leads to the page in Airflow, in an
     Airflow with several teams to that of the team. Call this function only in a task.
-
-    :param job_id: Id of the job.
     """
     from shoal.airflow.plugin import has_extra, page_path
 
@@ -107,11 +110,7 @@ def page_links(job_id: str) -> dict[str, str]:
 
 
 def show_links(links: Mapping[str, str], ti: Any) -> None:
-    """Show links of a task while the task runs. Airflow itself stores the links only when the task has ended.
-
-    :param links: Addresses of the links by name.
-    :param ti: The task instance.
-    """
+    """Show links of a task while the task runs. Airflow itself stores the links only when the task has ended."""
     # Airflow's UI reads the links from the database, past an XCom backend that the user has configured.
     with suppress(Exception):  # the links appear when the task has ended
         from airflow.sdk.bases.xcom import BaseXCom
@@ -123,12 +122,7 @@ def show_links(links: Mapping[str, str], ti: Any) -> None:
 
 
 def links_of(spec: AnyJobSpec, result: JobResult, pool: PoolSpec) -> dict[str, str]:
-    """Return the addresses of a job's links by name.
-
-    :param spec: Spec of the job, as it was submitted.
-    :param result: Result of the job.
-    :param pool: Definition of the pool on which the job ran.
-    """
+    """Return the addresses of a job's links by name."""
     uri = spec.tracking.uri if spec.tracking else None
     register, version = spec.register_as, result.model_version
     found = {
@@ -185,33 +179,16 @@ class JobOperator(LabelledOperator, WaitingOperator):
 
     @abstractmethod
     def job_spec(self, context: Context) -> AnyJobSpec:
-        """Build the job's spec from the operator's arguments.
-
-        :param context: Airflow's context of the task.
-        """
+        """Build the job's spec from the operator's arguments."""
 
     def value_of(self, result: JobResult) -> Any:
-        """Convert the result of a job to the value that the task returns.
-
-        :param result: Result of the job.
-        """
+        """Convert the result of a job to the value that the task returns."""
         return result.to_dict()
 
-    def record_success(self, context: Context, spec: AnyJobSpec, result: JobResult) -> None:
-        """Store information about a successful job for other tasks. By default, nothing is stored.
-
-        :param context: Airflow's context of the task.
-        :param spec: Spec of the job.
-        :param result: Result of the job.
-        :raises AirflowSkipException: The task has to end as skipped.
-        """
-
-    def record_failure(self, context: Context, error: ShoalError) -> None:
-        """Store information about a failed job for other tasks, before the task fails. By default, nothing is stored.
-
-        :param context: Airflow's context of the task.
-        :param error: The cause of the failure.
-        """
+    def reported_spec(self) -> AnyJobSpec | Mapping[str, Any] | None:
+        """Return the spec or its fields if the outcome of the job is stored for messages, and its promotion for assets.
+        By default None: nothing is stored."""
+        return None
 
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> Any:
@@ -221,47 +198,94 @@ class JobOperator(LabelledOperator, WaitingOperator):
 
     # `execute_complete` calls `_execute` and not `execute`, because Airflow warns if another method calls `execute`.
     def _execute(self, context: Context) -> Any:
-        with self._recording_failures(context):
+        with self._storing_failures(context):
             spec = self.job_spec(context)
+            handle = self.submit_job(spec, context)
             if not self.wait_for_completion:
-                handle = self.submit_job(spec, context)
                 return {"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool}
-            result = self.run_job(spec, context)
-        self.record_success(context, spec, result)
-        return self.value_of(result)
+            # Airflow does not defer a killed task. So a killed task goes on to `_wait_for`, which cancels the job.
+            if self.deferrable and not self.is_killed:
+                # The triggerer has no credentials, so an Airflow worker has to send them to the job's driver. A queued
+                # job has no driver yet. When its driver has started, the trigger fires an event, and the task continues
+                # in a worker, which sends the credentials (see `execute_complete`).
+                handle.deliver_credentials(while_queued=False)
+            if self.deferrable and not self.is_killed and not handle.has_ended:
+                self._defer_to(handle, context)
+            result = self._wait_for(handle)
+        return self._value(context, spec, result)
 
     @no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> Any:
-        """Continue the task after its deferral: return the result of the job as a dict, or raise the job's error."""
-        if self.is_resubmitted(event, job):
+        """Continue the task after its deferral: return the result of the job as a dict, or raise the job's error.
+
+        The event may belong to the trigger of an earlier try. Airflow deletes the trigger of a task that is cleared,
+        and SQLite gives the id of the deleted trigger to the next one. So if the job of this try goes on, the task is
+        deferred again.
+
+        :param job: The job, as `_defer_to` has described it.
+        :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. The task's job is cancelled.
+        """
+        from shoal.jobs import attach
+
+        # The job's driver waits for credentials. The task attaches to its job, even if `durable` is False or the DAG
+        # file has changed, and sends the credentials.
+        if event.get("wants_credentials"):
+            self.durable = self._is_resumed = True
+            self._deadline = job.get("deadline")
             return self._execute(context)
-        with self._recording_failures(context):
-            spec, result = self.resume_job(event, job, context)
-        self.record_success(context, spec, result)
-        return self.value_of(result)
+        with self._storing_failures(context):
+            actor = self.holder_in(context)
+            handle = attach(job["job_id"], job["attempt"], submissions=job["submissions"], actor=actor)
+            self.links = page_links(handle.job_id)
+            is_of_job = all(event[name] == value for name, value in job.items() if name != "deadline")
+            timed_out = event["timed_out"] and is_of_job
+            if self.deferrable and not (timed_out or self.is_killed or handle.has_ended):
+                self._deadline = job.get("deadline")
+                self._defer_to(handle, context)
+            if timed_out and not handle.has_ended:
+                reason = f"task {self.task_id} was not done within its execution_timeout of {self.execution_timeout}"
+                self._cancel(handle, reason)
+                raise AirflowTaskTimeout(reason)
+            spec, result = handle.spec, self._wait_for(handle, event["log_position"] if is_of_job else 0)
+        return self._value(context, spec, result)
 
     @contextmanager
-    def _recording_failures(self, context: Context) -> Iterator[None]:
+    def _storing_failures(self, context: Context) -> Iterator[None]:
         try:
             yield
         except ShoalError as error:
-            self.record_failure(context, error)
+            if (reported := self.reported_spec()) is not None:
+                record_failure(context, reported, error)
             raise
 
-    def submit_job(self, spec: AnyJobSpec, context: Context) -> JobHandle:
-        """Submit the job, or attach to the job of an earlier try of this task.
+    def _value(self, context: Context, spec: AnyJobSpec, result: JobResult) -> Any:
+        if self.reported_spec() is not None:
+            record_success(context, spec, result)
+        skip_without_training(result)
+        return self.value_of(result)
 
-        :param spec: Spec of the job.
-        :param context: Airflow's context of the task.
-        """
-        from shoal.jobs import submit
+    def submit_job(self, spec: AnyJobSpec, context: Context) -> JobHandle:
+        """Submit the job, or attach to the job of an earlier try of this task."""
+        from shoal.jobs import TaskTry, submit
 
         # A spec that names a pool has precedence over Airflow's default connection.
         hook = self.hook
         if self.pool_name or self.compute_pool_conn_id or (not spec.run_config.pool_name and hook.spec):
             spec = spec.on_pool(hook.pool().name)
-        task = self._task_try(context)
-        with self._naming_the_setup(context):
+        ti = context["ti"]
+        # At first, `max_tries` is equal to `retries`. When a task is cleared, Airflow increases `max_tries` by the
+        # number of tries so far.
+        cleared = ti.max_tries - (self.retries or 0)
+        task = TaskTry(
+            task_key(ti),
+            ti.try_number,
+            # `cleared` is wrong if the task's `retries` was changed after the run began. If no earlier try has the
+            # number `cleared`, 0 is used instead.
+            cleared if 0 < cleared < ti.try_number else 0,
+            durable=self.durable,
+            digest=None if self._is_resumed else digest_as_written(self),
+        )
+        try:
             handle = submit(
                 spec,
                 holder=self.holder_in(context),
@@ -274,89 +298,26 @@ class JobOperator(LabelledOperator, WaitingOperator):
                 needs_lease=self.lease is not None,
                 team=team_of(context, hook.team, self.owner),
             )
+        except (PoolDownError, LeaseEndedError) as error:
+            if self.lease is None or isinstance(error, PoolElsewhereError | NoTokenError):
+                raise
+            raise type(error)(f"{error}. {self.setup_advice(context)}") from error
         self.log.info("job %s, attempt %d, on pool %s", handle.job_id, handle.attempt, handle.pool)
         if handle.was_collected:
             self.log.info(
                 "an earlier try of the task had the job's result: it is used again, until the task is cleared"
             )
-        self._show_job_id(handle, context)
+        # Airflow 3.3 and later show the task's state in the UI. shoal never reads this id.
+        if (state := context.get("task_state_store")) is not None:
+            try:
+                state.set(_JOB_ID, handle.job_id)
+            # The job runs, so the task must not fail if the job's id cannot be stored.
+            except Exception:
+                self.log.warning("the job's id could not be stored in the task's state", exc_info=True)
         # The link is set before the job has ended, so that the task has the link even if the job fails.
         self.links = page_links(handle.job_id)
-        show_links(self.links, context["ti"])
+        show_links(self.links, ti)
         return handle
-
-    @contextmanager
-    def _naming_the_setup(self, context: Context) -> Iterator[None]:
-        """Add to the error about a pool that is down, or a lease that has ended, which task leases the nodes."""
-        try:
-            yield
-        except (PoolDownError, LeaseEndedError) as error:
-            if self.lease is None or isinstance(error, PoolElsewhereError | NoTokenError):
-                raise
-            raise type(error)(f"{error}. {self.setup_advice(context)}") from error
-
-    def run_job(self, spec: AnyJobSpec, context: Context) -> JobResult:
-        """Submit the job, or attach to the job of an earlier try of this task, and return the job's result.
-
-        A deferrable task is deferred until the job has ended. After the deferral, Airflow calls `execute_complete`.
-
-        :param spec: Spec of the job.
-        :param context: Airflow's context of the task.
-        """
-        handle = self.submit_job(spec, context)
-        # Airflow does not defer a killed task. So a killed task goes on to `_wait_for`, which cancels the job.
-        if self.deferrable and not self.is_killed:
-            # The triggerer has no credentials, so an Airflow worker has to send them to the job's driver. A queued job
-            # has no driver yet. When its driver has started, the trigger fires an event, and the task continues in a
-            # worker, which sends the credentials (see `is_resubmitted`).
-            handle.deliver_credentials(while_queued=False)
-        if self.deferrable and not self.is_killed and not handle.has_ended:
-            self._defer_to(handle, context)
-        return self._wait_for(handle)
-
-    def is_resubmitted(self, event: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
-        """Return whether the job's driver waits for credentials. If so, the task has to repeat `execute`.
-
-        The task then attaches to its job, even if `durable` is False or the DAG file has changed, and sends the
-        credentials.
-
-        :param event: Event of the trigger.
-        :param job: The job, as `_defer_to` has described it.
-        """
-        if not event.get("wants_credentials"):
-            return False
-        self.durable = self._is_resumed = True
-        self._deadline = job.get("deadline")
-        return True
-
-    def resume_job(
-        self, event: Mapping[str, Any], job: Mapping[str, Any], context: Context
-    ) -> tuple[AnyJobSpec, JobResult]:
-        """Continue the task after its deferral: return the spec and the result of the job.
-
-        The event may belong to the trigger of an earlier try. Airflow deletes the trigger of a task that is cleared,
-        and SQLite gives the id of the deleted trigger to the next one. So if the job of this try goes on, the task is
-        deferred again.
-
-        :param event: Event of the trigger.
-        :param job: The job, as `_defer_to` has described it.
-        :param context: Airflow's context of the task.
-        :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. The task's job is cancelled.
-        """
-        from shoal.jobs import attach
-
-        handle = attach(job["job_id"], job["attempt"], submissions=job["submissions"], actor=self.holder_in(context))
-        self.links = page_links(handle.job_id)
-        is_of_job = all(event[name] == value for name, value in job.items() if name != "deadline")
-        timed_out = event["timed_out"] and is_of_job
-        if self.deferrable and not (timed_out or self.is_killed or handle.has_ended):
-            self._deadline = job.get("deadline")
-            self._defer_to(handle, context)
-        if timed_out and not handle.has_ended:
-            reason = f"task {self.task_id} was not done within its execution_timeout of {self.execution_timeout}"
-            self._cancel(handle, reason)
-            raise AirflowTaskTimeout(reason)
-        return handle.spec, self._wait_for(handle, event["log_position"] if is_of_job else 0)
 
     def _defer_to(self, handle: JobHandle, context: Context) -> None:
         from shoal.airflow.triggers import JobTrigger
@@ -376,6 +337,8 @@ class JobOperator(LabelledOperator, WaitingOperator):
         self.defer(trigger=trigger, method_name="execute_complete", kwargs=kwargs)
 
     def _wait_for(self, handle: JobHandle, log_position: int = 0) -> JobResult:
+        from shoal.pool.api import ComputePool
+
         # Airflow ends a task with a signal, which raises an exception in the main thread. This exception must not
         # interrupt a transaction, so another thread waits for the job.
         stop = Event()
@@ -397,28 +360,19 @@ class JobOperator(LabelledOperator, WaitingOperator):
                 finally:
                     stop.set()
                 raise
-            self._set_links(handle, result.result())
-            self._done = handle.spec, result.result()
-            return result.result()
-
-    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage | None:
-        """Return the data and models that the job has read and written; None if the task has not waited for a job.
-        Airflow's OpenLineage provider calls this method when the task has ended.
-
-        :param task_instance: The task instance.
-        """
-        return None if self._done is None else lineage_of(*self._done)
-
-    def _set_links(self, handle: JobHandle, result: JobResult) -> None:
-        from shoal.pool.api import ComputePool
-
+        self._done = handle.spec, result.result()
         try:
-            self.links = links_of(
-                handle.spec, result, PoolSpec.parse(ComputePool(handle.pool, is_named=False).describe().uri)
-            )
+            pool = PoolSpec.parse(ComputePool(handle.pool, is_named=False).describe().uri)
+            self.links = links_of(*self._done, pool)
         # The job has succeeded, so the task must not fail because a link cannot be built.
         except Exception:
             self.log.warning("the links of the task could not be found", exc_info=True)
+        return result.result()
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage | None:
+        """Return the data and models that the job has read and written; None if the task has not waited for a job.
+        Airflow's OpenLineage provider calls this method when the task has ended."""
+        return None if self._done is None else lineage_of(*self._done)
 
     def _cancel(self, handle: JobHandle, reason: str) -> None:
         """Cancel the task's job, unless `cancel_on_kill` is False or a newer try of the task has attached to the
@@ -429,33 +383,6 @@ class JobOperator(LabelledOperator, WaitingOperator):
             self.log.info(
                 "job %s is not cancelled: it has ended, or a newer try of the task has attached to it", handle.job_id
             )
-
-    def _task_try(self, context: Context) -> TaskTry:
-        """Describe this try of the task: its number, and the number of the last try before a user cleared the task (0
-        if the task was not cleared)."""
-        from shoal.jobs import TaskTry
-
-        ti = context["ti"]
-        # At first, `max_tries` is equal to `retries`. When a task is cleared, Airflow increases `max_tries` by the
-        # number of tries so far.
-        cleared = ti.max_tries - (self.retries or 0)
-        # `cleared` is wrong if the task's `retries` was changed after the run began. If no earlier try has the number
-        # `cleared`, 0 is used instead.
-        is_a_try = 0 < cleared < ti.try_number
-        digest = None if self._is_resumed else digest_as_written(self)
-        return TaskTry(task_key(ti), ti.try_number, cleared if is_a_try else 0, durable=self.durable, digest=digest)
-
-    def _show_job_id(self, handle: JobHandle, context: Context) -> None:
-        """Store the job's id in the task's state, which Airflow 3.3 and later show in the UI. shoal never reads this
-        id."""
-        state = context.get("task_state_store")
-        if state is None:
-            return
-        try:
-            state.set(_JOB_ID, handle.job_id)
-        # The job runs, so the task must not fail if the job's id cannot be stored.
-        except Exception:
-            self.log.warning("the job's id could not be stored in the task's state", exc_info=True)
 
 
 def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
@@ -514,7 +441,7 @@ def digest_as_written(operator: BaseOperator) -> str:
     :param operator: Operator of the task, whose templates may be rendered already.
     """
     # Imported only here, so that Airflow loads DAG files quickly.
-    from shoal.training.code_digest import code_digest
+    from shoal.training.pickling import code_digest
 
     # Airflow renders a copy of the DAG's task.
     dag = operator.get_dag()
@@ -526,12 +453,8 @@ def digest_as_written(operator: BaseOperator) -> str:
         written["train_func"] = Script.read(script).text
     if isinstance(task, MappedOperator):
         written["mapped"] = [getattr(task, name, None) for name in _OF_MAPPED]
-    return code_digest(written, _name)
-
-
-def _name(value: Any) -> str | None:
-    """Return the text that stands for the result of another task, or for a part of the DAG."""
-    return repr(value) if isinstance(value, XComArg | BaseOperator | MappedOperator | TaskGroup | DAG) else None
+    parts_of_dag = XComArg | BaseOperator | MappedOperator | TaskGroup | DAG
+    return code_digest(written, lambda value: repr(value) if isinstance(value, parts_of_dag) else None)
 
 
 MODELS = "shoal://models"
@@ -577,11 +500,7 @@ def of_path(path: str) -> Named:
 
 def read_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
     """Yield the OpenLineage names of the files that a job has read and, for a prediction job, of the model. Rows of a
-    database and staged copies of rows are left out, because they have no OpenLineage name.
-
-    :param spec: Spec of the job, as it was submitted.
-    :param result: Result of the job.
-    """
+    database and staged copies of rows are left out, because they have no OpenLineage name."""
     for dataset in spec.datasets():
         if dataset.staging is None:
             yield from map(of_path, dataset.paths)
@@ -591,11 +510,7 @@ def read_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
 
 def written_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
     """Yield the OpenLineage names of a job's outputs: for a prediction job the predictions, otherwise the registered
-    model version and the model's file.
-
-    :param spec: Spec of the job, as it was submitted.
-    :param result: Result of the job.
-    """
+    model version and the model's file."""
     if result.output_path is not None:
         yield of_path(result.output_path)
         return
@@ -606,11 +521,7 @@ def written_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
 
 
 def lineage_of(spec: AnyJobSpec, result: JobResult) -> OperatorLineage:
-    """Return a job's inputs and outputs as an object of Airflow's OpenLineage provider, which has to be installed.
-
-    :param spec: Spec of the job, as it was submitted.
-    :param result: Result of the job.
-    """
+    """Return a job's inputs and outputs as an object of Airflow's OpenLineage provider, which has to be installed."""
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.event_v2 import Dataset
     from openlineage.client.facet_v2 import dataset_version_dataset, sql_job

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from shoal.airflow.connections import database_url, environment_of
 from shoal.airflow.deployment import holder_of, team_of
 from shoal.airflow.operators.base import UNKNOWN, Arguments, CheckedOperator, LabelledOperator, is_known
-from shoal.airflow.results import PROMOTIONS, no_retry_of_permanent_errors, record_failure, record_promotion
+from shoal.airflow.results import PROMOTIONS, no_retry_of_permanent_errors, record_failure, record_success
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.os_processes import variables_set
 from shoal.pool.teams import acting_for
@@ -147,16 +147,14 @@ class PromoteModelOperator(LabelledOperator):
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:
-        """Check at parse time that the arguments name one version.
-
-        :param arguments: Arguments of the constructor.
-        """
+        """Check at parse time that the arguments name one version."""
         training, model, version = (arguments[name] for name in ("training", "model", "version"))
         if training is None and None in (model, version):
             raise InvalidArgumentError(
                 "the task names no version: give training=train.output, or both model and version"
             )
-        if _is_given(training) and (_is_given(model) or _is_given(version)):
+        given = [one is not None and one is not UNKNOWN for one in (training, model, version)]
+        if given[0] and any(given[1:]):
             raise InvalidArgumentError("training is given together with model or version: give only one of both")
 
     @no_retry_of_permanent_errors()
@@ -181,7 +179,7 @@ class PromoteModelOperator(LabelledOperator):
         except ShoalError as error:
             record_failure(context, self.job_label, error)
             raise
-        record_promotion(context, result)
+        record_success(context, result.model_name, result)
         return result.to_dict()
 
     @property
@@ -189,7 +187,3 @@ class PromoteModelOperator(LabelledOperator):
         """The name of the model, as far as the arguments have it."""
         found = self.training.get("model_name") if isinstance(self.training, Mapping) else self.model
         return str(found or self.task_id)
-
-
-def _is_given(argument: Any) -> bool:
-    return argument is not None and argument is not UNKNOWN

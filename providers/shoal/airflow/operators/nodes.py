@@ -25,9 +25,7 @@ from shoal.airflow.operators.base import (
     WaitingOperator,
     check_nodes,
     check_pool,
-    check_waits,
     database_connections,
-    deadline_of_operation,
     is_in_task,
     is_known,
     node_count,
@@ -35,7 +33,7 @@ from shoal.airflow.operators.base import (
 from shoal.airflow.results import no_retry_of_permanent_errors
 from shoal.errors import InvalidArgumentError
 from shoal.pool.holder import DagRunHolder
-from shoal.pool.spec import LeaseOptions
+from shoal.pool.spec import LeaseOptions, ScaleOptions
 from shoal.pool.teams import acting_for
 
 if TYPE_CHECKING:
@@ -84,28 +82,23 @@ def check_block(setup: BaseOperator, context: Context) -> None:
     wrong instance of a mapped task does not stop the other instances.
 
     :param setup: The setup task. The tasks of its block have the setup's task id as their argument `lease`.
-    :param context: Airflow's context of the setup task.
     :raises InvalidArgumentError: An argument of a task is wrong.
     :raises AirflowFailException: The same in an Airflow task, or a connection in a spec does not exist.
     """
+    from shoal.jobs.credentials import connections
+
     dag = setup.get_dag()
     for task in dag.tasks if dag else ():
         if isinstance(task, CheckedOperator) and vars(task).get("lease") == setup.task_id and _will_run(task, setup):
             rendered = {name: _rendered(getattr(task, name), task, setup, context) for name in task.template_fields}
             task.check(task.task_id, {**vars(task), **rendered})
+            # Only in a task are Airflow's secrets backends asked for database connections.
             if is_in_task():
-                _check_connections(task, rendered)
-
-
-def _check_connections(task: BaseOperator, rendered: Mapping[str, Any]) -> None:
-    """Check that the database connections in a task's spec exist, which Airflow's secrets backends are asked for only
-    in a task."""
-    from shoal.jobs.credentials import connections
-
-    try:
-        connections(database_connections([rendered.get("spec"), rendered.get("dataset")]), os.environ, database_url)
-    except InvalidArgumentError as error:
-        raise AirflowFailException(f"task {task.task_id}: {error}") from error
+                named = database_connections([rendered.get("spec"), rendered.get("dataset")])
+                try:
+                    connections(named, os.environ, database_url)
+                except InvalidArgumentError as error:
+                    raise AirflowFailException(f"task {task.task_id}: {error}") from error
 
 
 def _will_run(task: BaseOperator, setup: BaseOperator) -> bool:
@@ -120,13 +113,7 @@ def _will_run(task: BaseOperator, setup: BaseOperator) -> bool:
 
 def _rendered(value: Any, task: BaseOperator, setup: BaseOperator, context: Context) -> Any:
     """Render the value of a template field in the same way as Airflow does later, when the task runs. Parts that are
-    not known yet stay unrendered.
-
-    :param value: The value.
-    :param task: Task of the value.
-    :param setup: The setup task, which runs now.
-    :param context: Airflow's context of the setup task.
-    """
+    not known yet stay unrendered."""
     if isinstance(value, Mapping):
         return {name: _rendered(item, task, setup, context) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -159,6 +146,11 @@ def _has_ended(value: XComArg, setup: BaseOperator) -> bool:
     return all(task.task_id in before and not task.is_mapped for task, _ in value.iter_references())
 
 
+_OPERATION_GRACE_S = 60.0
+"""Seconds after the deadline of a request for nodes, after which a deferred task continues even if the request is still
+open. Normally the reconciler on the pool's host ends a request at its deadline."""
+
+
 class _NodesOperator(WaitingOperator):
     """Base class of operators that request nodes of a pool, and wait until the nodes are ready.
 
@@ -168,6 +160,9 @@ class _NodesOperator(WaitingOperator):
     """
 
     template_fields_renderers = {"options": "json"}  # noqa: RUF012 - Airflow's own shape
+    size_argument: str
+    """Name of the argument with the number of nodes."""
+    options_type: type[ScaleOptions] = ScaleOptions
 
     def __init__(self, *, options: Mapping[str, Any] | None, is_async: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -177,10 +172,15 @@ class _NodesOperator(WaitingOperator):
         self.check(self.task_id, {"wait_for_completion": self.wait_for_completion, "is_async": is_async})
         self.wait_for_completion = self.wait_for_completion and not is_async
 
+    @classmethod
+    def check_arguments(cls, arguments: Arguments) -> None:
+        """Check arguments that are known at parse time: pool, number of nodes, options and how the task waits."""
+        super().check_arguments(arguments)
+        check_nodes(arguments, cls.size_argument, check_pool(arguments), cls.options_type)
+
     def _defer_to_nodes(self, pool: ComputePool) -> None:
         """Defer the task until enough of the requested nodes are ready, or until the request has ended.
 
-        :param pool: Client of the pool, with which the task has requested the nodes.
         :raises TaskKilledError: Airflow has ended the task. The request is rolled back.
         """
         from shoal.airflow.triggers import PoolTrigger
@@ -191,8 +191,7 @@ class _NodesOperator(WaitingOperator):
             pool.withdraw(pool.operation_id, f"task {self.task_id} was ended")
             self.end_if_killed()
         checked = LeaseOptions.parse(self.options or {})
-        request = {"operation_id": pool.operation_id}
-        deadline, limit = deadline_of_operation(checked.rollback_after_seconds), self.execution_timeout
+        deadline, limit = time.time() + checked.rollback_after_seconds + _OPERATION_GRACE_S, self.execution_timeout
         if limit is not None:
             deadline = min(deadline, time.time() + limit.total_seconds())
         trigger = PoolTrigger(
@@ -203,7 +202,9 @@ class _NodesOperator(WaitingOperator):
             poll_interval=self.poll_interval,
             deadline=deadline,
         )
-        self.defer(trigger=trigger, method_name="execute_complete", kwargs={"request": request})
+        self.defer(
+            trigger=trigger, method_name="execute_complete", kwargs={"request": {"operation_id": pool.operation_id}}
+        )
 
     def _finish_request(
         self,
@@ -214,11 +215,8 @@ class _NodesOperator(WaitingOperator):
     ) -> None:
         """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request.
 
-        :param pool: The pool.
-        :param event: Event of the trigger.
         :param request: Arguments of `ComputePool.wait_for_operation` for the request, which `_defer_to_nodes` has
             stored.
-        :param on_progress: Called with the pool's status while the task waits.
         :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. The request is rolled back.
         """
         limit = self.execution_timeout
@@ -235,30 +233,17 @@ class ScaleClusterOperator(_NodesOperator):
     To get nodes only for the duration of a DAG run, use ``pool_for_run``.
 
     :param expected_cluster_size: Number of nodes, including the head node. (templated)
-    :param is_async: True has the effect of ``wait_for_completion=False``. `shoal.scale_cluster` has an argument
-        `is_async`, too.
     :param options: Dict that may contain ``rollback_after_seconds`` (time until the deadline; default: 720) and
         ``block_until_min_cluster_size`` (number of ready nodes that are enough for the task to end). (templated)
-    :param pool_name: Name or URI of the pool. (templated)
-    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
-    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
-    :param poll_interval: Seconds between two checks of the pool while the task is deferred.
-    :param wait_for_completion: Whether the task ends when the nodes are ready. False: the task ends when the request is
-        accepted. A ``NodesSensor`` can then wait for the nodes.
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "expected_cluster_size", "options")
+    size_argument = "expected_cluster_size"
 
     def __init__(self, *, expected_cluster_size: int, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(options=options, **kwargs)
         self.expected_cluster_size = expected_cluster_size
         self.check(self.task_id, vars(self))
-
-    @classmethod
-    def check_arguments(cls, arguments: Arguments) -> None:
-        """Check arguments that are known at parse time: pool, number of nodes, options and how the task waits."""
-        check_nodes(arguments, "expected_cluster_size", check_pool(arguments))
-        check_waits(arguments)
 
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> bool:
@@ -292,20 +277,14 @@ class LeasePoolOperator(_NodesOperator):
     :param exclusive: Lease these nodes in addition to the nodes of all other leases. If all leases together would
         exceed MAX_NODES, the task waits in the pool's queue, at most until the deadline (``rollback_after_seconds``).
         By default, all runs share the nodes of the largest lease.
-    :param is_async: True has the effect of ``wait_for_completion=False``. `pool_for_run` has an argument `is_async`,
-        too.
     :param options: Options of ``ScaleClusterOperator``, and two limits: ``max_lifetime`` (seconds after which the lease
         and its jobs are ended) and ``budget_node_hours`` (node-hours after which the run's lease and jobs are ended).
         (templated)
-    :param pool_name: Name or URI of the pool. (templated)
-    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
-    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
-    :param poll_interval: Seconds between two checks of the pool while the task is deferred.
-    :param wait_for_completion: Whether the task ends when the nodes are ready. False: the task ends when the lease is
-        accepted. A ``NodesSensor`` can then wait for the nodes.
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "size", "options")
+    size_argument = "size"
+    options_type = LeaseOptions
 
     def __init__(
         self, *, size: int, exclusive: bool = False, options: Mapping[str, Any] | None = None, **kwargs: Any
@@ -314,12 +293,6 @@ class LeasePoolOperator(_NodesOperator):
         self.size = size
         self.exclusive = exclusive
         self.check(self.task_id, vars(self))
-
-    @classmethod
-    def check_arguments(cls, arguments: Arguments) -> None:
-        """Check arguments that are known at parse time: pool, number of nodes, options and how the task waits."""
-        check_nodes(arguments, "size", check_pool(arguments), LeaseOptions)
-        check_waits(arguments)
 
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> str:
@@ -373,8 +346,6 @@ class CleanupPoolOperator(PoolOperator):
     :param holder: Name of the holder whose jobs and lease are ended:
         ``airflow:<deployment>:<dag_id>/<run_id>``. By default, the holder of this DAG run. The jobs and the lease of
         another run must not belong to another team. (templated)
-    :param pool_name: Name or URI of the pool. (templated)
-    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
     """
 
     template_fields: Sequence[str] = (*PoolOperator.template_fields, "holder")

@@ -11,15 +11,15 @@ from airflow.sdk import BaseOperator, XComArg
 
 from shoal.airflow.operators.base import UNKNOWN, Arguments, PoolOperator, check_paths, is_known, job_pool
 from shoal.airflow.operators.jobs import JobOperator
-from shoal.airflow.results import PROMOTIONS, record_failure, record_success, skip_without_training
-from shoal.errors import InvalidArgumentError, ShoalError, shown
+from shoal.airflow.results import PROMOTIONS
+from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs.specs.text import SUFFIXES, fields_of
 from shoal.training.pytorch.program import TrainFunc, check_train_func
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
-    from shoal.jobs import AnyJobSpec, JobResult
+    from shoal.jobs import AnyJobSpec
 
 
 class DistributedTrainOperator(JobOperator):
@@ -38,6 +38,8 @@ class DistributedTrainOperator(JobOperator):
     If the job promotes its model, the task adds an event of the model's asset, which can trigger other DAGs (see
     `shoal.airflow.results`).
 
+    The other arguments are those of all operators that run a job (see `JobOperator`).
+
     :param spec: A `JobSpec`, a `FunctionJobSpec`, the fields of one of them as a dict, or the path of a JSON or YAML
         file (``.json``, ``.yaml``, ``.yml``) with these fields, absolute or relative to the DAG file's folder and
         ``template_searchpath``. With `train_func`, `spec` contains the remaining fields, such as ``hyper_params``,
@@ -51,18 +53,6 @@ class DistributedTrainOperator(JobOperator):
     :param skip_if_unchanged: Whether a training without new rows is skipped, as described above. False: the task always
         trains. By default, the field ``register.skip_if_unchanged`` of `spec` decides, and the training is skipped if
         `spec` does not contain this field. A training function is never skipped. (templated)
-    :param pool_name: Name or URI of the pool. By default, the pool that `spec` names. (templated)
-    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
-    :param durable: Whether a retry attaches to the job of an earlier try, as described above. False: a retry ends the
-        job of an earlier try and submits a new one.
-    :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
-    :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
-        `shoal.airflow.connections`).
-    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
-    :param poll_interval: Seconds between two checks of the job while the task is deferred.
-    :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and
-        returns a dict with ``job_id``, ``attempt`` and ``pool``. Without a process that waits for it, the job still
-        runs to its end.
     """
 
     template_fields: Sequence[str] = (
@@ -147,10 +137,7 @@ class DistributedTrainOperator(JobOperator):
         return label_of(given, framework=self.framework, train_func=self.train_func)
 
     def job_spec(self, context: Context) -> AnyJobSpec:
-        """Build the job's spec from the operator's arguments.
-
-        :param context: Airflow's context of the task.
-        """
+        """Build the job's spec from the operator's arguments."""
         from shoal.jobs import skipping_if_unchanged, spec_of
 
         # `prepare_template` has not read this file, because the file's name is a template or an argument of a mapped
@@ -168,24 +155,9 @@ class DistributedTrainOperator(JobOperator):
         )
         return skipping_if_unchanged(spec, self.skip_if_unchanged)
 
-    def record_success(self, context: Context, spec: AnyJobSpec, result: JobResult) -> None:
-        """Store the outcome of the job as XComs, and end the task as skipped if the job has skipped its training.
-
-        :param context: Airflow's context of the task.
-        :param spec: Spec of the job.
-        :param result: Result of the job.
-        :raises AirflowSkipException: The job has skipped its training.
-        """
-        record_success(context, spec, result)
-        skip_without_training(result)
-
-    def record_failure(self, context: Context, error: ShoalError) -> None:
-        """Store the failure of the job as an XCom.
-
-        :param context: Airflow's context of the task.
-        :param error: The cause of the failure.
-        """
-        record_failure(context, cast("AnyJobSpec | Mapping[str, Any] | None", self.spec), error)
+    def reported_spec(self) -> AnyJobSpec | Mapping[str, Any]:
+        """Return the spec: the outcome of each training is stored."""
+        return cast("AnyJobSpec | Mapping[str, Any] | None", self.spec) or {}
 
 
 def _is_spec_file(spec: Any) -> bool:
@@ -197,7 +169,6 @@ def _spec_in_file(task: BaseOperator, path: str) -> dict[str, Any]:
     """Read the fields of a spec from a file.
 
     :param task: Task whose DAG determines the folders in which a relative path is looked up.
-    :param path: Path of the file.
     """
     from jinja2 import TemplateNotFound
 
@@ -219,9 +190,7 @@ class _FieldsOperator(JobOperator):
     """Base class of operators whose arguments are fields of the job's spec, with further fields in `spec`."""
 
     _framework: str
-    """Value of the spec's field ``framework``."""
-    _spec_class: str
-    """Name of the class of the spec, for errors."""
+    """Value of the spec's field ``framework``, which selects the kind of job."""
     _named: Sequence[str]
     """Fields of the spec that are arguments of the operator."""
     spec: Mapping[str, Any] | XComArg | None
@@ -242,7 +211,10 @@ class _FieldsOperator(JobOperator):
         if isinstance(spec, Mapping):
             cls._check_fields(fields, arguments)
         elif is_known(spec):
-            raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict with fields of a {cls._spec_class}")
+            from shoal.jobs.kind import spec_class
+
+            name = spec_class(fields).__name__
+            raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict with fields of a {name}")
 
     @classmethod
     def _check_fields(cls, fields: Mapping[str, Any], arguments: Arguments) -> None:
@@ -251,10 +223,7 @@ class _FieldsOperator(JobOperator):
         check_spec(fields, is_known, pool=job_pool(arguments))
 
     def job_spec(self, context: Context) -> AnyJobSpec:
-        """Build the job's spec from the operator's arguments.
-
-        :param context: Airflow's context of the task.
-        """
+        """Build the job's spec from the operator's arguments."""
         fields = self._fields(cast("Mapping[str, Any] | None", self.spec) or {}, vars(self))
         check_paths(fields)
         return self._spec_of(fields)
@@ -276,6 +245,8 @@ class ManyModelsOperator(_FieldsOperator):
     If the models are registered (the field ``register`` of `spec`), and the version is promoted, the task adds an event
     of the model's asset, as `DistributedTrainOperator` does.
 
+    The other arguments are those of all operators that run a job (see `JobOperator`).
+
     :param dataset: A `DataConnector`, or its spec as a dict, such as ``{"paths": ["/data/{{ ds }}"]}``. (templated)
     :param by: Column whose values divide the rows, or a list of columns. (templated)
     :param function: Function of the rows and the key of a partition that returns a model. Pass the function itself
@@ -284,21 +255,9 @@ class ManyModelsOperator(_FieldsOperator):
     :param estimator: Boosting model instead of a function: a dict with the fields of a `PartitionEstimator`, such as
         ``input_cols``, ``label_col``, ``params``. (templated)
     :param spec: Further fields of a `PartitionsJobSpec`, such as ``register``, ``columns``, ``run_config``. (templated)
-    :param pool_name: Name or URI of the pool. By default, the pool that `spec` names. (templated)
-    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
-    :param durable: Whether a retry attaches to the job of an earlier try, as described above. False: a retry ends the
-        job of an earlier try and submits a new one.
-    :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
-    :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
-        `shoal.airflow.connections`).
-    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
-    :param poll_interval: Seconds between two checks of the job while the task is deferred.
-    :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and
-        returns a dict with ``job_id``, ``attempt`` and ``pool``. Without a process that waits for it, the job still
-        runs to its end.
     """
 
-    _framework, _spec_class = "partitions", "PartitionsJobSpec"
+    _framework = "partitions"
     _named = ("dataset", "by", "estimator")
     template_fields: Sequence[str] = (
         *PoolOperator.template_fields,
@@ -356,25 +315,10 @@ class ManyModelsOperator(_FieldsOperator):
 
         return models_spec_of(fields, function=self.function, kwargs=self.function_kwargs)
 
-    def record_success(self, context: Context, spec: AnyJobSpec, result: JobResult) -> None:
-        """Store the outcome of the job as XComs, if its models are registered.
-
-        :param context: Airflow's context of the task.
-        :param spec: Spec of the job.
-        :param result: Result of the job.
-        """
-        if spec.register_as is not None:
-            record_success(context, spec, result)
-
-    def record_failure(self, context: Context, error: ShoalError) -> None:
-        """Store the failure of the job as an XCom, if its models would be registered.
-
-        :param context: Airflow's context of the task.
-        :param error: The cause of the failure.
-        """
+    def reported_spec(self) -> Mapping[str, Any] | None:
+        """Return the fields of the spec if the models are registered."""
         given = cast("Mapping[str, Any] | None", self.spec) or {}
-        if given.get("register"):
-            record_failure(context, self._fields(given, vars(self)), error)
+        return self._fields(given, vars(self)) if given.get("register") else None
 
 
 class TuneOperator(_FieldsOperator):
@@ -384,27 +328,17 @@ class TuneOperator(_FieldsOperator):
     otherwise the retry continues the search, and repeats no trial that has ended. The operator returns the job's result
     as a dict, whose ``search`` contains ``best_params`` and ``best_value``.
 
+    The other arguments are those of all operators that run a job (see `JobOperator`).
+
     :param space: Values among which the search chooses, by the name of the parameter, such as ``{"max_depth": {"type":
         "int", "low": 2, "high": 9}}``. (templated)
     :param train: The training whose parameters are searched: fields as in the spec of a training. None: `spec` names a
         function in ``train_func``. (templated)
     :param trials: Number of trials. (templated)
     :param spec: Further fields of a `TuneJobSpec`, such as ``holdout``, ``metric``, ``register``. (templated)
-    :param pool_name: Name or URI of the pool. By default, the pool that `spec` names. (templated)
-    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
-    :param durable: Whether a retry attaches to the job of an earlier try, as described above. False: a retry ends the
-        job of an earlier try and submits a new one.
-    :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
-    :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
-        `shoal.airflow.connections`).
-    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
-    :param poll_interval: Seconds between two checks of the job while the task is deferred.
-    :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and
-        returns a dict with ``job_id``, ``attempt`` and ``pool``. Without a process that waits for it, the job still
-        runs to its end.
     """
 
-    _framework, _spec_class = "tune", "TuneJobSpec"
+    _framework = "tune"
     _named = ("train", "space", "trials")
     template_fields: Sequence[str] = (*PoolOperator.template_fields, *_named, "spec")
     template_fields_renderers = {"train": "json", "space": "json", "spec": "json"}  # noqa: RUF012 - Airflow's own shape
@@ -438,27 +372,17 @@ class BatchPredictOperator(_FieldsOperator):
     `output_path` already contains the same predictions, the job does nothing. The operator returns the job's result as
     a dict with ``rows``, ``output_path`` and ``model_uri``, which contains the version of the model.
 
+    The other arguments are those of all operators that run a job (see `JobOperator`).
+
     :param model: MLflow URI of the model: ``models:/NAME@ALIAS``, ``models:/NAME/VERSION``, ``runs:/...`` or a folder.
         (templated)
     :param dataset: A `DataConnector`, or its spec as a dict, such as ``{"paths": ["/data/{{ ds }}"]}``. (templated)
     :param output_path: Directory or URI to which the predictions are written. (templated)
     :param spec: Further fields of a `PredictJobSpec`, such as ``keep_cols``, ``overwrite``, ``scaling_config``.
         (templated)
-    :param pool_name: Name or URI of the pool. By default, the pool that `spec` names. (templated)
-    :param compute_pool_conn_id: Id of a connection of type ``compute_pool``, instead of `pool_name`. (templated)
-    :param durable: Whether a retry attaches to the job of an earlier try, as described above. False: a retry ends the
-        job of an earlier try and submits a new one.
-    :param cancel_on_kill: Whether the job is cancelled when the task is marked or cleared, or times out.
-    :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
-        `shoal.airflow.connections`).
-    :param deferrable: Whether the task waits in Airflow's triggerer, without a worker (see `WaitingOperator`).
-    :param poll_interval: Seconds between two checks of the job while the task is deferred.
-    :param wait_for_completion: Whether the task waits for the end of the job. False: the task submits the job, and
-        returns a dict with ``job_id``, ``attempt`` and ``pool``. Without a process that waits for it, the job still
-        runs to its end.
     """
 
-    _framework, _spec_class = "predict", "PredictJobSpec"
+    _framework = "predict"
     _named = ("model", "dataset", "output_path")
     template_fields: Sequence[str] = (*PoolOperator.template_fields, *_named, "spec")
     template_fields_renderers = {"dataset": "json", "spec": "json"}  # noqa: RUF012 - Airflow's own shape

@@ -20,8 +20,5 @@ _FILES = (
 
 
 def samples(folder: Path) -> dict[str, str]:
-    """Return the texts of the files by name.
-
-    :param folder: Folder to which the files will be written.
-    """
+    """Return the texts of the files by name."""
     return read_samples(Path(__file__).parent, "dags", _FILES)

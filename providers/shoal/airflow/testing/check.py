@@ -6,13 +6,12 @@ import difflib
 import json
 import os
 import subprocess
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 from shoal.errors import InvalidArgumentError, MissingExtraError, ShoalError, shown
 from shoal.os_processes import python_command
@@ -68,13 +67,9 @@ class DagReport:
         total = f"{count} problem{'s' * (count != 1)} in {files}" if count else f"{files}, no problems"
         return "\n".join([*map(str, self.findings), total])
 
-    def to_dict(self) -> Mapping[str, Any]:
-        """Return the report as plain data."""
-        return asdict(self)
-
     def to_json(self) -> str:
         """Return the report as a JSON document."""
-        return json.dumps(self.to_dict(), indent=2)
+        return json.dumps(asdict(self), indent=2)
 
     def annotations(self) -> str:
         """Return the findings as workflow commands of GitHub Actions, one per line."""

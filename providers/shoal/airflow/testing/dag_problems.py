@@ -123,7 +123,12 @@ def _missing_lease(task: _Operator, always_up: Collection[str]) -> str | None:
     before = task.get_flat_relatives(upstream=True)
     claims = [one for one in before if is_a(one, LeasePoolOperator, ScaleClusterOperator)]
     arguments = arguments_of(task)
-    name = arguments.get("compute_pool_conn_id") or pool_of(arguments) or _pool_in_spec(arguments.get("spec"))
+    spec: Any = arguments.get("spec")
+    document = spec.document() if hasattr(spec, "document") else spec
+    config = document.get("run_config") if isinstance(document, Mapping) else None
+    in_spec = config.get("pool_name") if isinstance(config, Mapping) else None
+    named = in_spec if isinstance(in_spec, str) and is_known(in_spec) else None
+    name = arguments.get("compute_pool_conn_id") or pool_of(arguments) or named
     if arguments.get("lease") or name in always_up or any(_may_share_pool(task, claim) for claim in claims):
         return None
     where = "a pool" if name is None else f"the pool {name}"
@@ -133,15 +138,6 @@ def _missing_lease(task: _Operator, always_up: Collection[str]) -> str | None:
         f"task {task.task_id} runs on {where}, and no earlier task leases nodes of this pool: use pool_for_run; if the "
         "pool is always up, name it with --always-up (always_up=) instead"
     )
-
-
-def _pool_in_spec(spec: Any) -> str | None:
-    """Return the name of the pool in a spec; None if the spec names no pool, or if the name is known only in a DAG
-    run."""
-    document = spec.document() if hasattr(spec, "document") else spec
-    config = document.get("run_config") if isinstance(document, Mapping) else None
-    name = config.get("pool_name") if isinstance(config, Mapping) else None
-    return name if isinstance(name, str) and is_known(name) else None
 
 
 def _error_in_run(setup: _Operator, dag: DAG) -> str | None:
@@ -240,15 +236,11 @@ def _calls_shoal(function: Callable[..., Any]) -> bool:
 
 def _is_decorated(function: Callable[..., Any]) -> bool:
     """Return whether `no_retry_of_permanent_errors` decorates a function."""
-    cells = getattr(function, "__closure__", None) or ()
-    managers = (getattr(_contents(cell), "func", None) for cell in cells)
-    return any(manager is unwrap(no_retry_of_permanent_errors) for manager in managers)
-
-
-def _contents(cell: Any) -> Any:
-    with suppress(ValueError):  # Python raises ValueError if the closure's variable was never assigned.
-        return cell.cell_contents
-    return None
+    for cell in getattr(function, "__closure__", None) or ():
+        with suppress(ValueError):  # Python raises ValueError if the closure's variable was never assigned.
+            if getattr(cell.cell_contents, "func", None) is unwrap(no_retry_of_permanent_errors):
+                return True
+    return False
 
 
 def _names(code: CodeType) -> Iterator[tuple[str, bool]]:

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 from shoal.airflow.testing.check import HEAVY_MODULES, Rule
 from shoal.os_processes import how_ended
-from shoal.training.host.forks import ending_forks
+from shoal.training.host.own_process import ending_forks
 from shoal.training.host.process_channel import ProcessChannel
 
 _IMPORTED_BEFORE = (
@@ -64,7 +64,14 @@ def main() -> None:
 
 def check(request: Mapping[str, Any]) -> _Facts:
     """Check the DAG files that a request names."""
-    found = {path: list(_files(path)) for path in request["paths"]}
+    from airflow.configuration import conf
+    from airflow.utils.file import list_py_file_paths, might_contain_dag
+
+    safe_mode = conf.getboolean("core", "DAG_DISCOVERY_SAFE_MODE", fallback=True)
+    found = {
+        path: [str(file) for file in sorted(list_py_file_paths(path, safe_mode)) if might_contain_dag(file, safe_mode)]
+        for path in request["paths"]
+    }
     files = list(dict.fromkeys(file for some in found.values() for file in some))
     for path in request["paths"]:
         # Airflow puts the folder of a DAG bundle on the import path, so that the files of the folder can import each
@@ -97,16 +104,6 @@ def check(request: Mapping[str, Any]) -> _Facts:
         "findings": findings,
         "without_files": [path for path, some in found.items() if not some],
     }
-
-
-def _files(path: str) -> Iterator[str]:
-    from airflow.configuration import conf
-    from airflow.utils.file import list_py_file_paths, might_contain_dag
-
-    safe_mode = conf.getboolean("core", "DAG_DISCOVERY_SAFE_MODE", fallback=True)
-    for file in sorted(list_py_file_paths(path, safe_mode)):
-        if might_contain_dag(file, safe_mode):
-            yield str(file)
 
 
 def _in_fork(file: str, request: Mapping[str, Any]) -> _Facts:
@@ -236,10 +233,18 @@ class LineNumbers:
 def wrong_connection(conn_id: str, *, of_pool: bool) -> str | None:
     """Return a text about what is wrong with a connection: it does not exist or, if `of_pool` is True, it does not
     define a pool. None if nothing is wrong."""
-    from shoal.airflow.connections import spec_of
+    from airflow.secrets.metastore import MetastoreBackend
+
+    from shoal.airflow.connections import ComputePoolHook, spec_of
     from shoal.errors import InvalidArgumentError
 
-    connection = _connection(conn_id)
+    connection: Any = None
+    # The connection does not exist, or the secrets backend cannot be reached. A test environment may have no database.
+    with suppress(Exception):
+        connection = ComputePoolHook.get_connection(conn_id)
+    if connection is None:
+        with suppress(Exception):
+            connection = MetastoreBackend().get_connection(conn_id)
     if connection is None:
         return (
             f'uses the connection "{conn_id}", which Airflow does not find here: define it as '
@@ -251,19 +256,6 @@ def wrong_connection(conn_id: str, *, of_pool: bool) -> str | None:
             spec_of(connection, keep=False)
         except InvalidArgumentError as error:
             return f"has a wrong connection: {error}"
-    return None
-
-
-def _connection(conn_id: str) -> Any:
-    """Return an Airflow connection, or None if neither Airflow's secrets backends nor its database have it."""
-    from airflow.secrets.metastore import MetastoreBackend
-
-    from shoal.airflow.connections import ComputePoolHook
-
-    with suppress(Exception):  # The connection does not exist, or the secrets backend cannot be reached.
-        return ComputePoolHook.get_connection(conn_id)
-    with suppress(Exception):  # In a test environment, Airflow may have no database.
-        return MetastoreBackend().get_connection(conn_id)
     return None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from decimal import Context, Decimal
+from decimal import Context
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.footers import Footer
@@ -50,8 +50,12 @@ def footer_texts(footer: Footer, metadata: Any) -> Iterator[str]:
     yield repr((footer.size, footer.groups, footer.partitions, str(footer.schema)))
     for row_group in range(metadata.num_row_groups):
         group = metadata.row_group(row_group)
-        for column in range(group.num_columns):
-            yield _chunk_text(group.column(column))
+        for chunk in map(group.column, range(group.num_columns)):
+            text = f"{chunk.path_in_schema}:{chunk.total_compressed_size}:{chunk.total_uncompressed_size}"
+            stats = chunk.statistics if chunk.is_stats_set else None
+            if stats is not None and stats.has_min_max:
+                text += f":{stats.null_count}:{stats.min_raw!r}:{stats.max_raw!r}"
+            yield text
 
 
 def texts_digest(texts: Iterable[str]) -> str:
@@ -113,7 +117,8 @@ def _kind_and_converter(type_: pa.DataType) -> tuple[str, Callable[[Any], tuple[
         kind = f"timestamp {unit} {zone}"
         return kind, lambda values: _fixed(values.cast(pa.timestamp(unit, zone), safe=False), pa.int64())
     if types.is_decimal(type_):
-        return "decimal", lambda values: _texts(values, _decimal_text)
+        # The text does not depend on the scale of the decimal: 1.5 and 1.50 both become "1.5".
+        return "decimal", lambda values: _texts(values, lambda value: f"{value.normalize(_EXACT):f}")
     return str(type_), lambda values: _texts(values, repr)
 
 
@@ -142,16 +147,3 @@ def _variable(values: pa.Array, missing: str | bytes) -> tuple[bytes | memoryvie
 
 def _texts(values: pa.Array, write: Callable[[Any], str]) -> tuple[bytes]:
     return ("".join(f"{write(value)}\0" for value in values.to_pylist() if value is not None).encode(),)
-
-
-def _decimal_text(value: Decimal) -> str:
-    """Convert a decimal to a text that does not depend on its scale: 1.5 and 1.50 both become ``1.5``."""
-    return f"{value.normalize(_EXACT):f}"
-
-
-def _chunk_text(chunk: Any) -> str:
-    text = f"{chunk.path_in_schema}:{chunk.total_compressed_size}:{chunk.total_uncompressed_size}"
-    stats = chunk.statistics if chunk.is_stats_set else None
-    if stats is None:
-        return text
-    return f"{text}:{stats.null_count}:{stats.min_raw!r}:{stats.max_raw!r}" if stats.has_min_max else text

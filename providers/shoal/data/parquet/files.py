@@ -20,15 +20,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, MissingExtraError, shown
-from shoal.redaction import has_credentials, redact_address, redact_value, redacted_errors
+from shoal.secrets.redaction import has_credentials, redact_address, redact_value, redacted_errors
 
 
 def need(*packages: str) -> None:
-    """Check that libraries are installed, before code that reads or writes rows imports them.
-
-    Raises:
-        MissingExtraError: If one of the libraries is not installed.
-    """
+    """Check that libraries are installed, before code that reads or writes rows imports them."""
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtraError(package, "data")
@@ -62,9 +58,6 @@ def unpacked_path(inside: str) -> str:
 
     `sys.path` contains the folder of the unpacked package. Ray adds the folder in the workers, and the driver of a job
     adds it itself.
-
-    Raises:
-        DataError: If there is no such file on this node, or the file was changed.
     """
     digest = inside.split("/")[2]
     for folder in sys.path:
@@ -91,9 +84,6 @@ def refuse_incomplete_address(text: str, option: str) -> None:
     """Refuse an address without a scheme (``//host/path``), or with one slash after it (``s3:/bucket``).
 
     The system would read both as local paths, and shoal would create folders with these names.
-
-    Raises:
-        InvalidArgumentError: The address is incomplete.
     """
     if text.startswith("//") and not text.startswith("///"):
         raise InvalidArgumentError(
@@ -108,11 +98,7 @@ def refuse_incomplete_address(text: str, option: str) -> None:
 
 
 def normalise(path: str | os.PathLike[str]) -> str:
-    """Make a path absolute, so that a process with another working folder reads the same file.
-
-    Raises:
-        InvalidArgumentError: If `path` is not a valid path or URI, or is a URI that contains credentials.
-    """
+    """Make a path absolute, so that a process with another working folder reads the same file."""
     if not isinstance(path, str | os.PathLike):
         raise InvalidArgumentError(f"a path must be a str or a Path, not {type(path).__name__}: {shown(path)}")
     text = os.fspath(path)
@@ -173,12 +159,7 @@ _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 
 
 def resolve(path: str) -> tuple[Any, str]:
-    """Return the filesystem, such as S3, for an absolute path or URI, and the path within this filesystem.
-
-    Raises:
-        DataError: If neither Arrow nor an installed fsspec package can open the path. If a package is missing, the
-            message names it.
-    """
+    """Return the filesystem, such as S3, for an absolute path or URI, and the path within this filesystem."""
     from pyarrow.fs import LocalFileSystem
 
     if is_local(path):
@@ -245,19 +226,21 @@ class DataFile:
 
 
 def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
-    """Find all files that match the given paths, directories and globs.
-
-    Raises:
-        DataError: If a path does not exist, contains or matches no file, cannot be listed, or belongs to a table of
-            Delta, Iceberg or Hudi.
-        InvalidArgumentError: If two of the paths name the same file.
-        MissingExtraError: If the libraries of the extra ``data`` are not installed.
-    """
+    """Find all files that match the given paths, directories and globs."""
     need("pyarrow", "numpy")
+    import pyarrow as pa
+
     found: dict[str, DataFile] = {}
     checked: set[str] = set()
     for path in paths:
-        for file in _expand(path, checked):
+        filesystem, inner = resolve(path)
+        try:
+            files = _expand(filesystem, path, inner, checked)
+        except DataError:
+            raise
+        except (OSError, pa.ArrowException) as exc:
+            raise DataAccessError(f"{path} cannot be listed: {exc}") from None
+        for file in files:
             if file.path in found:
                 raise InvalidArgumentError(
                     f"{file.path} is in the dataset twice, so its rows would be read twice: check that the given paths "
@@ -280,19 +263,7 @@ def partition_values(path: str) -> dict[str, str | None]:
     return values
 
 
-def _expand(path: str, checked: set[str]) -> list[DataFile]:
-    import pyarrow as pa
-
-    filesystem, inner = resolve(path)
-    try:
-        return _expand_with(filesystem, path, inner, checked)
-    except DataError:
-        raise
-    except (OSError, pa.ArrowException) as exc:
-        raise DataAccessError(f"{path} cannot be listed: {exc}") from None
-
-
-def _expand_with(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[DataFile]:
+def _expand(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[DataFile]:
     """List the files of one path."""
     from pyarrow.fs import FileType
 
@@ -414,11 +385,7 @@ _THREADS = 16
 
 
 def check_listing(infos: Iterable[Any]) -> None:
-    """Check that a recursive listing of a directory contains no table of such a format.
-
-    Raises:
-        DataError: If there is such a table.
-    """
+    """Check that a recursive listing of a directory contains no table of such a format."""
     for info in infos:
         head, _, name = info.path.rpartition("/")
         if name.endswith(_ICEBERG_FILE) and head.rpartition("/")[2] == _ICEBERG_LOG:
@@ -432,9 +399,6 @@ def check_listing(infos: Iterable[Any]) -> None:
 def check_parents(filesystem: Any, directories: Iterable[str]) -> None:
     """Check that directories are not in a table of such a format, by looking for the table's log in each of their
     parent directories.
-
-    Raises:
-        DataError: If a directory belongs to such a table.
     """
     parents: dict[str, None] = {}
     for directory in dict.fromkeys(directories):

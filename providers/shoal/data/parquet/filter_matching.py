@@ -134,10 +134,6 @@ class Matcher:
         filters: The filters.
         footer: Footer of the file.
         partitions: Partition column -> its value for this file.
-
-    Raises:
-        DataError: If the file lacks a column, or a column cannot be compared with a value. The message names the file,
-            the column and the value.
     """
 
     def __init__(self, filters: Filters, footer: Footer, partitions: dict[str, pa.Scalar]) -> None:
@@ -193,9 +189,6 @@ def count_rows(footer: Footer, metadata: Any, matcher: Matcher) -> list[int]:
     """Count the rows of each row group of a file that match the filters.
 
     If the statistics of a row group do not show how many rows match, the filter columns of the row group are read.
-
-    Raises:
-        DataError: If the file is gone, corrupt or was changed.
     """
     import pyarrow.compute as pc
 
@@ -216,11 +209,7 @@ def count_rows(footer: Footer, metadata: Any, matcher: Matcher) -> list[int]:
 
 
 def matching_rows(footer: Footer, metadata: Any, matcher: Matcher, row_group: int) -> np.ndarray:
-    """Return the positions of the rows of a row group that match the filters, as an int64 array in ascending order.
-
-    Raises:
-        DataError: If the file is gone, corrupt or was changed.
-    """
+    """Return the positions of the rows of a row group that match the filters, as an int64 array in ascending order."""
     import numpy as np
 
     rows = footer.groups[row_group][0]
@@ -238,9 +227,6 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
     Whole numbers, dates, timestamps and decimals are compared exactly, even if the value has more digits than the type
     of the column. For floats, the value is rounded to the type of the column, as in pandas. The value 0.1 therefore
     matches a float32 column that was written with the value 0.1.
-
-    Raises:
-        DataError: If the column cannot be compared with the value.
     """
     import pyarrow as pa
 
@@ -305,11 +291,7 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
 
 
 def matches_value(path: str, term: Term, value: pa.Scalar) -> bool:
-    """Return whether the value of a partition column (such as ``month=1``) matches one comparison of a filter.
-
-    Raises:
-        DataError: If the partition column cannot be compared with the value of the term.
-    """
+    """Return whether the value of a partition column (such as ``month=1``) matches one comparison of a filter."""
     import pyarrow as pa
 
     test = prepare(path, term, value.type)

@@ -54,11 +54,7 @@ class Footer:
 
 @contextlib.contextmanager
 def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
-    """Convert an exception that Arrow raises while reading a file to a DataError that names the file.
-
-    Raises:
-        DataError: If the file is gone, cannot be read, or is not a valid Parquet file.
-    """
+    """Convert an exception that Arrow raises while reading a file to a DataError that names the file."""
     import pyarrow as pa
 
     try:
@@ -75,21 +71,13 @@ def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
         what = f"{path}, {part}," if part else path
         # Arrow raises OSError mostly if the storage does not answer, but also for some corrupt files.
         kind = DataAccessError if isinstance(exc, OSError) else DataError
-        raise kind(f"{what} is corrupt or not a Parquet file: {_first_line(exc)}") from None
-
-
-def _first_line(exc: BaseException) -> str:
-    lines = str(exc).splitlines()
-    return lines[0] if lines else type(exc).__name__
+        first_line = next(iter(str(exc).splitlines()), type(exc).__name__)
+        raise kind(f"{what} is corrupt or not a Parquet file: {first_line}") from None
 
 
 @contextlib.contextmanager
 def open_parquet(path: str) -> Iterator[Any]:
-    """Open a Parquet file for reading, and close it at the end of the ``with`` block.
-
-    Raises:
-        DataError: If the file is gone or not a Parquet file.
-    """
+    """Open a Parquet file for reading, and close it at the end of the ``with`` block."""
     with _open(path) as (file, _):
         yield file
 
@@ -100,9 +88,6 @@ def open_planned(footer: Footer) -> Iterator[Any]:
 
     If the file was replaced after its rows were assigned to workers, rows could be lost, read twice or mixed with rows
     that nobody has checked.
-
-    Raises:
-        DataError: If the file is gone, is not a Parquet file, or has another footer.
     """
     with _open(footer.path) as (file, fingerprint):
         if fingerprint != footer.fingerprint:
@@ -167,12 +152,7 @@ def stored_description(stored: Any) -> dict[str, Any]:
 
 
 def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any]]:
-    """Read the footers of several Parquet files in parallel threads.
-
-    Raises:
-        DataError: If a file is gone, corrupt, empty (0 bytes) or not a Parquet file. The message names the first such
-            file.
-    """
+    """Read the footers of several Parquet files in parallel threads."""
     schemas: dict[Any, Any] = {}
 
     def read(file: DataFile) -> tuple[Footer, Any]:

@@ -102,11 +102,7 @@ def plain_type(type_: pa.DataType) -> pa.DataType:
 
 
 def united(schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """Return a schema with all columns of several schemas, each of the common type.
-
-    Raises:
-        DataError: A column has types without a common type.
-    """
+    """Return a schema with all columns of several schemas, each of the common type."""
     import pyarrow as pa
 
     fields: dict[str, pa.Field] = {}
@@ -123,11 +119,7 @@ def united(schemas: Iterable[pa.Schema]) -> pa.Schema:
 
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows with the columns of a schema of :func:`united`. A column that the rows lack is null.
-
-    Raises:
-        DataError: A value would be lost.
-    """
+    """Return rows with the columns of a schema of :func:`united`. A column that the rows lack is null."""
     import pyarrow as pa
 
     columns = []
@@ -160,11 +152,7 @@ def largest_integer(type_: pa.DataType, wide: pa.DataType) -> int | None:
 
 
 def to_schema(table: pa.Table, fields: Mapping[str, pa.Field], path: str) -> pa.Table:
-    """Convert the columns of a file's table to the common types of a dataset. A column of the right type is not copied.
-
-    Raises:
-        DataError: If a value would be lost. The message names the file, the column and both types.
-    """
+    """Convert the columns of a file's table to the dataset's common types; a column of the right type is not copied."""
     import pyarrow as pa
 
     schema = table.schema

@@ -26,7 +26,7 @@ from shoal.data.parquet.footers import (
 from shoal.data.parquet.schema import common_schema, distinct, first_with_rows, to_schema, widened
 from shoal.data.planning import GroupSelection, RowGroup, RowRange, Split, select
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,11 +42,7 @@ def read_ranges(
     matcher: Matcher | None = None,
     matching: Sequence[int] | None = None,
 ) -> Iterator[pa.Table]:
-    """Read row ranges (rows of one row group) of one file. The file is opened only once.
-
-    Raises:
-        DataError: If the file is gone, corrupt, has changed since the plan was made, or lacks a column.
-    """
+    """Read row ranges (rows of one row group) of one file. The file is opened only once."""
     with open_planned(footer) as file:
         stored = [name for name in columns if name not in partitions]
         names = file.schema_arrow.names
@@ -241,11 +237,7 @@ class ParquetSource:
         return [footer for footer in self.footers() if any(matching[footer.path])]
 
     def footer(self, path: str) -> Footer:
-        """Return the footer of the file with the given path or URI.
-
-        Raises:
-            DataError: If the file does not belong to the dataset.
-        """
+        """Return the footer of the file with the given path or URI."""
         if not self._by_path:
             self._by_path = {footer.path: footer for footer in self.footers()}
         if path not in self._by_path:
@@ -336,9 +328,6 @@ class ParquetSource:
         """Return all row groups in the order of the files.
 
         The number of rows of each row group counts only the rows that the filters and splits select.
-
-        Raises:
-            DataError: If this source is a part of a random split and has no rows.
         """
         selections = self._selection()
         groups = []
@@ -376,11 +365,6 @@ class ParquetSource:
         """Read row ranges (rows of one row group), and yield one table per range.
 
         If successive ranges are in the same file, the file is opened only once.
-
-        Raises:
-            InvalidArgumentError: If `columns` is empty.
-            DataError: If a file is gone, corrupt, has changed since the plan was made, or lacks a column. The message
-                names the file.
         """
         import pyarrow as pa
 
@@ -414,23 +398,21 @@ class ParquetSource:
             Number of nulls in the whole row group, even for a part of a random split. None if the footer has no
             statistics for the column, or if a filter may exclude the rows with nulls.
         """
-        nulls = self._recorded_nulls(path, row_group, column)
-        if nulls and self.filters is not None:
-            every = self.footer(path).groups[row_group][0]
-            return nulls if nulls == every or self._matching_counts(self.filters)[path][row_group] == every else None
-        return nulls
-
-    def _recorded_nulls(self, path: str, row_group: int, column: str) -> int | None:
         footer = self.footer(path)
+        every = footer.groups[row_group][0]
+        nulls: int | None
         if column not in footer.schema.names:
-            values = dict(footer.partitions)
-            return footer.groups[row_group][0] if values.get(column) is None else 0
+            nulls = every if dict(footer.partitions).get(column) is None else 0
         # Arrow writes no statistics for a column of type null. Such a column contains only nulls, so its number of
         # nulls is the number of rows.
-        if str(footer.schema.field(column).type) == "null":
-            return footer.groups[row_group][0]
-        stats = _statistics(self.metadata(path), row_group, column)
-        return stats.null_count if stats is not None and stats.has_null_count else None
+        elif str(footer.schema.field(column).type) == "null":
+            nulls = every
+        else:
+            stats = _statistics(self.metadata(path), row_group, column)
+            nulls = stats.null_count if stats is not None and stats.has_null_count else None
+        if nulls and nulls != every and self.filters is not None:
+            return nulls if self._matching_counts(self.filters)[path][row_group] == every else None
+        return nulls
 
     def bounds(self, path: str, column: str) -> Iterator[tuple[Any, Any]]:
         """Yield the smallest and the largest value of a column in each row group of a file that has such statistics."""
@@ -597,11 +579,7 @@ def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
 
 
 def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
-    """Read the group column and return for each row whether a group of rows begins at this row.
-
-    Raises:
-        DataError: If a group is null, or its rows are not contiguous.
-    """
+    """Read the group column and return for each row whether a group of rows begins at this row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -6,7 +6,6 @@ If the job registers the model, the model is compared with the champion, the ver
 from __future__ import annotations
 
 import hashlib
-import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +26,13 @@ from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.prediction.engine import pinned
 from shoal.jobs.results import DataResult, JobResult
 from shoal.jobs.specs.training import JobSpec
+from shoal.training.boosting.library import library_of
 from shoal.training.boosting.messages import by_round
 from shoal.training.boosting.model import Output
 from shoal.training.boosting.rows import check_features
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import complete_libraries, import_lean
-from shoal.training.progress import Progress, bounded
+from shoal.training.reporting import Progress, bounded
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
@@ -305,9 +305,7 @@ def _described(dataset: DataConnector, times: TimeRange | None) -> DataResult:
 
 def _output(spec: JobSpec, user_code: UserCode) -> Output:
     """Return the form of the predictions of the model that the job will train."""
-    library = importlib.import_module(f"shoal.training.{spec.framework}.model")
-    output: Output = library.output_of(spec.params, custom_objective=user_code.objective is not None)
-    return output
+    return library_of(spec.framework).output_of(spec.params, custom_objective=user_code.objective is not None)
 
 
 def _params(spec: JobSpec) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from shoal.jobs.journal.steps import patiently
 from shoal.jobs.mlflow.job_run import Run, retrying_briefly
 from shoal.jobs.mlflow.registry import is_unreachable
 from shoal.jobs.results import JobResult, JobTimes
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job
-from shoal.training.artifact_folders import Claim
-from shoal.training.progress import OnProgress
+from shoal.training.locations import Claim
+from shoal.training.reporting import OnProgress
 
 
 class Stopwatch:

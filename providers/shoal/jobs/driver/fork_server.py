@@ -31,15 +31,16 @@ from typing import Any, NoReturn, TextIO
 
 import psutil
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.jobs.driver import main as driver
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
 from shoal.os_processes import python_command
 from shoal.pool.endpoint import MLFLOW_STORE
-from shoal.training.host.hidden_output import DRIVER_TAG
+from shoal.secrets.hidden_output import DRIVER_TAG
 from shoal.training.host.imports import before_forks, import_lean, thread_count
 from shoal.training.host.memory import OomKills
-from shoal.training.host.process_title import WORKER
+from shoal.training.host.own_process import WORKER
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -55,8 +56,7 @@ PRELOADED = (
     f"{MLFLOW_STORE}.tracking.sqlalchemy_store",
     f"{MLFLOW_STORE}.model_registry.sqlalchemy_store",
     "ray",
-    "xgboost",
-    "lightgbm",
+    *BOOSTING_LIBRARIES,
 )
 """Modules that the server may import. A driver needs 2 to 3 s for all of them."""
 
@@ -66,7 +66,7 @@ _ALWAYS = ("numpy", "pyarrow")
 _DATABASE_MODULE = f"{MLFLOW_STORE}.tracking.sqlalchemy_store"
 """Module with which MLflow's database is created."""
 
-_LEAN = ("xgboost", "lightgbm")
+_LEAN = tuple(BOOSTING_LIBRARIES)
 """Modules that are imported without optional packages. A driver that needs these packages imports the modules again."""
 
 _PAUSE_S = 0.2

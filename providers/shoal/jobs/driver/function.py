@@ -20,7 +20,7 @@ from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.function import FunctionJobSpec, FunctionRegister
 from shoal.training.host.usage import USAGE_NOTE
-from shoal.training.mlflow.user_calls import MOVED_NOTE
+from shoal.training.mlflow_calls import MOVED_NOTE
 from shoal.training.pytorch.program import Program, call_imported, imported
 
 if TYPE_CHECKING:

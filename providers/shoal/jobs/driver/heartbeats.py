@@ -27,8 +27,8 @@ from shoal.pool.journal import usage
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
-from shoal.training.gang.nodes_in_use import nodes_in_use
-from shoal.training.progress import Progress
+from shoal.training.gang.placement import nodes_in_use
+from shoal.training.reporting import Progress
 from shoal.training.run_config import RunConfig
 
 

@@ -44,7 +44,8 @@ from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
 from shoal.jobs.reconcile import rounds
-from shoal.jobs.remote import handover, package
+from shoal.jobs.remote import package
+from shoal.jobs.remote.sealed_credentials import AttemptTakenError, receive
 from shoal.jobs.results import JobResult
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.specs.function import FunctionJobSpec
@@ -60,20 +61,20 @@ from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.endpoint import NO_GCS, is_on_loopback
 from shoal.pool.spec import PoolSpec
 from shoal.pool.teams import TEAM_VARIABLE
-from shoal.redaction import hiding
+from shoal.secrets.hidden_output import SECRETS, hidden_output
+from shoal.secrets.redaction import hiding
 from shoal.state import Store
 from shoal.state.databases import dump_json
 from shoal.state.schema import Job, JobState
 from shoal.training import cluster
+from shoal.training.boosting.library import library_of
 from shoal.training.demand import NodeSize
-from shoal.training.gang.child_processes import use_template
-from shoal.training.gang.fork_template import fork_template
-from shoal.training.gang.node_processes import use_nodes
-from shoal.training.host import interpreter_end
-from shoal.training.host.forks import ending_forks
-from shoal.training.host.hidden_output import SECRETS, hidden_output
+from shoal.training.gang.child import fork_template
+from shoal.training.gang.child_processes import use_nodes, use_template
+from shoal.training.host import own_process
 from shoal.training.host.imports import before_forks, complete_libraries, import_lean
-from shoal.training.mlflow.user_calls import ARTIFACTS
+from shoal.training.host.own_process import ending_forks
+from shoal.training.mlflow_calls import ARTIFACTS
 
 _STOPPED = Reason(
     JobState.CANCELLED,
@@ -373,7 +374,7 @@ class Driver:
 
     def _free_room(self) -> None:
         """End the workers and start the next waiting job, before this driver saves, logs and registers the model."""
-        from shoal.training.gang.reused_workers import end_gangs
+        from shoal.training.gang.gang import end_gangs
 
         with only_printed("the room of the job's workers could not be freed before the end of the job"):
             used = job_nodes()
@@ -501,8 +502,8 @@ def main(*, ends_process: bool = False) -> int:
         try:
             with act(JobStep.TAKE):
                 secrets = credentials.take(key.submission_id)
-            secrets = handover.receive(store, key) or secrets
-        except handover.AttemptTakenError as error:
+            secrets = receive(store, key) or secrets
+        except AttemptTakenError as error:
             print(f"nothing to do for attempt {key.attempt} of job {key.job_id}: {error}", flush=True)
             return 0
         except JobError as error:
@@ -513,7 +514,7 @@ def main(*, ends_process: bool = False) -> int:
         with hiding(secrets.known.hide), hidden_output(secrets.values):
             code = _start(store, key, secrets)
             if ends_process:
-                interpreter_end.end_within(DRIVER_END_S, code)
+                own_process.end_within(DRIVER_END_S, code)
             return code
 
 
@@ -541,13 +542,13 @@ def run() -> int:
     The caller ends the process with `os._exit`, because a normal exit could hang. Threads have ended and exit handlers
     have run before, as at a normal exit.
     """
-    interpreter_end.forget_exit_handlers()
+    own_process.forget_exit_handlers()
     # The template process is forked before this process starts a thread, because only a process with one thread may
     # fork.
     if libraries := sys.argv[3:]:
         # The workers are forked from the template process, so all processes share the memory of these modules.
         with before_forks():
-            import_lean(f"shoal.training.{library}.worker" for library in libraries)
+            import_lean(library_of(library).worker for library in libraries)
     use_template(fork_template())
     code = main(ends_process=True)
     logging.shutdown()

@@ -16,7 +16,7 @@ from shoal.jobs.journal import metric_series
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.metrics.series import MetricPoint, encoded
 from shoal.jobs.timeouts import METRICS_PERIOD_S
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state.databases import storable
 from shoal.state.schema import Job
 

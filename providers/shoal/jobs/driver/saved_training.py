@@ -6,7 +6,6 @@ The earlier attempt may have failed because MLflow was away, or because its driv
 from __future__ import annotations
 
 import hashlib
-import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,8 @@ from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.steps import patiently
 from shoal.jobs.specs.training import JobSpec
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
+from shoal.training.boosting.library import library_of
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
@@ -45,7 +45,7 @@ def inputs_of(spec: JobSpec, dataset: DataConnector, rows: str, init_model: byte
         "the spec": spec.fingerprint,
         "the training rows": [rows, [(group.index, group.rows) for group in dataset.source.row_groups()]],
         "the files of the datasets": files,
-        "the library": importlib.import_module(spec.framework).__version__,
+        "the library": library_of(spec.framework).version(),
         "init_model": None if init_model is None else hashlib.sha256(init_model).hexdigest(),
     }
     return {name: hashlib.sha256(repr(value).encode()).hexdigest() for name, value in found.items()}

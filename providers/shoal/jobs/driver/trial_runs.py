@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.jobs.mlflow.job_run import legal_name
 from shoal.jobs.timeouts import METRICS_PERIOD_S, TRIAL_RUNS_END_S
 from shoal.jobs.tuning.trials import Ended
-from shoal.redaction import redact_all
+from shoal.secrets.redaction import redact_all
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun

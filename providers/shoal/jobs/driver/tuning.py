@@ -62,7 +62,7 @@ def work(spec: TuneJobSpec, place: AttemptContext) -> tuple[JobResult, str | Non
     print(f"best of {len(found.ended)} trials: {summary.best_value:g} with {summary.best_params}", flush=True)
     if spec.train is None:
         return _of_function(spec, place, found, summary, folder)
-    from shoal.training.gang.reused_workers import end_gangs
+    from shoal.training.gang.gang import end_gangs
 
     end_gangs()  # the training may need other workers
     winner = spec.winner(found.best.params, found.best.rounds if spec.early_stopping_rounds else None)

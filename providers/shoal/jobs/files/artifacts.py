@@ -17,20 +17,18 @@ from shoal.jobs.files.logs import LOG_NAME
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.state import Store
 from shoal.training import locations
-from shoal.training.artifact_folders import Claim
-from shoal.training.lightgbm import model as lightgbm_model
-from shoal.training.xgboost import model as xgboost_model
+from shoal.training.boosting.library import library_of
+from shoal.training.locations import Claim
 
 if TYPE_CHECKING:
+    from shoal.boosting_libraries import Framework
     from shoal.jobs.results import JobResult
-    from shoal.training.boosting.request import Framework, TrainResult
+    from shoal.training.boosting.request import TrainResult
     from shoal.training.pytorch.request import FunctionResult
 
-_MODELS = {"xgboost": xgboost_model.FILE_NAME, "lightgbm": lightgbm_model.FILE_NAME}
-"""Name of the model file by framework."""
 _REPORT = "training.json"
 _INPUTS = "inputs"
 """Key of the report under which :func:`save` stores the inputs of the training."""
@@ -92,7 +90,7 @@ def save(folder: str, claim: Claim, trained: TrainResult, inputs: Mapping[str, s
     The model is written last. So a folder that contains a model is complete.
     """
     mark(folder, claim)
-    path = f"{folder}/{_MODELS[trained.framework]}"
+    path = f"{folder}/{library_of(trained.framework).file_name}"
     document = json.loads(trained.model_dump_json(exclude={"model"})) | ({_INPUTS: dict(inputs)} if inputs else {})
     report = json.dumps(document).encode()
     with act(JobStep.PUBLISH):
@@ -108,7 +106,7 @@ def load_saved(folder: str, framework: Framework, digest: str) -> tuple[TrainRes
         OSError: The files were removed, or cannot be reached.
         JobError: The files were changed, so their digest is not `digest`, which the store has.
     """
-    report, model = storage.read(f"{folder}/{_REPORT}"), storage.read(f"{folder}/{_MODELS[framework]}")
+    report, model = storage.read(f"{folder}/{_REPORT}"), storage.read(f"{folder}/{library_of(framework).file_name}")
     if not hmac.compare_digest(_digest(report, model), digest):
         raise JobError(f"the files in {redact_value(folder)} were changed after the attempt had saved them")
     document = json.loads(report)

@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from shoal.errors import JobError
-from shoal.redaction import redact_value, redacted_errors
+from shoal.secrets.redaction import redact_value, redacted_errors
 from shoal.state import Store
 from shoal.state.home import home, subfolder
 from shoal.state.private_folders import remove_folder
 from shoal.state.schema import Job, Pool
 from shoal.training import locations
-from shoal.training.artifact_folders import make_folder, new_file, open_file
+from shoal.training.locations import make_folder, new_file, open_file
 
 IN_STORE = "shoal-store://jobs"
 """URI of the location of results that are kept in the store itself (`shoal.jobs.files.database_files`)."""

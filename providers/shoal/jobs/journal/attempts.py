@@ -36,7 +36,7 @@ from shoal.pool import teams
 from shoal.pool.holder import python_holder, run_of
 from shoal.pool.journal import usage
 from shoal.pool.journal.lease_limits import SPENT_ADVICE, end_job
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, ActionKind, Base, Job, JobState
 

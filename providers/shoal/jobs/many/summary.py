@@ -26,7 +26,7 @@ from shoal.jobs.results import JobResult, PlainResult, PromotionResult, RecentVe
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.specs.register import DEFAULT_ALIAS
 from shoal.jobs.submission import MOST_LISTED, list_jobs
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 

@@ -11,12 +11,12 @@ from shoal.jobs.files import storage
 from shoal.jobs.mlflow import model_loading, training_rows
 from shoal.jobs.mlflow.training_rows import TrainingRows
 from shoal.jobs.specs.training import is_stored
-from shoal.redaction import redact_value
-from shoal.training.mlflow.model_uris import VERSION, is_mlflow
+from shoal.secrets.redaction import redact_value
+from shoal.training.tracking import MODEL_VERSION, is_mlflow_uri
 
 if TYPE_CHECKING:
+    from shoal.boosting_libraries import Framework
     from shoal.jobs.mlflow.job_run import Run
-    from shoal.training.boosting.request import Framework
 
 
 def load(model: str, framework: Framework) -> bytes:
@@ -29,7 +29,7 @@ def load(model: str, framework: Framework) -> bytes:
     """
     if is_stored(model):
         return shipped_code.read(model)
-    if is_mlflow(model) or os.path.isdir(model):
+    if is_mlflow_uri(model) or os.path.isdir(model):
         return model_loading.load_booster(model, framework)
     try:
         # The user may have named a link. Unlike shoal's own files in shared folders, it is followed.
@@ -43,5 +43,5 @@ def load(model: str, framework: Framework) -> bytes:
 
 def rows_of(run: Run, model: str) -> TrainingRows | None:
     """Load the record of the rows on which a model was trained."""
-    named = VERSION.fullmatch(model)
+    named = MODEL_VERSION.fullmatch(model)
     return training_rows.load(run, named["name"], named["version"]) if named else None

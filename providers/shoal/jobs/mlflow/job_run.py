@@ -16,15 +16,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.boosting_libraries import Framework
 from shoal.jobs.files.storage import default_database, default_uri
 from shoal.jobs.metrics.series import MetricPoint
 from shoal.jobs.timeouts import MLFLOW_RETRIES
-from shoal.redaction import redact_all, redact_value
+from shoal.secrets.redaction import redact_all, redact_value
 from shoal.state.home import file_lock, subfolder
-from shoal.training.boosting.request import Framework
 from shoal.training.locations import SQLITE, absolute_database
-from shoal.training.mlflow.options import Caller, Tracking, checked_id, experiment_id
-from shoal.training.mlflow.user_calls import FIRST_RUN_TAG, JOB_RUN_TAG
+from shoal.training.mlflow_calls import FIRST_RUN_TAG, JOB_RUN_TAG
+from shoal.training.tracking import Caller, Tracking, checked_id, experiment_id
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -260,24 +260,22 @@ class Run:
         import mlflow
         import pyarrow as pa
 
-        from shoal.data.matrix import encoded, to_matrix
+        from shoal.training.boosting.library import library_of
 
-        library = importlib.import_module(framework)
-        flavour = importlib.import_module(f"mlflow.{framework}")
+        library = library_of(framework)
         head = sample.head(_SIGNATURE_ROWS)
-        categories = importlib.import_module(f"shoal.training.{framework}.model").categories_of(booster)
-        features = to_matrix(encoded(pa.Table.from_pandas(head, preserve_index=False), categories), list(head.columns))
-        predict = booster.inplace_predict if framework == "xgboost" else booster.predict
+        rows = pa.Table.from_pandas(head, preserve_index=False)
+        predicted = library.predictor(booster, list(head.columns)).predict_table(rows)
         with warnings.catch_warnings():
             # MLflow warns that integer columns cannot have missing values. The warning is not shown, because it does
             # not help users: the rows to predict have the same column types as the training data.
             warnings.filterwarnings("ignore", message=".*integer column.*")
-            signature = mlflow.models.infer_signature(head, predict(features))
+            signature = mlflow.models.infer_signature(head, predicted)
         # `log_model` takes 0.5 s if it gets the requirements as an argument. Otherwise MLflow runs the model to find
         # out which packages the model needs, and `log_model` takes 5.8 s.
-        requirements = [f"{framework}=={library.__version__}"]
+        requirements = [f"{framework}=={library.version()}"]
         mark = {"base_margin_cols": list(base_margin_cols)} if base_margin_cols else {}
-        info = flavour.log_model(
+        info = library.flavour().log_model(
             booster, name="model", signature=signature, pip_requirements=requirements, metadata={MARK: mark}
         )
         return str(info.model_uri)

@@ -38,7 +38,7 @@ from shoal.jobs.mlflow.waiting_version import WaitingVersion
 from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, PromotionResult, Reason
 from shoal.jobs.specs.register import DEFAULT_ALIAS, Register
 from shoal.pool.holder import python_holder
-from shoal.redaction import HIDDEN
+from shoal.secrets.redaction import HIDDEN
 from shoal.state import Store
 
 if TYPE_CHECKING:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from shoal.boosting_libraries import Framework
 from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
 from shoal.jobs.mlflow.job_run import MARK
 from shoal.jobs.mlflow.registry import is_ours, is_unreachable
 from shoal.jobs.partitions import pyfunc_loader
 from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
+from shoal.training.boosting.library import libraries, library_of, owner_of
 from shoal.training.boosting.model import class_probabilities
-from shoal.training.boosting.model_format import why_unreadable
-from shoal.training.boosting.request import Framework
-from shoal.training.host.forks import ending_forks
 from shoal.training.host.imports import add_estimators
-from shoal.training.mlflow.model_uris import VERSION
+from shoal.training.host.own_process import ending_forks
+from shoal.training.tracking import MODEL_VERSION
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
-    from mlflow.models.model import ModelInfo
 
     from shoal.data.parquet.source import ParquetSource
     from shoal.training.boosting.model import BoosterPredictor
@@ -194,8 +192,7 @@ def load_booster(model_uri: str, framework: Framework) -> bytes:
             + (f", but of {library}" if library else "")
             + f": train with the library of the model, or continue from a model of {framework}"
         )
-    content: bytes = importlib.import_module(f"shoal.training.{framework}.model").serialised(model)
-    return content
+    return library_of(framework).serialised(model)
 
 
 def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
@@ -206,25 +203,20 @@ def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
         folder = str(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
     try:
         info = mlflow.models.get_model_info(folder)
-        framework = next((name for name in get_args(Framework) if name in info.flavors), None)
-        if framework == "xgboost" and (why := why_unreadable(framework, _begin_of_file(folder, info))) is not None:
-            raise ValueError(why)
-        if framework is None:
+        library = next((each for each in libraries() if each.name in info.flavors), None)
+        if library is None:
             with ending_forks():
                 model = mlflow.pyfunc.load_model(folder)
             if info.flavors["python_function"].get("loader_module") == pyfunc_loader.__name__:
                 model = model.get_raw_model()
         else:
-            add_estimators(framework)
-            model = importlib.import_module(f"mlflow.{framework}").load_model(folder)
+            if (why := library.why_unloadable(Path(folder) / info.flavors[library.name]["data"])) is not None:
+                raise ValueError(why)
+            add_estimators(library.name)
+            model = library.flavour().load_model(folder)
     except Exception as error:  # the files of a model may contain any code, such as pickled classes
         raise _unreadable(model_uri, error) from error
-    return model, framework, info.metadata or {}
-
-
-def _begin_of_file(folder: str, info: ModelInfo) -> bytes:
-    with open(Path(folder) / info.flavors["xgboost"]["data"], "rb") as file:
-        return file.read(100)
+    return model, None if library is None else library.name, info.metadata or {}
 
 
 def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols: Sequence[str] = ()) -> Predictor:
@@ -235,19 +227,17 @@ def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols
     """
     if isinstance(model, PartitionedModel):
         return model
-    library = type(model).__module__.partition(".")[0]
-    if library not in get_args(Framework):
+    library = owner_of(model)
+    if library is None:
         return PyfuncPredictor(model, input_cols)
-    module = importlib.import_module(f"shoal.training.{library}.model")
-    names, number = module.features_of(model) or list(input_cols), module.num_features(model)
+    names, number = library.features_of(model) or list(input_cols), library.num_features(model)
     if len(names) != number:
         raise DataError(
             f"the model has {number} columns without names, but input_cols names {len(names)}: list the model's input "
             "columns, in the model's order, in input_cols; for a champion, in the tag shoal.input_cols of its version "
             '(a JSON list, such as ["a", "b"])'
         )
-    predictor: Predictor = module.predictor(model, names, base_margin_cols=base_margin_cols)
-    return predictor
+    return library.predictor(model, names, base_margin_cols=base_margin_cols)
 
 
 @contextmanager
@@ -280,7 +270,7 @@ def _registered_by_shoal(model_uri: str) -> bool:
     `MARK`."""
     import mlflow
 
-    named = VERSION.fullmatch(model_uri)
+    named = MODEL_VERSION.fullmatch(model_uri)
     if named is None:
         return False
     with _asking_mlflow(model_uri):

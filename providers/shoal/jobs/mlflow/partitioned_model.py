@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import DataError
 from shoal.jobs.files import storage
 from shoal.jobs.mlflow import job_run
@@ -19,6 +20,7 @@ from shoal.jobs.partitions.messages import ModelBytes, Outcome
 from shoal.jobs.partitions.pyfunc_loader import OPTIONS, PartitionedModel
 from shoal.jobs.partitions.result_files import MANIFEST, ResultWriter, complete_files, manifest_of
 from shoal.jobs.partitions.results import PartitionResults
+from shoal.training.boosting.library import library_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -134,8 +136,8 @@ def _requirements(results: PartitionResults) -> list[str]:
 
     import shoal
 
-    libraries = sorted({each.kind for each in results if each.status == "succeeded"} & {"xgboost", "lightgbm"})
-    named = [f"{name}=={importlib.import_module(name).__version__}" for name in libraries]
+    used = sorted({each.kind for each in results if each.status == "succeeded"} & BOOSTING_LIBRARIES.keys())
+    named = [f"{name}=={library_of(name).version()}" for name in used]
     return [f"shoal=={shoal.__version__}", f"pandas=={importlib.metadata.version('pandas')}", *named]
 
 

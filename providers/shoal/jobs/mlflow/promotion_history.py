@@ -28,7 +28,7 @@ from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.mlflow.registry import VersionId
 from shoal.jobs.specs.register import Register
 from shoal.pool.holder import job_holder
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.state import Store
 from shoal.state.schema import ActionKind, Job, Promotion, PromotionState
 

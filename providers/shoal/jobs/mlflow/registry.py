@@ -17,7 +17,7 @@ from shoal.jobs.files.storage import default_uri
 from shoal.jobs.mlflow import job_run
 from shoal.jobs.mlflow.job_run import legal_name
 from shoal.jobs.timeouts import REGISTRY_PATIENCE_S
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.state.databases import sqlite_file
 
 if TYPE_CHECKING:

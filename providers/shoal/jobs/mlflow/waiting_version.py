@@ -14,7 +14,7 @@ from shoal.jobs.mlflow.job_run import Run
 from shoal.jobs.mlflow.registry import REASON_TAG, is_unreachable
 from shoal.jobs.results import WAITING
 from shoal.jobs.specs.register import Register
-from shoal.redaction import redact_all
+from shoal.secrets.redaction import redact_all
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

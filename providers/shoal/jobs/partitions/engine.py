@@ -25,14 +25,13 @@ from shoal.jobs.partitions.program import PartitionProgram
 from shoal.jobs.partitions.result_files import complete_files, kept_outcomes, manifest_of
 from shoal.jobs.partitions.work_folder import WorkFolder
 from shoal.jobs.specs.partitions import PartitionsJobSpec
+from shoal.secrets.hidden_output import SECRETS
 from shoal.training import cluster
-from shoal.training.artifact_folders import Claim
-from shoal.training.context import say
 from shoal.training.gang.child_processes import has_template, import_ahead
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
-from shoal.training.host.hidden_output import SECRETS
-from shoal.training.progress import OnProgress, Progress, ProgressDisplay
+from shoal.training.locations import Claim
+from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
 from shoal.training.restarts import Restarts
 from shoal.training.scaling import GangSize
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S

@@ -22,9 +22,9 @@ from shoal.errors import TrainingError
 from shoal.jobs.partitions import partition_process
 from shoal.jobs.partitions.messages import Begun, Bucket, BucketEnded, Ended, Message, Work
 from shoal.os_processes import how_ended
-from shoal.training.context import GangContext, gang_context, set_gang_context
 from shoal.training.host import memory
 from shoal.training.host.process_channel import ProcessChannel
+from shoal.training.reporting import GangContext, gang_context, set_gang_context
 
 _PR_SET_PDEATHSIG = 1
 

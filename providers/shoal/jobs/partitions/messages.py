@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from shoal.boosting_libraries import Framework
 from shoal.data.parquet.source import ParquetSource
 from shoal.jobs.partitions.bucket_rows import BatchInfo
 from shoal.jobs.partitions.keys import Key
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 Status = Literal["succeeded", "failed"]
 
-Kind = Literal["pickle", "xgboost", "lightgbm", "rows"]
+Kind = Framework | Literal["pickle", "rows"]
 """Form of a value: pickled, a model in the own format of its library, or a DataFrame in Arrow's format."""
 
 

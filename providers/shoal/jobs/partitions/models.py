@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from shoal.boosting_libraries import Framework
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.partitions.keys import Key
 from shoal.jobs.partitions.messages import Kind, ModelBytes, PartitionFunction
+from shoal.training.boosting.library import library_of, owner_of
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import import_lean
 
@@ -19,12 +21,10 @@ if TYPE_CHECKING:
 
 
 def stored(model: Any) -> ModelBytes:
-    """Return a model as bytes: a booster of XGBoost or LightGBM in its library's format, any other model pickled."""
-    module, name = type(model).__module__, type(model).__name__
-    if name == "Booster" and module.startswith("xgboost."):
-        return ModelBytes("xgboost", bytes(model.save_raw("ubj")))
-    if name == "Booster" and module.startswith("lightgbm."):
-        return ModelBytes("lightgbm", model.model_to_string().encode())
+    """Return a model as bytes: a booster in its library's format, any other model pickled."""
+    library = owner_of(model)
+    if library is not None and library.is_booster(model):
+        return ModelBytes(library.name, library.content_of(model))
     import cloudpickle
 
     return ModelBytes("pickle", cloudpickle.dumps(model))
@@ -32,16 +32,10 @@ def stored(model: Any) -> ModelBytes:
 
 def loaded(kind: Kind, content: bytes) -> Any:
     """Return the object of which :func:`stored` has returned the bytes, or the DataFrame of :func:`rows_bytes`."""
-    if kind == "xgboost":
-        import xgboost
-
-        return xgboost.Booster(model_file=bytearray(content))
-    if kind == "lightgbm":
-        import lightgbm
-
-        return lightgbm.Booster(model_str=content.decode())
     if kind == "rows":
         return rows_in(content).to_pandas()
+    if kind != "pickle":
+        return library_of(kind).booster_of(content)
     import cloudpickle
 
     return cloudpickle.loads(content)
@@ -100,7 +94,7 @@ class EstimatorTraining(PartitionFunction):
         user_code: Callbacks and objective.
     """
 
-    framework: Literal["xgboost", "lightgbm"]
+    framework: Framework
     params: Mapping[str, Any]
     rounds: int
     input_cols: tuple[str, ...]
@@ -115,20 +109,6 @@ class EstimatorTraining(PartitionFunction):
     def __call__(self, table: pa.Table, key: Key) -> ModelBytes:
         """Train a booster on the rows."""
         rows = table.to_pandas()
-        features, label = rows[list(self.input_cols)], rows[self.label_col]
         weight = None if self.weight_col is None else rows[self.weight_col]
-        callbacks = list(self.user_code.callbacks)
-        if self.framework == "xgboost":
-            import xgboost
-
-            threads = int(self.params.get("nthread", 1))
-            matrix = xgboost.DMatrix(features, label, weight=weight, nthread=threads)
-            objective = self.user_code.objective
-            return stored(xgboost.train(dict(self.params), matrix, self.rounds, obj=objective, callbacks=callbacks))
-        import lightgbm
-
-        params = dict(self.params)
-        if self.user_code.objective is not None:
-            params["objective"] = self.user_code.objective
-        data = lightgbm.Dataset(features, label, weight=weight, params={"verbosity": -1})
-        return stored(lightgbm.train(params, data, self.rounds, callbacks=callbacks))
+        given = {"data": rows[list(self.input_cols)], "label": rows[self.label_col], "weight": weight}
+        return stored(library_of(self.framework).train_rows(given, self.params, self.rounds, self.user_code))

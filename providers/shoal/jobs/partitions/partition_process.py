@@ -39,7 +39,7 @@ from shoal.jobs.partitions.messages import (
     Work,
 )
 from shoal.training.host import memory
-from shoal.training.host.forks import ending_forks
+from shoal.training.host.own_process import ending_forks
 from shoal.training.host.process_channel import ProcessChannel
 
 if TYPE_CHECKING:

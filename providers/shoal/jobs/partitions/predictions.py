@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.data.output_tables import with_predictions
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.partitions.keys import Key, check_not_rounded, check_same_kinds, shown_key, some_keys
 from shoal.jobs.partitions.messages import ModelBytes, PartitionFunction
 from shoal.jobs.partitions.models import rows_bytes
 from shoal.jobs.partitions.results import PartitionResults
-from shoal.training.context import say
+from shoal.training.boosting.library import owner_of
 from shoal.training.host.imports import import_lean
+from shoal.training.reporting import say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,24 +29,21 @@ def predicted_by(model: Any, rows: pd.DataFrame, input_cols: tuple[str, ...]) ->
         DataError: The rows lack a column of the model, or the model has not returned one prediction per row.
         InvalidArgumentError: The model has no method ``predict``, or its columns are not known.
     """
-    kind = type(model).__module__.partition(".")[0] if type(model).__name__ == "Booster" else ""
-    names = _features(model, kind) or list(input_cols)
+    owner = owner_of(model)
+    library = owner if owner is not None and owner.is_booster(model) else None
+    found = getattr(model, "feature_names_in_", ()) if library is None else library.columns_of(model)
+    names = [str(name) for name in found] or list(input_cols)
     if missing := [name for name in names if name not in rows]:
         raise DataError(f"the rows lack columns of the model: {', '.join(missing)}")
-    if kind == "xgboost":
-        import xgboost
-
-        best = model.attr("best_iteration")
-        matrix = xgboost.DMatrix(rows[names], nthread=1)
-        predicted = model.predict(matrix, iteration_range=(0, 0 if best is None else int(best) + 1))
-        return one_per_row(predicted, rows)
+    used = rows[names] if names else rows
+    if library is not None:
+        return one_per_row(library.predict_rows(model, used), rows)
     if not hasattr(model, "predict"):
         raise InvalidArgumentError(
             f"the model is a {type(model).__name__} and has no method predict: pass predict_fn, a function of the "
             "model, the rows and the key"
         )
-    options = {"num_threads": 1} if kind == "lightgbm" else {}
-    return one_per_row(model.predict(rows[names] if names else rows, **options), rows)
+    return one_per_row(model.predict(used), rows)
 
 
 def one_per_row(predicted: Any, rows: pd.DataFrame) -> np.ndarray:
@@ -62,15 +61,6 @@ def one_per_row(predicted: Any, rows: pd.DataFrame) -> np.ndarray:
             "prediction, or one row of predictions, per row: correct the model"
         )
     return values
-
-
-def _features(model: Any, kind: str) -> list[str]:
-    """Return the names of a model's columns; empty if the model has none."""
-    if kind == "xgboost":
-        return list(model.feature_names or ())
-    if kind == "lightgbm":
-        return list(model.feature_name())
-    return [str(name) for name in getattr(model, "feature_names_in_", ())]
 
 
 def report_unknown(rows_of: Mapping[str, int], rows: int) -> None:
@@ -138,7 +128,7 @@ class PartitionPrediction(PartitionFunction):
         """Read the manifest, import the libraries of the models, and check that their keys are of the same kind."""
         self._keys, self._by = keys, tuple(by)
         self._models = PartitionResults(self._manifest, self._digest)
-        libraries = {each.kind for each in self._models} & {"xgboost", "lightgbm"}
+        libraries = {each.kind for each in self._models} & BOOSTING_LIBRARIES.keys()
         import_lean(sorted(libraries), complete=self._predict_fn is not None)
         check_same_kinds(keys, self._models.key_type, by)
 

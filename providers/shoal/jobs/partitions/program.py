@@ -13,12 +13,11 @@ from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs import shipped_code
 from shoal.jobs.partitions.models import EstimatorTraining, SavedModel
 from shoal.jobs.specs.partitions import PartitionsJobSpec
-from shoal.training.boosting.engine import interface_of
+from shoal.training.boosting.library import library_of
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.rows import checked_data
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.code_digest import code_digest
-from shoal.training.pickling import pickled
+from shoal.training.pickling import code_digest, pickled
 from shoal.training.pytorch.program import MAX_BYTES, call_imported, check_runnable, imported, name_of
 from shoal.training.scaling import GangSize
 
@@ -91,7 +90,7 @@ def estimator_program(request: TrainRequest, threads: int, user_code: UserCode |
     code = user_code or UserCode()
     if importlib.util.find_spec(request.framework) is None:
         raise MissingExtraError(request.framework, request.framework)
-    params, seed = interface_of(request.framework).params(request, GangSize(1, threads, threads, 0), code)
+    params, seed = library_of(request.framework).params(request, GangSize(1, threads, threads, 0), code)
     training = EstimatorTraining(
         request.framework,
         {**params, "seed": seed},

@@ -16,7 +16,7 @@ from shoal.data.parquet.files import is_local, resolve
 from shoal.errors import JobError
 from shoal.jobs.partitions.keys import Key, key_column, key_text, keys_in
 from shoal.jobs.partitions.messages import Kind, Outcome, Status
-from shoal.training.context import say
+from shoal.training.reporting import say
 
 if TYPE_CHECKING:
     import pyarrow as pa

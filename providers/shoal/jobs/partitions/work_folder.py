@@ -15,9 +15,8 @@ from pathlib import Path
 
 from shoal.jobs.files import storage
 from shoal.jobs.partitions.result_files import MANIFEST, discard_leftovers
-from shoal.training import artifact_folders
-from shoal.training.artifact_folders import Claim, make_folder
-from shoal.training.locations import filesystem, is_local
+from shoal.training import locations
+from shoal.training.locations import Claim, filesystem, is_local, make_folder
 
 _NAME = "partitions"
 _PLAN = "plan.json"
@@ -83,7 +82,7 @@ class WorkFolder:
             discard_leftovers(self.results)
 
     def _is_ours(self, folder: str) -> bool:
-        found = artifact_folders.read(folder)
+        found = locations.read_claim(folder)
         return found is not None and (found.job_id, found.owner) == (self._claim.job_id, self._claim.owner)
 
     def _key(self, path: str) -> str | None:

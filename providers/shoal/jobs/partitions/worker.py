@@ -32,10 +32,10 @@ from shoal.jobs.partitions.messages import (
 )
 from shoal.jobs.partitions.plan import Chunk
 from shoal.jobs.partitions.result_files import ResultWriter
-from shoal.known_secrets import KnownSecrets
-from shoal.redaction import redact
-from shoal.training.context import gang_context
+from shoal.secrets.known_secrets import KnownSecrets
+from shoal.secrets.redaction import redact
 from shoal.training.host import memory
+from shoal.training.reporting import gang_context
 
 if TYPE_CHECKING:
     import pyarrow as pa

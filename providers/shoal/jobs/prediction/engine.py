@@ -19,14 +19,13 @@ from shoal.jobs.prediction.output_files import Output, predictions_key
 from shoal.jobs.prediction.worker import plan_files
 from shoal.jobs.specs.prediction import PredictJobSpec, PredictResult
 from shoal.training import cluster, locations
-from shoal.training.artifact_folders import Claim
-from shoal.training.context import say
+from shoal.training.gang.gang import shared_gang
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.reused_workers import shared_gang
-from shoal.training.mlflow.model_uris import VERSION
-from shoal.training.progress import OnProgress, Progress, ProgressDisplay
+from shoal.training.locations import Claim
+from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
 from shoal.training.restarts import Restarts
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
+from shoal.training.tracking import MODEL_VERSION
 
 
 def run(
@@ -140,7 +139,7 @@ def identity(uri: str) -> str:
     """
     import mlflow
 
-    if (named := VERSION.fullmatch(uri)) is not None:
+    if (named := MODEL_VERSION.fullmatch(uri)) is not None:
         return f"{uri} {VersionId.read(mlflow.MlflowClient(), named['name'], named['version'])!r}"
     if uri.startswith(("models:/", "runs:/")):
         return uri

@@ -17,10 +17,9 @@ from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
 from shoal.jobs.specs.prediction import PredictJobSpec
 from shoal.new_files import SHARED_MODE, create_folder
-from shoal.redaction import redacted_errors
-from shoal.training import artifact_folders
-from shoal.training.artifact_folders import Claim
-from shoal.training.locations import filesystem, local_path
+from shoal.secrets.redaction import redacted_errors
+from shoal.training import locations
+from shoal.training.locations import Claim, filesystem, local_path
 
 if TYPE_CHECKING:
     from shoal.jobs.specs.prediction import PredictJobSpec
@@ -140,7 +139,7 @@ class Output:
             with contextlib.suppress(InvalidArgumentError):
                 self._claim.remove(self._staging_of(attempt))
         for folder in self._stagings():
-            claim = artifact_folders.read(folder)
+            claim = locations.read_claim(folder)
             if claim is not None and self._has_ended(claim):
                 claim.remove(folder)
         if self._local:
@@ -172,7 +171,7 @@ class Output:
         content = json.dumps({"key": key, "model": model, "rows": rows, "files": sorted(expected)}).encode()
         if self._local:
             # Files that are not expected are unfinished files of workers that were killed.
-            for stray in set(_list(self.staging)) - expected - {artifact_folders.MARKER}:
+            for stray in set(_list(self.staging)) - expected - {locations.MARKER}:
                 (Path(self.staging) / stray).unlink()
             storage.write(f"{self.staging}/{MARKER}", content)
             self._swap()
@@ -261,7 +260,7 @@ class Output:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (MARKER, artifact_folders.MARKER) or _PART.fullmatch(name) is not None
+    return name in (MARKER, locations.MARKER) or _PART.fullmatch(name) is not None
 
 
 def _remove(folder: Path) -> None:

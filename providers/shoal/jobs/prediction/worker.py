@@ -18,8 +18,8 @@ from shoal.jobs.mlflow.model_loading import Predictor
 from shoal.jobs.partitions.pyfunc_loader import PartitionedModel
 from shoal.jobs.prediction import output_files
 from shoal.jobs.prediction.output_files import is_complete
-from shoal.training.context import gang_context
 from shoal.training.host import memory
+from shoal.training.reporting import gang_context
 
 if TYPE_CHECKING:
     import pyarrow as pa

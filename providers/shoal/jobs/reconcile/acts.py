@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import get_args
 
+from shoal.boosting_libraries import Framework
 from shoal.errors import JobError, PoolDownError, PoolNotFoundError
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
@@ -26,7 +27,6 @@ from shoal.jobs.timeouts import SHORTEST_PAUSE_S, STOP_PATIENCE_S
 from shoal.pool.endpoint import LIBRARIES, MLFLOW_STORE, NO_GCS, Endpoint, driver_command, is_on_loopback
 from shoal.state.home import is_own_store
 from shoal.state.schema import JOB_ACTIVE, Job, JobState, Pool
-from shoal.training.boosting.request import Framework
 
 log = logging.getLogger(__name__)
 

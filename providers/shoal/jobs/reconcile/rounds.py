@@ -15,7 +15,7 @@ from shoal.jobs.reconcile import acts, decide, look
 from shoal.jobs.reconcile.acts import Supplies
 from shoal.jobs.reconcile.decide import PATIENCE_S, Cancel, End, Facts, Step
 from shoal.jobs.reconcile.look import PollTimer, Target, turn_check_s
-from shoal.jobs.remote import handover
+from shoal.jobs.remote import sealed_credentials
 from shoal.jobs.scheduling import Place
 from shoal.jobs.timeouts import TURN_PATIENCE_S
 from shoal.os_processes import ProcessId
@@ -63,7 +63,7 @@ class Waiter:
             job = attempts.touch(target.store, target.key, target.clock())
         secrets = self._supplies.secrets
         if secrets is not None and secrets.given:
-            handover.deliver(target.store, job, secrets)
+            sealed_credentials.deliver(target.store, job, secrets)
         return job
 
     def round(self) -> Job:

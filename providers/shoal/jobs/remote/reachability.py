@@ -15,7 +15,7 @@ from shoal.jobs.specs.base import OBJECT_STORE, AnyJobSpec
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import rows
 from shoal.pool.spec import PoolSpec
-from shoal.redaction import redact_value
+from shoal.secrets.redaction import redact_value
 from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.schema import Pool

@@ -13,10 +13,10 @@ from shoal.jobs import ids
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.text import check_json
 from shoal.option_validation import Settings
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.training.demand import GangDemand
-from shoal.training.mlflow.options import Caller, Tracking
 from shoal.training.run_config import RunConfig
+from shoal.training.tracking import Caller, Tracking
 
 OBJECT_STORE = "an object store, such as s3://bucket/folder"
 

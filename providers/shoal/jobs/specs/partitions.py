@@ -7,12 +7,13 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
+from shoal.boosting_libraries import Framework
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.specs.register import Register
 from shoal.option_validation import Settings, positive_or_all
-from shoal.training.boosting.request import Framework, TrainRequest
+from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node, workers_on
 from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.pytorch.program import is_name

@@ -12,9 +12,9 @@ from pydantic import Field, field_validator, model_validator
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.specs.base import OBJECT_STORE, AnyJobSpec
+from shoal.training import tracking
 from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.locations import resolved
-from shoal.training.mlflow import model_uris
 from shoal.training.scaling import GangSize, ScalingConfig, resolve_size
 
 PREDICT: Final = "predict"
@@ -83,7 +83,7 @@ class PredictJobSpec(AnyJobSpec):
     @field_validator("model")
     @classmethod
     def _absolute_folder(cls, model: str) -> str:
-        return model_uris.absolute(model)
+        return tracking.absolute_model(model)
 
     @field_validator("output_path")
     @classmethod
@@ -92,7 +92,7 @@ class PredictJobSpec(AnyJobSpec):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        model_uris.check_version(self.model)
+        tracking.check_model_version(self.model)
         if self.keep_cols is not None and self.prediction_col in self.keep_cols:
             raise InvalidArgumentError(
                 f'prediction_col "{self.prediction_col}" is also in keep_cols: choose another name for the predictions'
@@ -101,7 +101,7 @@ class PredictJobSpec(AnyJobSpec):
             raise ValueError(
                 "register is only for jobs that train a model, but a prediction trains no model: remove register"
             )
-        if self.tracking is None and model_uris.is_mlflow(self.model):
+        if self.tracking is None and tracking.is_mlflow_uri(self.model):
             raise ValueError(
                 f'"tracking" is null, but the model {self.model} is loaded from MLflow: leave the option "tracking" out'
             )
@@ -119,7 +119,7 @@ class PredictJobSpec(AnyJobSpec):
 
     def locations(self) -> Iterator[tuple[str, str, str]]:
         """Yield the model and the folder of the output."""
-        if model_uris.is_path(self.model):
+        if tracking.is_model_path(self.model):
             yield self.model, "the model", "name a registered model (models:/NAME@ALIAS) or a URI"
         yield self.output_path, "output_path", f"set it to a URI in {OBJECT_STORE}"
 

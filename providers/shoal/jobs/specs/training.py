@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.mlflow.model_uris import is_mlflow
+from shoal.training.tracking import is_mlflow_uri
 
 _STORED = re.compile(r".*/_code/[0-9a-f]{64}", re.DOTALL)
 """Pattern of the paths of the files that `shoal.jobs.shipped_code` writes, also after they were sent to a pool."""
@@ -76,7 +76,7 @@ class JobSpec(TrainRequest, AnyJobSpec):
                 "skip_if_unchanged is not possible with callbacks or functions of your own: shoal cannot know whether "
                 "their code has changed. Omit skip_if_unchanged, or set it to false"
             )
-        if self.tracking is None and self.init_model is not None and is_mlflow(self.init_model):
+        if self.tracking is None and self.init_model is not None and is_mlflow_uri(self.init_model):
             raise ValueError(
                 f'"tracking" is null, but init_model {self.init_model} is loaded from MLflow: leave the option '
                 '"tracking" out'

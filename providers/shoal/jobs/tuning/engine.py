@@ -17,15 +17,16 @@ from shoal.jobs.tuning.search import Check, Search, Suggest
 from shoal.jobs.tuning.study_storage import STUDY, require_optuna
 from shoal.jobs.tuning.trials import Ended
 from shoal.training import cluster, trial_worker
-from shoal.training.boosting.engine import KeepChoice, library_of, with_gpu_choice
+from shoal.training.boosting.engine import KeepChoice, installed_library, with_gpu_choice
+from shoal.training.boosting.library import library_of
 from shoal.training.boosting.params import Direction, agreed, custom_text
 from shoal.training.boosting.trials import TrialPlan, decides_metric
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.gang.gang import shared_gang
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.reused_workers import shared_gang
 from shoal.training.pickling import pickled
-from shoal.training.progress import OnProgress, Progress, ProgressDisplay
 from shoal.training.pytorch.program import imported
+from shoal.training.reporting import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
 from shoal.training.scaling import GangSize
 from shoal.training.timeouts import RESOURCES_WAIT_S
@@ -296,12 +297,12 @@ def _work(
     assert spec.train is not None
     every = spec.report_every or -(-spec.train.n_estimators // _MOST_REPORTS)
     reports = Reports(0 if type(pruner).__name__ == "NopPruner" else every)
-    return BoostingWork(plan.trials, reports), plan.size, [f"shoal.training.{spec.train.framework}.worker"]
+    return BoostingWork(plan.trials, reports), plan.size, [library_of(spec.train.framework).worker]
 
 
 def _boosting_plan(spec: TuneJobSpec, code: SearchCode, user_code: UserCode, keep_gpu_choice: KeepChoice) -> TrialPlan:
     assert spec.train is not None
-    library = library_of(spec.train.framework)
+    library = installed_library(spec.train.framework)
     request = spec.trial_request()
     scaled = with_gpu_choice(
         request.model_copy(update={"scaling_config": spec.scaling_config}), library, keep_gpu_choice

@@ -34,9 +34,9 @@ from shoal.jobs.tuning.trials import (
     ended_in,
 )
 from shoal.training.boosting.trials import TrialParams
-from shoal.training.context import say
 from shoal.training.gang.gang import Reply
-from shoal.training.host.forks import ending_forks
+from shoal.training.host.own_process import ending_forks
+from shoal.training.reporting import say
 from shoal.training.trial_worker import Trial
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from shoal.pool.backends import versions
 from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding, Status
 from shoal.pool.backends.ray_scripts import ScriptRunner
 from shoal.pool.spec import PoolSpec
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 from shoal.state.home import subfolder
 
 log = logging.getLogger(__name__)

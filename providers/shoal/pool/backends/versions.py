@@ -7,13 +7,14 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import InvalidArgumentError
 
 _KEY_PREFIX = "version:"
 """Prefix of the keys for software versions in the database row of a head."""
 
-_DISTRIBUTIONS = {"shoal": ("shoal",), "xgboost": ("xgboost", "xgboost-cpu"), "lightgbm": ("lightgbm",)}
-_TITLES = {"python": "Python", "shoal": "shoal", "xgboost": "XGBoost", "lightgbm": "LightGBM"}
+_DISTRIBUTIONS = {"shoal": ("shoal",), **{name: each.distributions for name, each in BOOSTING_LIBRARIES.items()}}
+_TITLES = {"python": "Python", "shoal": "shoal", **{name: each.title for name, each in BOOSTING_LIBRARIES.items()}}
 
 
 TESTED_RAY = "2.60"

@@ -16,12 +16,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import decimals_of
 from shoal.data.matrix import find_categories
 from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
+from shoal.training.boosting.library import Library, library_of
 from shoal.training.boosting.messages import (
     Boosted,
     Checkpoint,
@@ -33,18 +34,15 @@ from shoal.training.boosting.messages import (
     by_round,
     segment_length,
 )
-from shoal.training.boosting.model import InitModel
-from shoal.training.boosting.params import Direction, Directions, agreed, custom_text
+from shoal.training.boosting.params import Direction
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.rows import checked_data, refuse_long_eval_sets, shard_datasets
-from shoal.training.boosting.user_code import Objective, UserCode
-from shoal.training.context import say
+from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.child_processes import has_template, import_ahead
-from shoal.training.gang.gang import OnNote
+from shoal.training.gang.gang import OnNote, shared_gang
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.reused_workers import shared_gang
 from shoal.training.pickling import Pickled, pickled
-from shoal.training.progress import MetricSink, OnProgress, Progress, ProgressDisplay, bounded
+from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, bounded, say
 from shoal.training.restarts import NodeLeavesError, Restarts
 from shoal.training.scaling import GangSize, gpu_wish, wider_workers
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
@@ -53,107 +51,8 @@ if TYPE_CHECKING:
     from shoal.training.gang.gang import Gang
     from shoal.training.gang.worker import WorkerInfo
 
-_LIBRARIES = {"xgboost": "XGBoost", "lightgbm": "LightGBM"}
-
 KeepChoice = Callable[[bool], bool]
 """Type of a function that stores whether a job uses GPUs, and returns the choice of the job's first attempt."""
-
-OnAll = Callable[[str, Sequence[tuple[Any, ...]]], list[Any]]
-"""Type of a function that calls a function of the workers' module on all ranks at once. The arguments are the name of
-the function to call and the arguments of each rank."""
-
-
-class Library(Protocol):
-    """Interface between the driver (the process that controls a training) and a boosting library such as XGBoost."""
-
-    def merged(self, request: TrainRequest, objective: Objective | None = None) -> dict[str, Any]:
-        """Return the user's parameters as the library's `train` takes them, without the number of rounds."""
-        params = importlib.import_module(f"shoal.training.{request.framework}.params")
-        merged: dict[str, Any] = params.merge_params(request.params, objective, request.n_estimators)
-        return merged
-
-    def device(self, request: TrainRequest) -> str | None:
-        """Return the device, such as "cpu" or "cuda", that the user set in `params`, or None if the user set none."""
-        params = importlib.import_module(f"shoal.training.{request.framework}.params")
-        device: str | None = params.device_of(self.merged(request))
-        return device
-
-    def why_cpu(self) -> str | None:
-        """Return the reason why the library trains on CPUs by default although all nodes have GPUs; None if the library
-        trains on GPUs by default."""
-
-    def gpu_problem(self, params: Mapping[str, Any]) -> str | None:
-        """Return the reason why the library cannot train on a GPU in this process, with advice for the user; None if
-        GPUs work.
-        """
-
-    def params(
-        self, request: TrainRequest, size: GangSize, user_code: UserCode, init_model: InitModel | None = None
-    ) -> tuple[dict[str, Any], int]:
-        """Check the parameters with the library; return the parameters of every worker and the seed of the training."""
-
-    functions_tell_direction: bool = False
-    """Whether the metric functions of users tell whether a higher value is better."""
-
-    def metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> Directions:
-        """Return the library's own metrics of an eval set, in the order of their evaluation, with their directions.
-
-        Args:
-            request: The training.
-            params: Parameters that :meth:`params` has returned for it.
-            user_code: The user's functions.
-        """
-
-    def stopping_direction(
-        self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode
-    ) -> Direction | None:
-        """Return the direction of the metric that stops a training early, which is the last one.
-
-        Returns:
-            The direction; None if the training does not stop early, or if only the workers get to know the direction.
-
-        Raises:
-            InvalidArgumentError: The direction is not known, or `request.direction` contradicts the metric.
-        """
-        if request.early_stopping_rounds is None:
-            return None
-        if user_code.metrics:
-            self.refuse_untold(user_code, request.direction)
-            return request.direction
-        metrics = self.metrics(request, params, user_code)
-        if not metrics:
-            return agreed("the metric of the objective", None, request.direction)
-        last = next(reversed(metrics))
-        return agreed(f'the metric "{last}"', metrics[last], request.direction)
-
-    def refuse_untold(self, user_code: UserCode, given: Direction | None) -> None:
-        """Refuse metrics of the user if neither they nor the user tell the direction of the deciding one.
-
-        Raises:
-            InvalidArgumentError: The direction is not known.
-        """
-        if user_code.metrics and not self.functions_tell_direction:
-            agreed(custom_text(user_code), None, given)
-
-    def inexact_leaves(self, params: Mapping[str, Any], num_workers: int) -> str | None:
-        """Return a line for the log if workers that divide the rows set the values of leaves only approximately; None
-        if the values are exact."""
-
-    def splits_columns(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode, rows: int) -> bool:
-        """Return whether several workers divide the columns of `rows` rows, of the training set and the eval sets
-        together, instead of the rows."""
-        return False
-
-    def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:
-        """Return the metrics that are exact only if every worker evaluates the whole eval sets, as a text for error
-        messages; "" if the library combines the workers' values of all metrics exactly.
-        """
-
-    def connect(self, gang: Gang) -> list[dict[str, Any]]:
-        """Return, for each rank, the settings with which the rank's worker connects to the other workers."""
-
-    def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
-        """Make all workers, at the same time, read their rows and convert them to the boosting library's matrices."""
 
 
 def train(
@@ -180,7 +79,7 @@ def train(
         MissingExtraError: The library or Ray is not installed.
     """
     began = time.monotonic()
-    library = library_of(request.framework)
+    library = installed_library(request.framework)
     request = with_gpu_choice(request, library, keep_gpu_choice)
     training = Training(
         request, library, user_code or UserCode(), init_model, dict(env or {}), on_progress, metrics, began
@@ -203,13 +102,7 @@ def import_ahead_for_workers(request: TrainRequest, *, complete: bool) -> None:
     with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
         nodes = cluster.nodes_to_size(request.scaling_config.num_workers)
         size = request.demand().size(nodes, clamp=request.run_config.clamp)
-        import_ahead(_shape(size), [_worker_module(request)], complete=complete)
-
-
-def _worker_module(request: TrainRequest) -> str:
-    """Return the name of the module that runs in the workers. The module contains the functions `boost(Segment)` and
-    `finish()`, and the functions that `Library.prepare` calls."""
-    return f"shoal.training.{request.framework}.worker"
+        import_ahead(_shape(size), [library_of(request.framework).worker], complete=complete)
 
 
 def _shape(size: GangSize) -> GangShape:
@@ -245,21 +138,14 @@ def _uses_gpus(request: TrainRequest, library: Library, keep_choice: KeepChoice)
     return kept
 
 
-def interface_of(framework: str) -> Library:
-    """Return the interface of a boosting library, without a check of what is installed."""
-    module = importlib.import_module(f"shoal.training.{framework}.engine")
-    library: Library = getattr(module, _LIBRARIES[framework])()
-    return library
-
-
-def library_of(framework: str) -> Library:
+def installed_library(framework: str) -> Library:
     """Return the interface of a boosting library.
 
     Raises:
         MissingExtraError: The library or Ray is not installed.
         ImportError: One of them cannot be imported.
     """
-    library = interface_of(framework)
+    library = library_of(framework)
     for package in ["ray", framework] if cluster.register() is None else [framework]:
         try:
             importlib.import_module(package)
@@ -312,7 +198,6 @@ class Training:
 
     def __post_init__(self) -> None:
         request, library, user_code, init_model = self.request, self.library, self.user_code, self.init_model
-        self._worker = _worker_module(request)
         self._logged = 0
         self._direction: Direction | None = None
         self._restarts = Restarts(request.run_config, self.began)
@@ -321,7 +206,7 @@ class Training:
             say(f"decimal columns are trained as float64: {', '.join(decimals)}")
         self._size = self._resolve()
         assert (init_model is None) == (request.init_model is None), "the caller loads the model that a request names"
-        continued = None if init_model is None else InitModel.read(request.framework, init_model)
+        continued = None if init_model is None else library.init_model(init_model)
         if continued is not None:
             continued.check(request, self._train.source)
         self._params, self._seed = library.params(request, self._size, user_code, continued)
@@ -380,7 +265,7 @@ class Training:
             _shape(size), timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self.env
         ) as gang:
             # The user's code may use scikit-learn and the library's estimators.
-            gang.preload([self._worker], complete=bool(self.user_code))
+            gang.preload([self.library.worker], complete=bool(self.user_code))
             self._check_gpus(gang)
             rows = self._train.num_rows()
             nodes = [worker.node for worker in gang.workers]
@@ -499,7 +384,7 @@ class Training:
     def _on_all(
         self, gang: Gang, name: str, args: Sequence[tuple[Any, ...]], on_note: OnNote | None = None
     ) -> list[Any]:
-        function: Callable[..., Any] = getattr(importlib.import_module(self._worker), name)
+        function: Callable[..., Any] = getattr(importlib.import_module(self.library.worker), name)
         return gang.run(function, args, timeout=self._restarts.timeout, on_note=on_note)
 
     def _resolve(self, *, again: bool = False) -> GangSize:

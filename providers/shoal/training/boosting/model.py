@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from shoal.data.matrix import Categories, as_categories, encoded
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting.messages import Checkpoint
 from shoal.training.boosting.rows import margins_of
-from shoal.training.context import say
+from shoal.training.reporting import say
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     from shoal.data.connector import DataConnector
     from shoal.data.parquet.source import ParquetSource
-    from shoal.training.boosting.request import Framework, TrainRequest
+    from shoal.training.boosting.request import TrainRequest
 
 
 Predict = Callable[["pa.Table", "np.ndarray | None"], "np.ndarray"]
@@ -165,17 +164,6 @@ class InitModel:
     outputs: int
     booster: str
     missing: float | None = None
-
-    @classmethod
-    def read(cls, framework: Framework, content: bytes) -> InitModel:
-        """Read a model.
-
-        Raises:
-            InvalidArgumentError: The library cannot load the model.
-            DataError: The model's categories are not known.
-        """
-        model: InitModel = importlib.import_module(f"shoal.training.{framework}.model").init_model(content)
-        return model
 
     def checkpoint(self) -> Checkpoint:
         """Return the checkpoint from which the workers start."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -93,6 +93,56 @@ def merge(
                 f"remove {name} from params and set n_estimators"
             )
     return {name: value for name, value in merged.items() if names.canonical(name) != ROUNDS}
+
+
+ONE_WORKER = "train with one worker (num_workers=1)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsupported:
+    """A parameter with which a library cannot train, or trains another model in several workers than in one.
+
+    Args:
+        name: Canonical name of the parameter.
+        values: The unsupported values; empty: every value that switches the parameter on.
+        allowed: Values that are supported although `values` is empty.
+        only_several_workers: Whether one worker can train with the parameter, and only several workers cannot.
+        reason: Reason, as the part of a sentence after "because".
+        remedy: Advice in the imperative.
+    """
+
+    name: str
+    values: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
+    only_several_workers: bool = True
+    reason: str
+    remedy: str = ONE_WORKER
+
+    def given(self, value: Any) -> Any:
+        """Return the unsupported part of a parameter's value: the value, one item of a list, or None."""
+        if not self.values:
+            return None if value in (None, "", False, 0, [], *self.allowed) else value
+        items = value if isinstance(value, list) else str(value).split(",")
+        return next((item for item in items if str(item).strip().partition("@")[0] in self.values), None)
+
+
+def refuse_unsupported(entries: Iterable[Unsupported], params: Mapping[str, Any], num_workers: int) -> None:
+    """Raise InvalidArgumentError if a library cannot train with a parameter, or not in so many workers.
+
+    Raises:
+        InvalidArgumentError: A parameter is among the entries; the message contains the reason and the remedy.
+    """
+    for entry in entries:
+        if entry.only_several_workers and num_workers == 1:
+            continue
+        value = entry.given(params.get(entry.name))
+        if value is None:
+            continue
+        given = f'"{value}"' if isinstance(value, str) else value
+        where = f"with {num_workers} workers" if entry.only_several_workers else "in shoal"
+        raise InvalidArgumentError(
+            f"{entry.name}={given} is not supported {where}, because {entry.reason}: {entry.remedy}"
+        )
 
 
 def add_once(given: dict[str, tuple[str, Any]], canonical: str, name: str, value: Any) -> None:

@@ -6,10 +6,11 @@ import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from shoal.boosting_libraries import Framework, loaded
 from shoal.data.checks import check_roles
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
@@ -17,26 +18,11 @@ from shoal.option_validation import Settings
 from shoal.training.boosting.messages import Columns, History
 from shoal.training.boosting.params import Direction, json_params
 from shoal.training.demand import GangClaim, GangDemand
-from shoal.training.mlflow.model_uris import absolute, check_version
 from shoal.training.run_config import RunConfig
 from shoal.training.scaling import GangSize, ScalingConfig, gpu_wish, resolve_size
-
-Framework = Literal["xgboost", "lightgbm"]
-"""Name of the boosting library that trains the model."""
+from shoal.training.tracking import absolute_model, check_model_version
 
 _FLOAT32_MAX = 3.4028234663852886e38
-_XGBOOST_ONLY = {
-    "missing": 'write missing values as nulls, or, if they are written as 0, set the parameter "zero_as_missing"',
-    "feature_weights": "it samples all features with the same probability; its parameter feature_contri scales the "
-    "gain of splits instead",
-    "label_lower_bound_col": "LightGBM has no objective for censored labels, so use XGBoost",
-    "label_cols": "it has no models with several outputs of different labels, so train one model per label column",
-    "label_upper_bound_col": "LightGBM has no objective for censored labels, so use XGBoost",
-}
-"""Field that LightGBM does not support -> advice for the error message."""
-
-_REFUSED_CHARACTERS: Mapping[Framework, str] = {"xgboost": "[]<", "lightgbm": '",:[]{}'}
-"""Characters that a library refuses in the names of features."""
 
 
 class TrainRequest(Settings):
@@ -214,8 +200,8 @@ class TrainRequest(Settings):
     def _named_model(cls, model: str | None) -> str | None:
         if model is None:
             return None
-        check_version(model)
-        return absolute(model)
+        check_model_version(model)
+        return absolute_model(model)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -230,8 +216,7 @@ class TrainRequest(Settings):
             )
         extra = [*self.extra_cols, *([self.group_col] if self.group_col else [])]
         check_roles(self.input_cols, self.label_col, extra, self.categorical_cols)
-        _check_feature_names(self.framework, self.input_cols)
-        self._check_library()
+        loaded(self.framework).check_request(self)
         self._check_feature_weights()
         roles = [*self.input_cols, self.label_col, *extra]
         if twice := sorted({name for name in roles if roles.count(name) > 1}):
@@ -242,17 +227,6 @@ class TrainRequest(Settings):
         if self.early_stopping_rounds and not self.eval_set:
             raise ValueError("early_stopping_rounds needs an eval_set: add one, or remove early_stopping_rounds")
         return self
-
-    def _check_library(self) -> None:
-        """Check that LightGBM gets no field of XGBoost, and that `missing` is no code of a category."""
-        for name, advice in _XGBOOST_ONLY.items():
-            if self.framework == "lightgbm" and (value := getattr(self, name)) not in (None, (), {}):
-                raise ValueError(f"LightGBM does not support {name}={value!r}: {advice}")
-        if self.missing is not None and self.categorical_cols and self.missing >= 0 and self.missing.is_integer():
-            raise ValueError(
-                f"missing={self.missing:g} is not possible with categorical_cols, because XGBoost would compare it "
-                "with the numbers of categories: write missing values as nulls, or use a negative number such as -1"
-            )
 
     def _check_feature_weights(self) -> None:
         given = self.feature_weights
@@ -329,10 +303,10 @@ class TrainRequest(Settings):
     def demand_of(self, scaling: ScalingConfig) -> GangDemand[GangSize]:
         """Return what workers of another number and size, such as those of a search, need for this training."""
         inputs = (self.dataset, *self.eval_set.values())
-        library = importlib.import_module("shoal.training.boosting.engine").interface_of(self.framework)
+        library = loaded(self.framework)
         wish = gpu_wish(scaling, library.device(self))
-        if wish is None and self.framework == "lightgbm":
-            wish = False  # its wheels on PyPI train on CPUs
+        if wish is None and not library.gpus_by_default:
+            wish = False
         return GangDemand(
             GangClaim(scaling.num_workers, scaling.num_cpu_per_worker, -1 if wish is None else int(wish), per_gpu=True),
             partial(
@@ -359,27 +333,6 @@ class TrainRequest(Settings):
                 f"is {len(self.margin_cols)} ({', '.join(self.margin_cols)}): name one column per output in "
                 "base_margin_cols, or the only column in base_margin_col"
             )
-
-
-def _check_feature_names(framework: Framework, names: Sequence[str]) -> None:
-    """Check that the library accepts the names of the features."""
-    refused = _REFUSED_CHARACTERS[framework]
-    for name in names:
-        if any(character in refused for character in name):
-            raise ValueError(
-                f'input_cols contains "{name}", but {framework} accepts no feature name with one of the characters '
-                f"{' '.join(refused)}: rename the column"
-            )
-        if framework == "lightgbm" and not name:
-            raise ValueError("input_cols contains an empty name, which lightgbm does not accept: rename the column")
-    if framework == "lightgbm":
-        written = [name.replace(" ", "_") for name in names]
-        for name, other in zip(names, written, strict=True):
-            if name != other and written.count(other) > 1:
-                raise ValueError(
-                    f'input_cols contains "{name}", which lightgbm changes to "{other}", and another column has this '
-                    "name, too: rename one of the columns"
-                )
 
 
 class WorkerStats(BaseModel):
@@ -457,5 +410,4 @@ class TrainResult(BaseModel):
 
     def booster(self) -> Any:
         """Load the trained model into an object of the boosting library."""
-        library = importlib.import_module(f"shoal.training.{self.framework}.model")
-        return library.load(self)
+        return loaded(self.framework).load(self)

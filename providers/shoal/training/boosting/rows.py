@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from shoal.boosting_libraries import loaded
 from shoal.data.checks import (
     check_bounds,
     check_categories,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from shoal.data.connector import DataConnector
     from shoal.data.parquet.source import ParquetSource
-    from shoal.training.boosting.request import Framework, TrainRequest
+    from shoal.training.boosting.request import TrainRequest
 
 _FLOAT32_BYTES = 4
 
@@ -189,17 +190,15 @@ class ShardRows:
         ranges = self.part.shard.ranges
         if ranges:
             tables = self.part.connector.ingester().iter_batches(self.part.shard, self.columns.names)
-            for batch in self._batches(zip(ranges, tables, strict=True)):
+            number = _GroupNumbers(self.columns.group) if self.columns.group else None
+            for rows, table in zip(ranges, tables, strict=True):
+                batch = self._batch(rows, table)
+                if number:
+                    batch = replace(batch, group=number(table))
                 if self._kept is not None:
                     self._kept.append(batch)
                 yield batch
         self._complete = True
-
-    def _batches(self, tables: Iterable[tuple[RowRange, pa.Table]]) -> Iterator[Batch]:
-        number = _GroupNumbers(self.columns.group) if self.columns.group else None
-        for rows, table in tables:
-            batch = self._batch(rows, table)
-            yield replace(batch, group=number(table)) if number else batch
 
     def _batch(self, rows: RowRange, table: pa.Table) -> Batch:
         columns = self.columns
@@ -212,46 +211,27 @@ class ShardRows:
             raise DataError(
                 f"{place}: the columns {table.column_names} were read instead of {columns.names}: {_CHANGED}"
             )
-        features = encoded(table, columns.categories).select(columns.features)
-        return Batch(
-            self._features(features),
-            self._label(rows, table),
-            self._weight(rows, table),
-            self._margins(rows, table),
-            **self._bounds(rows, table),
-        )
-
-    def _label(self, rows: RowRange, table: pa.Table) -> np.ndarray:
-        columns = self.columns.labels
-        labels = to_matrix(table, columns) if len(columns) > 1 else to_vector(table, columns[0], "float32")
-        for name, values in zip(columns, labels.reshape(len(labels), -1).T, strict=True):
+        features = self._features(encoded(table, columns.categories).select(columns.features))
+        several = bool(columns.other_labels)
+        labels = to_matrix(table, columns.labels) if several else to_vector(table, columns.label, "float32")
+        for name, values in zip(columns.labels, labels.reshape(len(labels), -1).T, strict=True):
             check_finite(values, "label", name, rows, _WITHOUT_LABEL)
             if self._check_label:
                 self._check_label(values, name, rows)
-        return labels
-
-    def _weight(self, rows: RowRange, table: pa.Table) -> np.ndarray | None:
-        column = self.columns.weight
-        if column is None:
-            return None
-        weight = to_vector(table, column, "float32")
-        check_finite(weight, "weight", column, rows, _EVERY_ROW)
-        return weight
-
-    def _bounds(self, rows: RowRange, table: pa.Table) -> dict[str, np.ndarray]:
-        if not self.columns.bounds:
-            return {}
-        lower, upper = (to_vector(table, name, "float32") for name in self.columns.bounds)
-        check_bounds(lower, upper, self.columns.bounds, rows)
-        return {"lower": lower, "upper": upper}
-
-    def _margins(self, rows: RowRange, table: pa.Table) -> np.ndarray | None:
-        columns = self.columns.base_margin
-        margins = margins_of(table, columns, "float64" if self._keep_types else "float32")
+        weight = None
+        if columns.weight is not None:
+            weight = to_vector(table, columns.weight, "float32")
+            check_finite(weight, "weight", columns.weight, rows, _EVERY_ROW)
+        margins = margins_of(table, columns.base_margin, "float64" if self._keep_types else "float32")
         if margins is not None:
-            for name, values in zip(columns, margins.reshape(len(margins), -1).T, strict=True):
+            for name, values in zip(columns.base_margin, margins.reshape(len(margins), -1).T, strict=True):
                 check_finite(values, "base_margin", name, rows, _EVERY_ROW)
-        return margins
+        batch = Batch(features, labels, weight, margins)
+        if not columns.bounds:
+            return batch
+        lower, upper = (to_vector(table, name, "float32") for name in columns.bounds)
+        check_bounds(lower, upper, columns.bounds, rows)
+        return replace(batch, lower=lower, upper=upper)
 
     def _features(self, table: pa.Table) -> np.ndarray | pa.Table:
         if self._keep_types:
@@ -347,7 +327,6 @@ AUC without groups. In these cases each worker gets all rows of an eval set, so 
 workers stop early at the same round. The maximum keeps the copies of an eval set small. XGBoost combines all other
 metrics exactly, so an eval set of any size is then divided among its workers.
 """
-_COMBINES_NOTHING: frozenset[Framework] = frozenset({"lightgbm"})
 
 
 def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
@@ -368,7 +347,7 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
     eval_sets = {}
     for name, spec in request.eval_set.items():
         connector = train if spec == request.dataset else DataConnector.from_spec(spec)
-        if request.framework in _COMBINES_NOTHING:
+        if not loaded(request.framework).combines_metrics:
             refuse_long_eval_sets({name: connector}, f"the metrics of {request.framework}")
         eval_sets[name] = connector
         if connector is train:

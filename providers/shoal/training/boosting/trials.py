@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.boosting.engine import Library, Training, library_of
+from shoal.training.boosting.engine import Training, installed_library
+from shoal.training.boosting.library import Library, library_of
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, segment_length
 from shoal.training.boosting.params import Direction, Directions, agreed, custom_text
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.context import GangContext
 from shoal.training.pickling import pickled
+from shoal.training.reporting import GangContext
 from shoal.training.scaling import GangSize
 
 HOLDOUT = "holdout"
@@ -28,7 +29,6 @@ HOLDOUT = "holdout"
 ROUNDS = "n_estimators"
 """Parameter of a search that is the number of boosting rounds, and no parameter of the library."""
 
-_METRIC = {"xgboost": "eval_metric", "lightgbm": "metric"}
 _METRIC_ALIASES = ("eval_metric", "metric", "metrics", "metric_types")
 
 
@@ -105,7 +105,7 @@ class BoostingTrials:
 
     def trainer(self, context: GangContext) -> Trainer:
         """Return an object that trains in this worker."""
-        module = importlib.import_module(f"shoal.training.{self.framework}.worker")
+        module = importlib.import_module(library_of(self.framework).worker)
         trainer: Trainer = module.Trials(context)
         return trainer
 
@@ -126,7 +126,10 @@ class BoostingTrials:
             assert boosted.checkpoint is not None, "a worker that trains alone is rank 0"
             rounds, resume = boosted.checkpoint.rounds, None
             if stop == trial.rounds or boosted.stopped:
-                return self._result(boosted.checkpoint.history, boosted.best_iteration, rounds)
+                history, best = boosted.checkpoint.history, boosted.best_iteration
+                place = -1 if best is None else best
+                metrics = {name: float(values[place]) for name, values in history[HOLDOUT].items()} if history else {}
+                return TrialResult(self.value(history, place), metrics, rounds if best is None else best + 1)
 
     def direction(self, context: GangContext, trial: TrialParams) -> Direction | None:
         """Return the direction that the user's function tells of the deciding metric in a trial."""
@@ -152,11 +155,6 @@ class BoostingTrials:
                 "these, or add the metric to the parameters of the estimator"
             )
         return float(found[name][place])
-
-    def _result(self, history: History, best: int | None, rounds: int) -> TrialResult:
-        place = -1 if best is None else best
-        metrics = {name: float(values[place]) for name, values in history[HOLDOUT].items()} if history else {}
-        return TrialResult(self.value(history, place), metrics, rounds if best is None else best + 1)
 
 
 class TrialPlan:
@@ -196,7 +194,7 @@ class TrialPlan:
         self.size = size
         self.user_code = user_code
         self._one = replace(size, num_workers=1)
-        self._library: Library = library_of(request.framework)
+        self._library: Library = installed_library(request.framework)
         scaling = request.scaling_config.model_copy(
             update={"num_workers": 1, "num_cpu_per_worker": size.threads, "use_gpu": bool(size.gpus_per_worker)}
         )
@@ -230,17 +228,14 @@ class TrialPlan:
             InvalidArgumentError: A parameter is unknown, its value is not legal, or the trial would be compared by
                 another metric than the others.
         """
-        request, checked, seed = self._trial(params)
+        request = with_params(self._request, params)
+        checked, seed = self._library.params(request, self._one, self.user_code)
         if self._compared is not None:
             name = self._deciding(self._library.metrics(request, checked, self.user_code))
             if name != self._compared:
                 raise _not_comparable((self._compared, self._sample), (name, params))
         direction = self._library.stopping_direction(request, checked, self.user_code)
         return TrialParams(checked, seed, request.n_estimators, direction)
-
-    def _trial(self, params: Mapping[str, Any]) -> tuple[TrainRequest, dict[str, Any], int]:
-        request = with_params(self._request, params)
-        return request, *self._library.params(request, self._one, self.user_code)
 
     def _metrics(self, request: TrainRequest) -> Directions:
         checked, _ = self._library.params(request, self._one, self.user_code)
@@ -258,7 +253,7 @@ class TrialPlan:
             return metric
         others = {name: value for name, value in given.params.items() if name not in _METRIC_ALIASES}
         is_named = any(given.params.get(name) for name in _METRIC_ALIASES)
-        named = given.model_copy(update={"params": {**others, _METRIC[given.framework]: metric}})
+        named = given.model_copy(update={"params": {**others, self._library.metric_param: metric}})
         try:
             names = list(self._metrics(named))
         except InvalidArgumentError:
@@ -334,7 +329,7 @@ def _not_comparable(
 
 def decides_metric(framework: str, name: str) -> bool:
     """Return whether a parameter may change by which metric a training is evaluated."""
-    names = importlib.import_module(f"shoal.training.{framework}.params").NAMES
+    names = library_of(framework).names
     return name in _METRIC_ALIASES or names.canonical(name) == "objective"
 
 
@@ -345,7 +340,7 @@ def with_params(request: TrainRequest, params: Mapping[str, Any]) -> TrainReques
         InvalidArgumentError: A value is not legal.
     """
     others = {name: value for name, value in params.items() if name != ROUNDS}
-    names = importlib.import_module(f"shoal.training.{request.framework}.params").NAMES
+    names = library_of(request.framework).names
     replaced = {names.canonical(name) for name in others}
     kept = {name: value for name, value in request.params.items() if names.canonical(name) not in replaced}
     rounds = params.get(ROUNDS, request.n_estimators)

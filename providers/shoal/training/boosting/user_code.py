@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.host.forks import ending_forks
+from shoal.training.host.own_process import ending_forks
 
 Objective = Callable[..., Any]
 """Type of the user's objective function, which returns the gradient and Hessian of each row's loss. The boosting

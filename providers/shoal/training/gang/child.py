@@ -1,25 +1,31 @@
-"""Run one worker of a gang (group of workers) in a process without Ray.
+"""Run one worker of a gang in a process without Ray: a new Python process, or a fork of a template.
 
-The driver starts the process as ``python -P -m shoal.training.gang.child DESCRIPTOR PATH ...``.
+The driver starts a new process as ``python -P -m shoal.training.gang.child DESCRIPTOR PATH ...``. DESCRIPTOR is the
+number of the worker's socket to the driver. The driver sends calls of the methods of `Worker`, and this process
+executes the calls in their order. The process ends when the driver closes the socket or has ended. Each PATH is a
+folder from which the driver can import modules; this process then can import them, too.
 
-DESCRIPTOR is the number of the worker's socket to the driver. The driver sends calls of the methods of `Worker`, and
-this process executes the calls in their order. The process ends when the driver closes the socket or has ended. Each
-PATH is a folder from which the driver can import modules; this process then can import them, too.
-"""
+A template is a process that has imported the training library and done nothing else. A driver forks it from itself at
+its start, while it has one thread and has run no code of a job. The workers, and XGBoost's tracker, are forked from it:
+they share the memory of the modules that the driver, the template and they need, and start without imports."""
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import NoReturn
 
 import cloudpickle
 
 from shoal.training.gang.worker import Failure, Worker
-from shoal.training.host.forks import ending_forks
+from shoal.training.host.imports import before_forks, import_lean, thread_count
+from shoal.training.host.memory import trim_memory
+from shoal.training.host.own_process import ending_forks
 from shoal.training.host.process_channel import ProcessChannel
 
 
@@ -53,6 +59,104 @@ def _answer(served: object, call: bytes) -> bytes:
         summary = "".join(traceback.format_exception_only(error)).strip()
         answer = cloudpickle.dumps(Failure(summary, traceback.format_exc(), None))
     return answer
+
+
+class Template:
+    """Process that forks the workers; the driver calls the methods of this class over a socket.
+
+    Args:
+        control: Socket to the driver.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+
+    def prepare(self, cpus: int, trim: bool, folders: Sequence[str], modules: Sequence[str], complete: bool) -> int:
+        """Import the modules that the workers need, and for user code (`complete`) also their optional packages."""
+        os.environ["OMP_NUM_THREADS"] = str(max(1, cpus))
+        add_to_path(folders)
+        if trim:
+            trim_memory()
+        with before_forks():
+            import_lean(modules, complete=complete)
+        # Without `gc.freeze`, the garbage collection of a worker would copy the memory that the worker shares with this
+        # process.
+        gc.freeze()
+        return thread_count()
+
+    def fork(self, run: Callable[..., object], args: Sequence[object], number: int) -> int:
+        """Fork a process that calls a function with file descriptors and arguments, and return its process id.
+
+        Directly after this call, the driver sends the `number` file descriptors.
+
+        Raises:
+            OSError: The machine has no room for another process.
+        """
+        _, descriptors, _, _ = socket.recv_fds(self._control, 1, number)
+        try:
+            pid = os.fork()
+            if not pid:
+                self._become(partial(run, *descriptors, *args))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return pid
+
+    def exit_code(self, pid: int) -> int:
+        """Wait until a worker has ended, and return its exit code."""
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _become(self, run: Callable[[], object]) -> NoReturn:
+        try:
+            self._control.close()
+            # The streams of the driver may be buffered. The new streams are flushed after each line, so that the lines
+            # of the fork appear at once.
+            sys.stdout, sys.stderr = (
+                os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)
+                for descriptor in (1, 2)
+            )
+            if numpy_random := sys.modules.get("numpy.random"):
+                numpy_random.seed()  # otherwise NumPy would draw the same numbers in all workers
+            run()
+        finally:
+            os._exit(1)
+
+
+def serve_worker(calls: int, output: int) -> NoReturn:
+    """Run a worker in this process.
+
+    Args:
+        calls: Descriptor of the socket with the driver's calls.
+        output: Descriptor to which the worker prints.
+    """
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    serve(socket.socket(fileno=calls), Worker())
+
+
+def fork_template() -> socket.socket | None:
+    """Fork a template from this process, which must have only one thread.
+
+    Returns:
+        The driver's end of the socket to the template. The template ends when this socket is closed. None if the
+        machine has no room for another process; the workers are then started without a template.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        is_template = not os.fork()
+    except OSError:
+        ours.close()
+        theirs.close()
+        return None
+    if is_template:
+        try:
+            ours.close()
+            serve(theirs, Template(theirs))
+        finally:
+            os._exit(1)
+    theirs.close()
+    return ours
 
 
 if __name__ == "__main__":

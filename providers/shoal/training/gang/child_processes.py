@@ -1,4 +1,8 @@
-"""Run the workers of a gang as processes that the driver starts on its own machine (see `node_processes`)."""
+"""Run the workers of a gang as processes that the driver starts on its own machine, the nodes of a local pool.
+
+Ray reserves the CPUs of the workers and chooses their nodes, so that neither Ray's tasks nor other trainings use these
+CPUs, but does not start the workers: the driver forks them from a template, which has imported the library. On a pool
+without Ray, the driver reserves the CPUs in the pool's register."""
 
 from __future__ import annotations
 
@@ -21,15 +25,16 @@ from io import BufferedReader
 from typing import Any, NamedTuple
 
 from shoal.errors import WorkerLostError
+from shoal.node_register import NodeRegister
 from shoal.os_processes import how_ended, start_python
-from shoal.redaction import hide_known
-from shoal.training.context import say
-from shoal.training.gang.backend import Answered
-from shoal.training.gang.fork_template import serve_worker
-from shoal.training.gang.local_node import LocalNode
-from shoal.training.gang.placement import GangShape, Seat
-from shoal.training.gang.worker import Failure, Joined, Lost, Place, Success
+from shoal.secrets.redaction import hide_known
+from shoal.training.gang import placement
+from shoal.training.gang.child import serve_worker
+from shoal.training.gang.local_node import LocalNode, NodeWithoutRay
+from shoal.training.gang.placement import GangShape, Seat, reserve_in_register
+from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Success
 from shoal.training.host.process_channel import ProcessChannel
+from shoal.training.reporting import say
 
 _LOOPBACK = "127.0.0.1"
 
@@ -120,7 +125,7 @@ _template_lock = threading.Lock()
 
 
 def use_template(control: socket.socket | None) -> None:
-    """Fork the workers of this process from a template (see `shoal.training.gang.fork_template`)."""
+    """Fork the workers of this process from a template (see `shoal.training.gang.child`)."""
     global _template
     with _template_lock:
         if _template is not None:
@@ -383,3 +388,78 @@ def _start(settings: _StartSettings, calls: socket.socket, output: int) -> subpr
             "OMP_NUM_THREADS": str(max(1, settings.cpus)),
         },
     )
+
+
+FindNodes = Callable[[], Mapping[str, LocalNode]]
+"""Type of a function that finds the running nodes of the pool, by name."""
+
+_find_nodes: FindNodes | None = None
+
+
+def use_nodes(find: FindNodes) -> None:
+    """Make this process start its workers itself on the nodes that `find` returns."""
+    global _find_nodes
+    _find_nodes = find
+
+
+def finder(shape: GangShape) -> FindNodes | None:
+    """Return the function that finds the nodes on which this process starts the workers of a gang itself; None if Ray
+    starts the workers.
+
+    Workers with GPUs are started by Ray, because Ray chooses their GPUs when it starts them.
+    """
+    return _find_nodes if has_template() and not shape.gpus_per_worker else None
+
+
+class NodeProcesses(ChildProcesses):
+    """Workers that are child processes of this process and belong to the nodes on which Ray has reserved their CPUs.
+
+    Args:
+        shape: Number and size of the workers.
+        deadline: Time until which to wait for resources that are in use, from `time.monotonic`.
+        find: Function that finds the nodes.
+
+    Raises:
+        CapacityError: The active nodes are too small for the gang, or had no free room in time.
+        WorkerLostError: A node has ended.
+    """
+
+    def __init__(self, shape: GangShape, deadline: float, find: FindNodes) -> None:
+        self._group = placement.reserve(shape, deadline)
+        try:
+            seats, nodes = placement.seats(shape, self._group), find()
+            for rank, seat in enumerate(seats):
+                if seat.node not in nodes:
+                    raise WorkerLostError(f"rank {rank} could not be started, because node {seat.node} was lost")
+            super().__init__(shape, seats, nodes)
+        except BaseException:
+            placement.release(self._group)
+            raise
+
+    def kill(self) -> None:
+        """Kill the processes, wait until they have ended, and free their CPUs."""
+        super().kill()
+        placement.release(self._group)
+
+
+class ProcessesWithoutRay(ChildProcesses):
+    """Workers that are child processes of this process, on the nodes of a pool without Ray.
+
+    Args:
+        shape: Number and size of the workers.
+        deadline: Time until which to wait for CPUs that are in use, from `time.monotonic`.
+        register: Register of the pool's nodes.
+
+    Raises:
+        CapacityError: The active nodes are too small for the gang, or had no free room in time.
+    """
+
+    def __init__(self, shape: GangShape, deadline: float, register: NodeRegister) -> None:
+        self._reservation = reserve_in_register(shape, register, deadline)
+        nodes = {node.name: NodeWithoutRay(register.folder, node) for node in self._reservation.nodes}
+        super().__init__(shape, self._reservation.seats, nodes)
+
+    def kill(self) -> None:
+        """Kill the processes, wait until they have ended, and free their CPUs."""
+        super().kill()
+        self._reservation.release()

@@ -1,40 +1,43 @@
 """Start the workers of one training, run functions on all of them, and raise the error that caused a failure.
 
 A gang is the group of workers of one training. Each worker is a Ray actor, or a child process of the driver, and keeps
-a socket to the driver open (`heartbeats`), so that the driver notices at once when the worker dies. A run ends when
+a socket to the driver open (`connection`), so that the driver notices at once when the worker dies. A run ends when
 every rank has returned a result, or at the first failure. After a failure the gang collects the errors of all ranks for
 a few seconds, raises the most likely cause, and kills all workers. If a worker has died, its death is the most likely
 cause, because it also causes errors in the other workers. A gang that failed is never used again.
+
+After a run, this process keeps the idle gang for the next run with the same number and size of workers, because
+starting workers takes seconds.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import json
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from shoal.errors import ShoalError, TrainingError, WorkerLostError
-from shoal.redaction import hide_known
+from shoal.secrets.redaction import hide_known
 from shoal.training import cluster
-from shoal.training.context import say
-from shoal.training.gang import nodes_in_use, placement
-from shoal.training.gang.backend import Workers
-from shoal.training.gang.heartbeats import EventKind, WorkerConnections
-from shoal.training.gang.losses import Loss, Losses, is_of_worker
-from shoal.training.gang.node_processes import NodeProcesses, ProcessesWithoutRay, finder
+from shoal.training.gang import placement
+from shoal.training.gang.child_processes import NodeProcesses, ProcessesWithoutRay, finder
+from shoal.training.gang.connection import NODE_LOST, EventKind, WorkerConnections
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.ray_actors import RayActors
-from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success, WorkerInfo
-from shoal.training.host import interpreter_end
+from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success, WorkerInfo, Workers
+from shoal.training.host import own_process
 from shoal.training.host.memory import OomKills
+from shoal.training.reporting import say
 from shoal.training.timeouts import (
     FURTHER_ERRORS_S,
     RESOURCES_WAIT_S,
@@ -46,6 +49,55 @@ from shoal.training.timeouts import (
     WORKER_REPLACE_S,
     WORKER_START_S,
 )
+
+_REPORTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A report that a worker was lost.
+
+    Args:
+        rank: Rank of the worker.
+        weight: Number by which the report with the most likely cause is the smallest.
+        reason: Reason, as a clause.
+    """
+
+    rank: int
+    weight: int
+    reason: str
+
+
+class Losses:
+    """Reports on the workers that were lost, until each of them is complete.
+
+    A lost worker is reported twice: its socket to the driver closes, and its call ends. A worker that is replaced too
+    early would be taken for lost by the second report.
+    """
+
+    def __init__(self) -> None:
+        self._reports: dict[int, list[Loss]] = {}
+        self._deadlines: dict[int, float] = {}
+
+    @property
+    def deadline(self) -> float:
+        """Time at which a worker of which only one report has come counts as unreachable, from `time.monotonic`."""
+        return min(self._deadlines.values(), default=math.inf)
+
+    def add(self, loss: Loss) -> Loss | None:
+        """Add a report, and return the most likely cause if the process of the worker has surely ended."""
+        reports = self._reports.setdefault(loss.rank, [])
+        reports.append(loss)
+        if len(reports) < _REPORTS:
+            self._deadlines[loss.rank] = time.monotonic() + UNREACHABLE_WORKER_S
+            return None
+        del self._reports[loss.rank], self._deadlines[loss.rank]
+        return min(reports, key=lambda each: each.weight)
+
+
+def is_of_worker(loss: Loss) -> bool:
+    """Return whether only the worker was lost, as far as it is known, and not its node."""
+    return NODE_LOST not in loss.reason
 
 
 class Sidecar(Protocol):
@@ -277,7 +329,7 @@ class Gang:
         limit = WORKER_FINISH_S if timeout is None else min(timeout, WORKER_FINISH_S)
         try:
             if self.sound:
-                self._run(interpreter_end.end, [()] * self.shape.num_workers, time.monotonic() + limit, None)
+                self._run(own_process.end_user_code, [()] * self.shape.num_workers, time.monotonic() + limit, None)
         except _TimeLimitError:
             say(
                 f"a worker was killed, because its threads and exit handlers did not end within {limit:g} s after the "
@@ -296,7 +348,7 @@ class Gang:
         if self.ended:
             return
         self.ended = True
-        nodes_in_use.record(self, ())
+        placement.record_nodes(self, ())
         with contextlib.suppress(Exception):
             # Killing actors fails if Ray is already shut down. The error is ignored, because the actors have then
             # ended, too.
@@ -327,7 +379,7 @@ class Gang:
     def _spawn(self, workers: Workers, env: dict[str, str]) -> None:
         seats = workers.seats
         size = len(seats)
-        nodes_in_use.record(self, (seat.node_id for seat in seats))
+        placement.record_nodes(self, (seat.node_id for seat in seats))
         connections = WorkerConnections(workers.listen_host, size, self._on_event)
         self._connections = connections
         self._env = env
@@ -546,3 +598,62 @@ def _reserved(shape: GangShape, deadline: float) -> Workers:
     if (find_nodes := finder(shape)) is not None:
         return NodeProcesses(shape, deadline, find_nodes)
     return RayActors(shape, deadline)
+
+
+_idle: dict[tuple[Any, ...], Gang] = {}
+_idle_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def shared_gang(
+    shape: GangShape, *, timeout: float = RESOURCES_WAIT_S, env: Mapping[str, str] | None = None
+) -> Iterator[Gang]:
+    """Provide a gang (group of workers) to one run, and keep the gang for later runs with the same number and size of
+    workers.
+
+    An idle gang keeps its CPUs until :func:`end_gangs` is called, this process ends, or a run needs workers of another
+    number or size.
+
+    Raises:
+        CapacityError: The active nodes are too small for the gang, or had no free room within `timeout`.
+        WorkerLostError: A worker died while it started.
+    """
+    key = (shape, tuple(sorted((env or {}).items())))
+    with _idle_lock:
+        gang = _idle.pop(key, None)
+    if gang is None or not gang.sound:
+        if gang is not None:
+            gang.end()
+        # Other idle gangs (groups of workers) still reserve CPUs that the new gang may need, so they are ended first.
+        end_gangs()
+        gang = Gang.start(shape, timeout=timeout, env=env)
+    try:
+        yield gang
+    except BaseException:
+        gang.end()
+        raise
+    _end_at_exit()
+    with _idle_lock:
+        spare = _idle.setdefault(key, gang)
+    if spare is not gang:
+        # Another thread of this driver has just stored an idle gang with the same number and size of workers. Only one
+        # such gang is kept, so the gang of this run ends.
+        gang.finish()
+
+
+def end_gangs() -> None:
+    """End the idle gangs (groups of workers) that this process keeps for later runs."""
+    while True:
+        with _idle_lock:
+            if not _idle:
+                return
+            _, gang = _idle.popitem()
+        gang.finish()
+
+
+@functools.cache
+def _end_at_exit() -> None:
+    # Exit handlers run in reverse order of their registration. This handler needs Ray, so it must run before Ray's own
+    # handler shuts Ray down. Ray registers its handler when it is imported, so this handler is registered after the
+    # import of Ray.
+    atexit.register(end_gangs)

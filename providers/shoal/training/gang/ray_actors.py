@@ -9,10 +9,9 @@ from typing import Any
 
 from shoal.errors import WorkerLostError
 from shoal.training.gang import placement
-from shoal.training.gang.backend import Answered
 from shoal.training.gang.placement import GangShape, Seat
-from shoal.training.gang.worker import Failure, Joined, Lost, Place, Worker
-from shoal.training.host import change_directory
+from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Worker
+from shoal.training.host import own_process
 from shoal.training.timeouts import REMOVE_FOLDERS_S
 
 
@@ -115,7 +114,7 @@ class RayActors:
 
     def clean_up(self) -> None:
         """Remove the temporary working folders of actors that have ended."""
-        change_directory.remove_from_nodes(self._own_folders, REMOVE_FOLDERS_S)
+        own_process.remove_from_nodes(self._own_folders, REMOVE_FOLDERS_S)
 
 
 def _pass_on(answered: Answered, rank: int, future: Any) -> None:

@@ -1,7 +1,7 @@
-"""Define the worker of a gang (group of workers), which runs functions and returns their results or errors.
+"""Define the worker of a gang, which runs functions and returns their results or errors, and the driver's handle of all
+workers (`Workers`).
 
-A worker runs in a Ray actor, or in a process without Ray.
-"""
+A worker runs in a Ray actor, or in a process without Ray."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import json
 import os
 import signal
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from shoal.data.planning import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.known_secrets import KnownSecrets
-from shoal.training.context import GangContext, set_gang_context
-from shoal.training.gang.driver_connection import DriverConnection
+from shoal.secrets.hidden_output import SECRETS, hide_output
+from shoal.secrets.known_secrets import KnownSecrets
+from shoal.training.gang.connection import DriverConnection
 from shoal.training.gang.local_node import LocalNode, NodeWatch
-from shoal.training.host import change_directory, interpreter_end, memory
-from shoal.training.host.forks import ending_forks
-from shoal.training.host.hidden_output import SECRETS, hide_output
+from shoal.training.gang.placement import Seat
+from shoal.training.host import memory, own_process
 from shoal.training.host.imports import import_lean
-from shoal.training.host.process_title import WORKER, set_title
+from shoal.training.host.own_process import WORKER, ending_forks, set_title
+from shoal.training.reporting import GangContext, set_gang_context
 
 _Sent = DataError | TrainingError | InvalidArgumentError
 
@@ -166,9 +166,9 @@ class Worker:
         # Ray's handler of SIGTERM raises SystemExit in the running function. User code may catch it, or the end would
         # count as an error of the function. With the default handler the process ends, and counts as a lost worker.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        interpreter_end.forget_exit_handlers()
+        own_process.forget_exit_handlers()
         os.environ.update({name: value for name, value in env.items() if name != SECRETS})
-        own_folder = change_directory.enter(env["PWD"], place.token) if "PWD" in env else None
+        own_folder = own_process.enter_folder(env["PWD"], place.token) if "PWD" in env else None
         self._driver = driver = DriverConnection(
             place.host, place.port, place.token, place.rank, KnownSecrets(_secrets(env)).hide, node
         )
@@ -210,3 +210,45 @@ def _sendable(error: _Sent, summary: str) -> _Sent:
         own: type[_Sent] = next(base for base in type(error).__mro__ if base.__module__ in _SHOALS_OWN)
         return own(summary)
     return error
+
+
+Answered = Callable[[int, Success | Failure | Lost], None]
+"""Type of a function that receives a worker's rank and the outcome of the worker's call. The function may be called
+from any thread."""
+
+
+class Workers(Protocol):
+    """Processes of a gang's workers; each process contains a `shoal.training.gang.worker.Worker`."""
+
+    seats: Sequence[Seat]
+    """Placement of each worker, by rank."""
+    host: str
+    """Address of the driver that all nodes can reach."""
+    listen_host: str
+    """Address at which the driver accepts the workers' sockets."""
+
+    def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
+        """Start the workers, connect them to the driver, and yield each worker's `Joined` in the order of the ranks.
+
+        Raises:
+            WorkerLostError: A worker died, or did not answer in time.
+        """
+
+    def preload(self, modules: Sequence[str], complete: bool, ranks: Iterable[int]) -> None:
+        """Tell the workers of these ranks to import modules before their next call."""
+
+    def run(self, function: Callable[..., Any], args_by_rank: Mapping[int, Sequence[Any]], answered: Answered) -> None:
+        """Start a call in the workers of these ranks, and return without waiting."""
+
+    def replace(self, rank: int, place: Place, env: Mapping[str, str], timeout: float) -> Joined:
+        """Start a worker in the place of one that has ended, on the same node.
+
+        Raises:
+            WorkerLostError: The node has ended, or the worker died or did not answer in time.
+        """
+
+    def kill(self) -> None:
+        """Kill the workers, and free their CPUs and GPUs."""
+
+    def clean_up(self) -> None:
+        """Remove the temporary working folders of workers that have ended."""

@@ -11,14 +11,14 @@ import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
+
 NOT_NEEDED = ("sklearn",)
 """Packages that XGBoost and LightGBM import if installed, for their scikit-learn estimators.
 
 The import of scikit-learn takes three quarters of the libraries' import time (4 to 5 s of 6 s in each worker on a slow
 machine with two cores). A training uses only boosters and does not need scikit-learn.
 """
-
-_LIBRARIES = ("xgboost", "lightgbm")
 
 _OF_ESTIMATORS = ("compat", "sklearn", "dask")
 """Modules of the libraries that depend on scikit-learn, in the order of their imports."""
@@ -69,7 +69,7 @@ def complete_libraries() -> None:
     A library that nothing has used yet is removed, so that only its next import, if there is one, takes the time for
     its optional packages. Otherwise objects of its classes may live, and its estimators are added.
     """
-    for library in _LIBRARIES:
+    for library in BOOSTING_LIBRARIES:
         if library in sys.modules and _lacks_estimators(library):
             if _is_used(library):
                 add_estimators(library)

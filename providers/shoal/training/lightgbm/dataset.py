@@ -17,7 +17,7 @@ from shoal.data.matrix import Categories, to_matrix, to_vector
 from shoal.errors import DataError
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Batch, ShardRows
-from shoal.training.lightgbm.model import note, predict_table, slice_rows
+from shoal.training.lightgbm.library import note, predict_table, slice_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa

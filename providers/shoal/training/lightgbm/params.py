@@ -7,9 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, InvalidParamsError
-from shoal.training.boosting.params import ROUNDS, Direction, Directions, Names, add_once, merge, unknown_hint
-from shoal.training.boosting.unsupported import refuse_unsupported
-from shoal.training.boosting.user_code import Objective
+from shoal.training.boosting.params import (
+    ONE_WORKER,
+    ROUNDS,
+    Direction,
+    Directions,
+    Names,
+    Unsupported,
+    add_once,
+    refuse_unsupported,
+    unknown_hint,
+)
 
 if TYPE_CHECKING:
     import lightgbm
@@ -47,7 +55,59 @@ NAMES = Names(
 # the first checkpoint) uses the user's value. If each segment needs its own seeds (see `begins_anew`), segment N uses
 # the user's value plus N.
 _SEEDS = ("bagging_seed", "feature_fraction_seed", "drop_seed", "extra_seed", "objective_seed")
-_TRUTH = {"true": True, "+": True, "false": False, "-": False}
+UNSUPPORTED = (
+    Unsupported(
+        name="linear_tree",
+        only_several_workers=False,
+        reason="LightGBM trains linear trees only in one process and with all rows in memory",
+        remedy="remove linear_tree",
+    ),
+    Unsupported(
+        name="tree_learner",
+        allowed=("data", "data_parallel", "voting", "voting_parallel", "serial"),
+        only_several_workers=False,
+        reason="other learners need all rows in each worker",
+        remedy='remove tree_learner, or set it to "data" or "voting"',
+    ),
+    Unsupported(
+        name="tree_learner",
+        values=("serial",),
+        reason="it cannot train on rows that are divided among workers",
+        remedy=f'{ONE_WORKER}, remove tree_learner, or set it to "data" or "voting"',
+    ),
+    Unsupported(
+        name="interaction_constraints",
+        reason="LightGBM crashes with it in several workers",
+        remedy=f"{ONE_WORKER}, or use XGBEstimator",
+    ),
+    Unsupported(
+        name="monotone_constraints_method",
+        values=("intermediate", "advanced"),
+        reason='LightGBM replaces it by "basic" in several workers',
+        remedy=f'{ONE_WORKER}, or set it to "basic"',
+    ),
+    Unsupported(
+        name="forcedsplits_filename",
+        reason="LightGBM refuses forced splits in several workers",
+    ),
+    Unsupported(
+        name="min_data_in_leaf",
+        values=("0",),
+        reason="LightGBM then estimates the rows of a leaf, and fails if an estimate is 0",
+        remedy="set it to 1 or more",
+    ),
+    Unsupported(
+        name="cegb_penalty_feature_lazy",
+        reason="LightGBM keeps account of the rows for which a feature was used per worker, and trains another model",
+    ),
+    Unsupported(
+        name="cegb_penalty_feature_coupled",
+        reason="each worker then grows other trees, because LightGBM keeps account of the used features per worker",
+    ),
+)
+"""Parameters with which the library cannot train. The table in docs/training.md is written from them: run
+``python -m tests.support.unsupported_table``. Each remedy was tried: for example, one worker trains the model of the
+plain library."""
 RANKING = ("lambdarank", "rank_xendcg")
 """Names of the objectives that rank rows within groups, and therefore need a group column."""
 # Parameters that shoal refuses in `params`, because they belong to other interfaces of LightGBM. Each value is a text
@@ -69,28 +129,9 @@ _REFUSED = {
 }
 
 
-def merge_params(
-    params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int
-) -> dict[str, Any]:
-    """Merge the user's params with the estimator's objective and number of rounds; see `boosting.params.merge`."""
-    merged = merge(params, objective, n_estimators, NAMES)
-    return {NAMES.canonical(name): _truth(value) for name, value in merged.items()}
-
-
-def _truth(value: Any) -> Any:
-    """Convert a text that LightGBM reads as a truth value, such as "false", to this value."""
-    return _TRUTH.get(value.lower(), value) if isinstance(value, str) else value
-
-
 def objective_of(params: Mapping[str, Any]) -> str:
     """Return the canonical name of the objective in merged parameters; LightGBM's default is "regression"."""
     return str(NAMES.objective(params.get("objective") or "regression"))
-
-
-def device_of(params: Mapping[str, Any]) -> str | None:
-    """Return the device, such as "cpu" or "cuda", in merged parameters; None if the user set no device."""
-    device = params.get("device_type")
-    return None if device is None else str(device)
 
 
 def worker_params(
@@ -115,7 +156,7 @@ def worker_params(
             f"params contain num_threads={given['num_threads']!r}, but each worker has {threads} CPUs: "
             f"remove num_threads and set LightGBMScalingConfig(num_cpu_per_worker={given['num_threads']!r})"
         )
-    refuse_unsupported("lightgbm", given, workers)
+    refuse_unsupported(UNSUPPORTED, given, workers)
     learner = str(given.get("tree_learner", "data"))
     device = given.get("device_type", "cuda") if gpus else "cpu"
     if device == "cuda" and workers > 1:

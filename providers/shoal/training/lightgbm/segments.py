@@ -18,11 +18,11 @@ from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, RoundReporter, Segment, Task, part_of
 from shoal.training.boosting.params import Direction, agreed, check_best_score, check_stopping_metric, told
 from shoal.training.boosting.user_code import refuse_namesakes
-from shoal.training.context import GangContext
 from shoal.training.host import memory
-from shoal.training.host.forks import ending_forks
+from shoal.training.host.own_process import ending_forks
 from shoal.training.lightgbm.dataset import Binned
 from shoal.training.lightgbm.params import begins_anew, direction_of, is_forest, segment_params
+from shoal.training.reporting import GangContext
 
 
 class Trainer:

@@ -27,15 +27,15 @@ from shoal.training import cluster
 from shoal.training.boosting.messages import Boosted, History, Part, Prepared, Segment, Task
 from shoal.training.boosting.params import Direction
 from shoal.training.boosting.rows import CheckLabel, ShardRows, cache_budget
-from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
-from shoal.training.host.loopback import is_loopback, tie_to_loopback
+from shoal.training.host.own_process import is_loopback, tie_to_loopback
 from shoal.training.lightgbm import sampling
 from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large
 from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.sampling import Share, sample, shares
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
+from shoal.training.reporting import GangContext, gang_context
 from shoal.training.timeouts import COLLECTIVE_S
 
 if TYPE_CHECKING:
@@ -408,7 +408,8 @@ class Trials:
             return self._trainer(task).direction(metric)
 
     def _trainer(self, task: Task) -> Trainer:
-        key = repr(sorted((name, repr(each)) for name, each in task.params.items() if name not in _of_trainings(task)))
+        varied = _OF_TRAININGS - {"min_data_in_leaf"} if task.params.get("feature_pre_filter") else _OF_TRAININGS
+        key = repr(sorted((name, repr(each)) for name, each in task.params.items() if name not in varied))
         if key != self._key:
             self._build(task)
             self._key = key
@@ -428,11 +429,6 @@ class Trials:
             sampling.share(chosen)
         session.prepare(session.bin_sample(chosen), ())
         self._session = session
-
-
-def _of_trainings(task: Task) -> frozenset[str]:
-    """Return the parameters that do not change the dataset."""
-    return _OF_TRAININGS - {"min_data_in_leaf"} if task.params.get("feature_pre_filter") else _OF_TRAININGS
 
 
 class _Rounds:

@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from shoal.errors import TrainingError
-from shoal.training.artifact_folders import make_folder, open_file
-from shoal.training.context import say
-from shoal.training.locations import filesystem, is_local
+from shoal.training.locations import filesystem, is_local, make_folder, open_file
+from shoal.training.reporting import say
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem

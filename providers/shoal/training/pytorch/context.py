@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.context import say
+from shoal.training.reporting import say
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector

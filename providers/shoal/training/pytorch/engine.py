@@ -20,14 +20,11 @@ from typing import Any
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError, ShoalError
 from shoal.training import cluster, locations
-from shoal.training.artifact_folders import Claim
-from shoal.training.context import say
 from shoal.training.gang.child_processes import has_template, import_ahead
-from shoal.training.gang.gang import Gang
+from shoal.training.gang.gang import Gang, end_gangs
 from shoal.training.gang.placement import GangShape
-from shoal.training.gang.reused_workers import end_gangs
-from shoal.training.mlflow.node_metrics import NodeMetrics
-from shoal.training.progress import MetricSink, OnProgress, Progress, ProgressDisplay
+from shoal.training.host.usage import NodeMetrics
+from shoal.training.locations import Claim
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.environment import environments
 from shoal.training.pytorch.model_dir import Destination, shared_out
@@ -39,6 +36,7 @@ from shoal.training.pytorch.request import (
     PyTorchScalingConfig,
     RankStats,
 )
+from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, say
 from shoal.training.restarts import Restarts
 from shoal.training.timeouts import RESOURCES_WAIT_S
 

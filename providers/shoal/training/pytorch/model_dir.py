@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.artifact_folders import Claim, copy_file, make_folder
-from shoal.training.context import say
-from shoal.training.locations import filesystem, is_local
+from shoal.training.locations import Claim, copy_file, filesystem, is_local, make_folder
+from shoal.training.reporting import say
 
 
 def digests(folder: Path) -> dict[str, str]:

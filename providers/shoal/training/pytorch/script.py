@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.host import change_directory
+from shoal.training.host import own_process
 
 IGNORE_FILE = ".shoalignore"
 """File in a script's folder with the files and folders that do not travel with the script: a pattern in each line, as
@@ -370,7 +370,7 @@ class Script:
     def _lay_out_for_relative_paths(self, beside: ScriptFolder) -> None:
         """Put the files where relative paths lead to them from the job's working folder, as from that of the caller.
         The workers of a host share the job's folder."""
-        work = change_directory.entered()
+        work = own_process.entered_folder()
         if work is None or work == self.caller:  # not a folder of the job
             return
         target = Path(work, self.place)

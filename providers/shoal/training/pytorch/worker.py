@@ -25,12 +25,11 @@ import psutil
 from shoal.data.connector import DataConnector
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.training.cluster import LeavingNodes, own_address, ray_if_connected
-from shoal.training.context import gang_context, set_gang_context
 from shoal.training.gang.worker import PeerError
-from shoal.training.host import change_directory, interpreter_end, memory
-from shoal.training.host.forks import ending_forks
+from shoal.training.host import memory, own_process
+from shoal.training.host.own_process import ending_forks
 from shoal.training.host.usage import USAGE_NOTE, measured
-from shoal.training.mlflow.user_calls import adopt_model, let_user_choose_experiment
+from shoal.training.mlflow_calls import adopt_model, let_user_choose_experiment
 from shoal.training.pytorch import model_dir
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.context import Context, set_context, tagged_output
@@ -38,6 +37,7 @@ from shoal.training.pytorch.environment import Machine
 from shoal.training.pytorch.program import name_of
 from shoal.training.pytorch.request import MissingValue
 from shoal.training.pytorch.script import SCRIPT_FOLDER, Script
+from shoal.training.reporting import gang_context, set_gang_context
 from shoal.training.timeouts import TORCH_JOIN_S
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         raise
     finally:
         # Files that the function has left open may lie in the model folder; and a worker that failed is killed.
-        interpreter_end.write_open_files()
+        own_process.write_open_files()
     adopt_model(gang.log)
     _placed = program.target.placed() if isinstance(program.target, Script) else None
     return Outcome(value, model_dir.digests(_folder), memory.peak_rss_bytes())
@@ -222,7 +222,7 @@ def keep_written() -> tuple[dict[str, str], dict[str, int]]:
     assert _folder is not None
     if os.environ.get("LOCAL_RANK", "0") != "0":
         return model_dir.digests(_folder), {}
-    written = change_directory.written(_placed or {})
+    written = own_process.written_files(_placed or {})
     if _placed is None or sum(written.values()) > KEEP_BYTES:
         return model_dir.digests(_folder), written
     lost = {}
@@ -233,7 +233,7 @@ def keep_written() -> tuple[dict[str, str], dict[str, int]]:
             if target.exists():  # the script has saved another file with this name there
                 lost[name] = size
             else:
-                shutil.copy2(Path(change_directory.entered() or "", name), target)
+                shutil.copy2(Path(own_process.entered_folder() or "", name), target)
         except OSError:
             lost[name] = size
     return model_dir.digests(_folder), lost

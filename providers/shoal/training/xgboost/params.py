@@ -12,9 +12,17 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, InvalidParamsError
-from shoal.training.boosting.params import ROUNDS, Direction, Directions, Names, merge, unknown_hint
-from shoal.training.boosting.unsupported import refuse_unsupported
-from shoal.training.boosting.user_code import Metric, Objective
+from shoal.training.boosting.params import (
+    ONE_WORKER,
+    ROUNDS,
+    Direction,
+    Directions,
+    Names,
+    Unsupported,
+    refuse_unsupported,
+    unknown_hint,
+)
+from shoal.training.boosting.user_code import Metric
 
 if TYPE_CHECKING:
     import xgboost
@@ -35,6 +43,55 @@ NAMES = Names(
     },
     objectives={"reg:linear": "reg:squarederror"},
 )
+_QUANTISED = "it cannot train on quantised data (histogram bins), which shoal uses"
+UNSUPPORTED = (
+    Unsupported(
+        name="objective",
+        values=("survival:cox",),
+        reason="the loss of a row sums over all rows at risk, and each worker sums over its own rows only",
+    ),
+    Unsupported(
+        name="eval_metric",
+        values=("cox-nloglik", "ams"),
+        reason="XGBoost cannot evaluate this metric in several workers",
+        remedy=f"{ONE_WORKER}, or use another metric",
+    ),
+    Unsupported(
+        name="lambdarank_unbiased",
+        reason="each worker estimates the bias of positions from its own groups only",
+    ),
+    Unsupported(
+        name="tree_method",
+        values=("exact", "approx", "gpu_hist"),
+        only_several_workers=False,
+        reason=_QUANTISED,
+        remedy='remove tree_method, or set it to "hist"',
+    ),
+    Unsupported(
+        name="booster",
+        values=("gblinear",),
+        only_several_workers=False,
+        reason=_QUANTISED,
+        remedy='use "gbtree" or "dart"',
+    ),
+    Unsupported(
+        name="updater",
+        allowed=("grow_quantile_histmaker", "grow_gpu_hist"),
+        only_several_workers=False,
+        reason="other updaters cannot build trees from quantised data (histogram bins), which shoal uses",
+        remedy="remove updater",
+    ),
+    Unsupported(
+        name="process_type",
+        values=("update",),
+        only_several_workers=False,
+        reason="shoal trains new trees and does not update those of another model",
+        remedy="remove process_type",
+    ),
+)
+"""Parameters with which the library cannot train. The table in docs/training.md is written from them: run
+``python -m tests.support.unsupported_table``. Each remedy was tried: for example, one worker trains the model of the
+plain library."""
 _SET_BY_SHOAL = ("nthread", "n_jobs", "seed", "random_state")
 _SAMPLING_OF_FEATURES = ("colsample_bytree", "colsample_bylevel", "colsample_bynode")
 _SAMPLING = ("subsample", *_SAMPLING_OF_FEATURES)
@@ -47,13 +104,6 @@ _REFUSED = {
     "enable_categorical": "name the columns in fit(categorical_cols=)",
     "missing": "pass it to fit(missing=), or set the field missing of the spec",
 }
-
-
-def merge_params(
-    params: Mapping[str, Any] | None, objective: str | Objective | None, n_estimators: int
-) -> dict[str, Any]:
-    """Merge the user's params with the estimator's objective and number of rounds; see `boosting.params.merge`."""
-    return merge(params, objective, n_estimators, NAMES)
 
 
 def native(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +154,7 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int, workers
                 f"params contain {name}={params[name]!r}, but each worker has {threads} CPUs: "
                 f"remove {name} and set XGBScalingConfig(num_cpu_per_worker={params[name]!r})"
             )
-    refuse_unsupported("xgboost", params, workers)
+    refuse_unsupported(UNSUPPORTED, params, workers)
     rest = {name: value for name, value in params.items() if name not in _SET_BY_SHOAL}
     return {**native(rest), "nthread": threads, "device": "cuda" if gpus else "cpu"}
 
@@ -155,8 +205,8 @@ def check_params(
             config: dict[str, Any] = json.loads(booster.save_config(), object_hook=noted)
         except (xgboost.core.XGBoostError, ValueError, TypeError) as exc:
             raise InvalidParamsError(f"XGBoost refuses the parameters: {own_message(exc)}") from exc
-    unused = [name for warning in caught for name in _unused(str(warning.message))]
-    if unused:
+    lists = re.findall(r"Parameters: \{(.*?)\} are not used", " ".join(str(each.message) for each in caught), re.DOTALL)
+    if unused := re.findall(r'"([^"]+)"', " ".join(lists)):
         raise InvalidArgumentError("; ".join(_describe_unused(name, params, sorted(known)) for name in unused))
     if evaluated:
         _check_metrics(probed, rows)
@@ -258,11 +308,6 @@ def own_message(exc: BaseException) -> str:
     return re.sub(r"^\[\d\d:\d\d:\d\d\] \S+:\d+: ", "", text)
 
 
-def _unused(warning: str) -> list[str]:
-    found = re.search(r"Parameters: \{(.*?)\} are not used", warning, re.DOTALL)
-    return re.findall(r'"([^"]+)"', found.group(1)) if found else []
-
-
 def _describe_unused(name: str, params: Mapping[str, Any], known: Sequence[str]) -> str:
     if name in _REFUSED:
         return f"{name} is not a parameter of XGBoost's learner: {_REFUSED[name]}"
@@ -321,23 +366,6 @@ WITHOUT_CUDA = (
     'and then `pip install "shoal[xgboost-gpu]"` on each node'
 )
 """Message for users whose XGBoost was built without CUDA and therefore cannot use GPUs."""
-
-
-def device_of(params: Mapping[str, Any]) -> str | None:
-    """Return the parameter `device`, or None if `params` do not contain it.
-
-    Raises:
-        InvalidArgumentError: The device contains the number of a GPU. This is not allowed, because Ray assigns the GPUs
-            to the workers.
-    """
-    device = params.get("device")
-    if device is None:
-        return None
-    if ":" in str(device):
-        raise InvalidArgumentError(
-            f'device="{device}" selects one GPU by number, but Ray assigns a GPU to each worker: use device="cuda"'
-        )
-    return str(device)
 
 
 def has_cuda() -> bool:

@@ -42,12 +42,11 @@ from shoal.training.boosting.messages import (
 from shoal.training.boosting.params import check_best_score, check_stopping_metric
 from shoal.training.boosting.rows import Batch, CheckLabel, ShardRows, cache_budget, in_whole_groups
 from shoal.training.boosting.user_code import refuse_namesakes
-from shoal.training.context import GangContext, gang_context
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
-from shoal.training.host.forks import ending_forks
-from shoal.training.host.loopback import is_loopback, tie_to_loopback
-from shoal.training.xgboost.model import note, note_missing, stored_types
+from shoal.training.host.own_process import ending_forks, is_loopback, tie_to_loopback
+from shoal.training.reporting import GangContext, gang_context
+from shoal.training.xgboost.library import note, note_missing, stored_types
 from shoal.training.xgboost.params import feature_types, is_stochastic, joined, own_message
 
 if TYPE_CHECKING:

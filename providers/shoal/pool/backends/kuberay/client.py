@@ -21,7 +21,7 @@ from shoal.pool.backends.kuberay.resources import CLUSTER_LABEL, FIELD_MANAGER, 
 from shoal.pool.backends.kuberay.scaling import Patch
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_PATIENCE
-from shoal.redaction import redact
+from shoal.secrets.redaction import redact
 
 _API = ("ray.io", "v1")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
