@@ -49,7 +49,8 @@ def _entry(name: str, path: Path, indent: int) -> list[str]:
 def _sentence(path: Path) -> str:
     """Return the first sentence of a module."""
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
-    return re.split(r"(?<=\.)\s", " ".join(text.split("\n\n")[0].split()), maxsplit=1)[0]
+    first = " ".join(text.split("\n\n")[0].replace("`", "").split())
+    return re.split(r"(?<=\.)\s", first, maxsplit=1)[0]
 
 
 if __name__ == "__main__":
