@@ -107,10 +107,7 @@ def pool_for_run(
         ``executor_config``, and ``pool`` (Airflow's pool of slots, which is not the compute pool).
     """
     _check_task_kwargs(task_kwargs)
-    if prefix is not None and (not isinstance(prefix, str) or not prefix):
-        raise InvalidArgumentError(
-            f'prefix={shown(prefix)} is not legal: use letters, digits, "-" and "_", for example prefix="score"'
-        )
+    _check_prefix(prefix)
     start = "" if prefix is None else f"{prefix}_"
     try:
         setup = LeasePoolOperator(
@@ -215,6 +212,13 @@ def _set_leases(tasks: PoolTasks, created: list[Operator], around: tuple[PoolTas
         belongs_here = its_pool in (None, pool) or its_pool not in outer_pools
         if belongs_here and arguments.get("lease") is None:
             arguments["lease"] = tasks.setup.task_id
+
+
+def _check_prefix(prefix: Any) -> None:
+    if prefix is not None and (not isinstance(prefix, str) or not prefix):
+        raise InvalidArgumentError(
+            f'prefix={shown(prefix)} is not legal: use letters, digits, "-" and "_", for example prefix="score"'
+        )
 
 
 def _check_task_kwargs(task_kwargs: Mapping[str, Any]) -> None:
