@@ -20,7 +20,6 @@ from shoal.jobs.tuning import code
 from shoal.jobs.tuning.engine import Found, run
 from shoal.jobs.tuning.study_storage import STUDY, StudyJournal, require_optuna, storage_of
 from shoal.jobs.tuning.trials import Ended
-from shoal.training import cluster
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
 
@@ -81,8 +80,7 @@ def _check_room(spec: TuneJobSpec, train: TrainRequest) -> None:
         CapacityError: The active nodes are too small.
     """
     with warnings.catch_warnings(action="ignore"):
-        nodes = cluster.nodes_to_size(train.scaling_config.num_workers)
-        train.demand().size(nodes, clamp=spec.run_config.clamp)
+        train.demand().resolved(train.scaling_config.num_workers, clamp=spec.run_config.clamp)
 
 
 def _study(spec: TuneJobSpec, place: AttemptContext) -> int:
