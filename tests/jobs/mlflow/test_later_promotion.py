@@ -43,7 +43,7 @@ from shoal.jobs.mlflow import contest, model_loading, promotion
 from shoal.jobs.mlflow.contest import Outcome
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.jobs.mlflow.waiting_version import WaitingVersion
-from shoal.pool.teams import acting_for
+from shoal.pool.holder import acting_for
 from shoal.state.schema import ActionKind, Job, JobState
 from tests.support.gate import KEY, Gate, frame
 from tests.support.job_results import result_of

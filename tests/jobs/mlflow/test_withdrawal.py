@@ -17,7 +17,7 @@ from shoal.jobs.mlflow import withdrawal
 from shoal.jobs.mlflow.promotion_history import Ledger
 from shoal.jobs.mlflow.registry import Registry as Access
 from shoal.jobs.mlflow.withdrawal import Withdrawal
-from shoal.pool.teams import acting_for
+from shoal.pool.holder import acting_for
 from shoal.state import Store
 from shoal.state.schema import JobState, Promotion, PromotionState
 from tests.jobs.mlflow.test_promotion import PAUSE, Client, Killed, Registry, killed, logged, registry  # noqa: F401
