@@ -14,11 +14,11 @@ import pytest
 import shoal
 from shoal.jobs.reconcile import watch
 from shoal.os_processes import import_folders, python_command
-from shoal.pool.backends import ray_scripts
+from shoal.pool import background_process
+from shoal.pool.backends import ray_http
 from shoal.pool.backends.local import gpus
 from shoal.pool.backends.local.backend import _ASK_VERSIONS
 from shoal.pool.endpoint import driver_command
-from shoal.pool.reconcile import background_process
 from shoal.secrets import hidden_output
 from tests.support import ROOT
 
@@ -66,7 +66,7 @@ COMMANDS = {
     "reconciler": background_process.COMMAND,
     "settle": watch._SETTLE_COMMAND,
     "driver on a head": driver_command(sys.executable, "no-such-job", "1"),
-    "script on a head": ["sh", "-c", ray_scripts._RUN, "import queue, json, platform, uuid", "{}"],
+    "script on a head": ["sh", "-c", ray_http._RUN, "import queue, json, platform, uuid", "{}"],
     "question for versions": python_command("-c", _ASK_VERSIONS),
     "question for GPUs": python_command("-c", gpus._ASK_RAY),
     "reader of the output": python_command("-c", hidden_output._START.replace("os.fork() and os._exit(0)", "0")),

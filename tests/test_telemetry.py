@@ -16,7 +16,7 @@ from shoal.jobs import JobSpec, submission
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.os_processes import ProcessId
-from shoal.pool.reconcile import background_process
+from shoal.pool import background_process
 from shoal.state.schema import JobState, Node
 from tests.support.job_results import result_of
 from tests.support.job_store import POOL, add_node, another_head, head, own_mlflow, spec, store

@@ -8,7 +8,7 @@ import logging
 import os
 
 from shoal.jobs.reconcile.watch import LostJobs
-from shoal.pool.reconcile import background_process
+from shoal.pool import background_process
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")

@@ -16,9 +16,8 @@ from shoal.airflow.connections import ComputePoolHook, database_url, spec_of
 from shoal.airflow.operators.nodes import LeasePoolOperator
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.ray.backend import RayBackend
-from shoal.pool.backends.ray.client import Cluster
-from shoal.pool.backends.ray.token_file import keep_token, token_path
+from shoal.pool.backends.ray.backend import Cluster, RayBackend
+from shoal.pool.endpoint import keep_token, token_path
 from shoal.pool.spec import PoolSpec
 
 

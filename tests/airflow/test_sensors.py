@@ -8,7 +8,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from shoal.airflow.sensors import NodesSensor
 from shoal.errors import PoolNotFoundError, ScaleError
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconciling import reconcile
 from shoal.state import Store
 from shoal.state.schema import Lease
 from tests.airflow.conftest import RUN

@@ -41,7 +41,7 @@ from shoal.jobs.reconcile.rounds import start_if_room
 from shoal.jobs.remote import sealed_credentials
 from shoal.jobs.remote.sealed_credentials import DriverKey
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconciling import reconcile
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import JobState, Lease

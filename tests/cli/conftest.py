@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from shoal.cli import app
 from shoal.os_processes import ProcessId, host_id, hostname
-from shoal.pool import recorded
+from shoal.pool import bound_host
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Pool, PoolState
@@ -60,7 +60,7 @@ def shoal_process(fresh_home: Path) -> Run:
 def a_pool(fresh_home: Path) -> str:
     """A pool that is down."""
     spec = PoolSpec(name="retrain", max_nodes=3)
-    recorded.record(spec)
+    bound_host.record(spec)
     with Store().transaction() as session:
         session.add(
             Pool(

@@ -199,6 +199,6 @@ def test_a_distributor_without_a_scaling_config_takes_the_whole_pool() -> None:
     cpus = [Node(name="a", cpus=4, gpus=0), Node(name="b", cpus=4, gpus=0)]
     gpus = [Node(name="a", cpus=8, gpus=4), Node(name="b", cpus=8, gpus=4)]
     layouts = [lay_out(omitted, nodes) for nodes in (cpus, gpus)]
-    assert [(layout.num_workers, layout.each.num_gpus) for layout in layouts] == [(2, 0), (8, 1)]
+    assert [(layout.num_workers, layout.gpus_per_worker) for layout in layouts] == [(2, 0), (8, 1)]
     given = PyTorchScalingConfig(num_nodes=2)
     assert PyTorchDistributor(print, given).scaling_config == given

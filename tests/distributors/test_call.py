@@ -31,7 +31,7 @@ from shoal.jobs.files.storage import default_uri
 from shoal.jobs.kind import call_of
 from shoal.os_processes import ProcessId
 from shoal.pool.api import list_pools
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.state import Store
 from shoal.state.home import home
 from shoal.training.boosting.user_code import UserCode

@@ -40,7 +40,12 @@ ETCD = Program("etcd", "etcd")
 KUBERNETES = Program("kubernetes", "kubernetes")
 OPERATOR_MODULE = "github.com/ray-project/kuberay/ray-operator"
 OPERATOR = Program("ray-operator", "operator", OPERATOR_MODULE)
-PROGRAMS = (ETCD, OPERATOR, KUBERNETES)
+KUEUE_MODULE = "sigs.k8s.io/kueue"
+KUEUE = Program("kueue", "kueue", f"{KUEUE_MODULE}/cmd/kueue")
+PROGRAMS = (ETCD, OPERATOR, KUBERNETES, KUEUE)
+
+CRDS = {OPERATOR: (OPERATOR_MODULE, "config/crd/bases"), KUEUE: (KUEUE_MODULE, "config/components/crd/bases")}
+"""Module and folder of the resource types of a program."""
 
 
 class GoMissing(Exception):
@@ -55,9 +60,9 @@ def missing() -> str | None:
     return f"not built yet: {', '.join(unbuilt)}. `make test-kuberay` builds what is missing, which needs Go"
 
 
-def crds() -> list[Path]:
-    """The files with the operator's resource types."""
-    return sorted(OPERATOR.path().with_name("crds").glob("*.yaml"))
+def crds(program: Program) -> list[Path]:
+    """The files with a program's resource types."""
+    return sorted(program.path().with_name("crds").glob("*.yaml"))
 
 
 def build_missing() -> None:
@@ -91,10 +96,11 @@ def _build(program: Program, target: Path) -> None:
     )
     if done.returncode:
         raise RuntimeError(f"go build of {program.name} failed:\n{done.stderr[-4000:]}")
-    if program is OPERATOR:
-        source = _go("list", "-m", "-f", "{{.Dir}}", OPERATOR_MODULE, folder=MODULES / program.module).stdout.strip()
+    if program in CRDS:
+        module, folder = CRDS[program]
+        source = _go("list", "-m", "-f", "{{.Dir}}", module, folder=MODULES / program.module).stdout.strip()
         target.with_name("crds").mkdir(exist_ok=True)
-        for file in (Path(source) / "config" / "crd" / "bases").glob("*.yaml"):
+        for file in (Path(source) / folder).glob("*.yaml"):
             shutil.copyfile(file, target.with_name("crds") / file.name)
     unfinished.rename(target)
     print(f"Built {program.name} in {time.monotonic() - began:.0f} s", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -88,7 +89,7 @@ class ControlPlane:
         self.services["etcd"].wait_for(lambda: _answers(f"{etcd}/health"))
         self._serve("kube-apiserver", self._program("kube-apiserver"), *self._server_flags(etcd))
         self.wait_for_server()
-        for crd in build.crds():
+        for crd in build.crds(build.OPERATOR):
             self._apply_crd(crd)
         self._start_controllers()
         health = f"127.0.0.1:{free_port()}"
@@ -103,6 +104,71 @@ class ControlPlane:
         self.services["ray-operator"].wait_for(lambda: _answers(f"http://{health}/readyz"))
         account = "/api/v1/namespaces/default/serviceaccounts/default"
         wait_until(lambda: self._exists(account), "the default service account")
+
+    def start_kueue(self) -> None:
+        """Start Kueue, which admits RayClusters with the label of a queue, also elastic ones."""
+        if "kueue" in self.services:
+            return
+        for crd in build.crds(build.KUEUE):
+            self._apply_crd(crd)
+        port, health = free_port(self.address), f"127.0.0.1:{free_port()}"
+        settings = self.folder / "kueue.json"
+        settings.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+                    "kind": "Configuration",
+                    "health": {"healthProbeBindAddress": health},
+                    "metrics": {"bindAddress": "0"},
+                    "webhook": {"host": self.address, "port": port, "certDir": str(self._webhook_certificate())},
+                    "leaderElection": {"leaderElect": False},
+                    "internalCertManagement": {"enable": False},
+                    "integrations": {"frameworks": ["ray.io/raycluster"]},
+                }
+            )
+        )
+        self._serve(
+            "kueue",
+            str(build.KUEUE.path()),
+            f"--config={settings}",
+            f"--kubeconfig={self.kubeconfig}",
+            "--feature-gates=ElasticJobsViaWorkloadSlices=true,VisibilityOnDemand=false",
+        )
+        self.services["kueue"].wait_for(lambda: _answers(f"http://{health}/readyz"))
+        authority = base64.b64encode(self.credentials.server_certificate.read_bytes()).decode()
+        for kind, action in (("mutating", "mutate"), ("validating", "validate")):
+            hook = {
+                "name": f"{action}.kueue.test",
+                "admissionReviewVersions": ["v1"],
+                "sideEffects": "None",
+                "clientConfig": {
+                    "url": f"https://{self.address}:{port}/{action}-ray-io-v1-raycluster",
+                    "caBundle": authority,
+                },
+                "rules": [
+                    {
+                        "apiGroups": ["ray.io"],
+                        "apiVersions": ["v1"],
+                        "operations": ["CREATE"] if kind == "mutating" else ["CREATE", "UPDATE"],
+                        "resources": ["rayclusters"],
+                    }
+                ],
+            }
+            body = {
+                "apiVersion": "admissionregistration.k8s.io/v1",
+                "kind": f"{kind.title()}WebhookConfiguration",
+                "metadata": {"name": "kueue"},
+                "webhooks": [hook],
+            }
+            self.request("POST", f"/apis/admissionregistration.k8s.io/v1/{kind}webhookconfigurations", body)
+
+    def _webhook_certificate(self) -> Path:
+        """Return a folder with the server's certificate under the names that Kueue expects."""
+        folder = self.folder / "kueue-certificates"
+        folder.mkdir()
+        (folder / "tls.crt").symlink_to(self.credentials.server_certificate)
+        (folder / "tls.key").symlink_to(self.credentials.server_key)
+        return folder
 
     def _start_controllers(self) -> None:
         certificates = self.credentials.folder

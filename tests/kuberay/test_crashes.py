@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.state import Store
 from shoal.state.schema import NodeState
 from tests.kuberay.conftest import Cluster

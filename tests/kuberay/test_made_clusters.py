@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.state import Store
 from tests.kuberay.conftest import Cluster
 from tests.kuberay.control_plane import LIGHT_IMAGE, ControlPlane

@@ -17,8 +17,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends import PoolRef
 from shoal.pool.backends.kuberay.backend import KubeRayBackend
 from shoal.pool.backends.kuberay.resources import CLAIM
-from shoal.pool.reconcile.rounds import reconcile
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import reconcile, sweep
 from shoal.state import Store
 from shoal.state.schema import Pool
 from tests.kuberay.conftest import Cluster

@@ -11,7 +11,7 @@ import pytest
 
 from shoal.errors import ScaleError
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconciling import reconcile
 from shoal.state import Store
 from tests.kuberay.accounts import smallest_role
 from tests.kuberay.pools import Kubernetes

@@ -15,7 +15,7 @@ import pytest
 
 from shoal.errors import ScaleError
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconciling import reconcile
 from shoal.pool.timeouts import START_TIMEOUT
 from shoal.state import Store
 from shoal.state.schema import Operation

@@ -18,7 +18,7 @@ import yaml
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.kuberay.backend import KubeRayBackend
-from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconciling import reconcile
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from tests.kuberay.accounts import FILES

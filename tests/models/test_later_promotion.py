@@ -36,7 +36,7 @@ from shoal.models import contest, list_models, loading, model_history, promote_m
 from shoal.models.contest import Outcome
 from shoal.models.ledger import Ledger
 from shoal.models.waiting_version import WaitingVersion
-from shoal.pool.teams import acting_for
+from shoal.pool.holder import acting_for
 from shoal.state.schema import ActionKind, Job, JobState
 from tests.support.gate import KEY, Gate, frame
 from tests.support.job_results import result_of

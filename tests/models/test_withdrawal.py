@@ -16,7 +16,7 @@ from shoal.models import withdraw_promotion, withdrawal
 from shoal.models.ledger import Ledger
 from shoal.models.registry import Registry as Access
 from shoal.models.withdrawal import Withdrawal
-from shoal.pool.teams import acting_for
+from shoal.pool.holder import acting_for
 from shoal.state import Store
 from shoal.state.schema import JobState, Promotion, PromotionState
 from tests.models.test_promotion import PAUSE, Client, Killed, Registry, killed, logged, registry  # noqa: F401

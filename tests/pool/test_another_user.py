@@ -16,7 +16,7 @@ from shoal.errors import PoolDownError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.endpoint import NO_GCS, Endpoint
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.state import Store, home
 from tests.support.pool_processes import node_rows, nothing_left
 

@@ -14,9 +14,8 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends import NodeRef, Seen
 from shoal.pool.journal import commands, rows
 from shoal.pool.journal.advance import record_seen
-from shoal.pool.journal.retention import KEEP_LOGS, KEEP_OPERATIONS
-from shoal.pool.reconcile.rounds import reconcile
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.journal.rows import KEEP_LOGS, KEEP_OPERATIONS
+from shoal.pool.reconciling import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import DRAIN_GRACE, LEASE_TTL, REPLACE_COOLDOWN, ROLLBACK_AFTER, START_TIMEOUT
 from shoal.state import Store

@@ -14,8 +14,8 @@ import shoal.pool
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends.local.backend import node_folder, token_path
 from shoal.pool.backends.local.processes import NODE_TAG, spawn_detached
-from shoal.pool.journal.steps import JournalStep
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.journal.rows import JournalStep
+from shoal.pool.reconciling import sweep
 from shoal.state import Store, home
 from shoal.state.schema import NodeState
 from tests.support.killed_pool_operations import HOLDER, fork, points
@@ -187,6 +187,6 @@ def test_every_step_is_tried():
 
 
 def test_every_transaction_is_a_step():
-    """What changes a pool goes through `shoal.pool.journal.steps`; removing old logs and operations changes none."""
+    """What changes a pool goes through `shoal.pool.journal.rows`; removing old logs and operations changes none."""
     modules = [path for path in Path(shoal.pool.__file__).parent.rglob("*.py") if path.name != "retention.py"]
     assert [path.name for path in modules if re.search(r"tore\.transaction\(", path.read_text())] == []

@@ -11,7 +11,7 @@ from shoal.jobs.journal.attempts import Key, Order
 from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.holder import job_holder
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.pool.waiting import end_if_abandoned
 from shoal.state import Store
 from shoal.state.schema import JobState

@@ -14,8 +14,7 @@ from sqlalchemy import text
 from shoal.errors import ShoalError, StoreError
 from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.rounds import reconcile
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import reconcile, sweep
 from shoal.state import Store
 from shoal.state.schema import Operation, OperationState
 from tests.support import ROOT
@@ -26,7 +25,7 @@ SCALE = """
 from shoal.pool.backends import BACKENDS
 from tests.support.tiny_backend import TinyBackend
 BACKENDS["local"] = TinyBackend
-from shoal.pool.reconcile import background_process
+from shoal.pool import background_process
 from shoal.pool.api import ComputePool
 background_process.ensure_running = lambda: None
 from shoal.errors import ShoalError

@@ -11,7 +11,7 @@ from shoal.history import acting_as
 from shoal.jobs import sweep
 from shoal.os_processes import hostname
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.reconciling import reconcile
 from shoal.state import Store
 from shoal.state.schema import Node
 from tests.support.tiny_node import FAIL_FILE

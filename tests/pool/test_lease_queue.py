@@ -16,10 +16,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from shoal.errors import InvalidArgumentError, ScaleError
-from shoal.pool import lease_queue
+from shoal.pool import scaling_plan
 from shoal.pool.journal import commands, rows
-from shoal.pool.journal.advance import advance
-from shoal.pool.journal.rollback import withdraw
+from shoal.pool.journal.advance import advance, withdraw
 from shoal.pool.scaling_plan import wanted
 from shoal.pool.spec import LeaseOptions, PoolSpec
 from shoal.state.schema import Base, Node, NodeState, Operation, OperationState, Usage
@@ -135,7 +134,7 @@ class Leasing(RuleBasedStateMachine):
         with self.writing() as session:
             snapshot = rows.load(session, "p")
             assert snapshot.demand
-            claims = [snapshot.demand.size, lease_queue.leased(snapshot), *(one.size for one in snapshot.leases)]
+            claims = [snapshot.demand.size, scaling_plan.leased(snapshot), *(one.size for one in snapshot.leases)]
             if size >= max(claims):
                 commands.alter(session, "p", min_nodes=None, max_nodes=size, now=self.clock())
                 return
@@ -175,7 +174,7 @@ class Leasing(RuleBasedStateMachine):
                 session.delete(node)
             session.flush()
             after = rows.load(session, "p")
-            assert lease_queue.grantable(after) == []
+            assert scaling_plan.grantable(after) == []
             there = [node for node in after.nodes if node.state is not NodeState.FAILED]
             assert len(there) <= after.pool.max_nodes
 
@@ -195,11 +194,11 @@ class Leasing(RuleBasedStateMachine):
 
             least = max(snapshot.pool.min_nodes, snapshot.demand.size if snapshot.demand else 0)
             for one in granted:
-                kept = lease_queue.kept_for(snapshot.leases, least, partial(eq, one))
+                kept = scaling_plan.kept_for(snapshot.leases, least, partial(eq, one))
                 alone = wanted(replace(snapshot, leases=(one,)))
                 assert kept == (alone if len(granted) > 1 else None), "a job counts on nodes that would end"
 
-            first_waiting = min((one.queue_number for one in lease_queue.queue(snapshot)), default=None)
+            first_waiting = min((one.queue_number for one in scaling_plan.queue(snapshot)), default=None)
             for one in granted:
                 newly = one.id not in self.known or self.known[one.id][2]
                 if newly and first_waiting is not None:
@@ -213,7 +212,7 @@ class Leasing(RuleBasedStateMachine):
                 assert not now[lease_id].waiting and now[lease_id].size >= size
 
             still_open = {row.lease_id for row in snapshot.operations if row.state is OperationState.OPEN}
-            for one in lease_queue.queue(snapshot):
+            for one in scaling_plan.queue(snapshot):
                 assert one.id in still_open, "a lease waits without a deadline"
             uses = session.query(Usage).filter(Usage.ended_at.is_(None))
             assert {(row.lease_id, row.nodes) for row in uses} == {(one.id, one.size) for one in granted}

@@ -9,12 +9,12 @@ import pytest
 
 from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, ScaleError
 from shoal.os_processes import ProcessId
-from shoal.pool import lease_renewal
+from shoal.pool import api
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.holder import job_holder
 from shoal.pool.journal import commands
-from shoal.pool.journal.rollback import withdraw
-from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.journal.advance import withdraw
+from shoal.pool.reconciling import reconcile
 from shoal.pool.spec import LeaseOptions
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Lease
@@ -200,9 +200,7 @@ def test_a_renewal_adds_its_own_time_to_live(up):
 
 
 def test_a_block_renews_its_lease_and_says_when_it_has_lost_it(up, monkeypatch):
-    monkeypatch.setattr(
-        lease_renewal, "_RENEWALS_PER_TTL", 6000
-    )  # every 0.15 s, of a lease that outlives any slow machine
+    monkeypatch.setattr(api, "_RENEWALS_PER_TTL", 6000)  # every 0.15 s, of a lease that outlives any slow machine
     with up.lease(1) as lease:
         first = up.describe().leases[0].expires_at
         wait_until(lambda: up.describe().leases[0].expires_at > first, "a renewal by the block's thread")
@@ -337,7 +335,7 @@ def test_a_waiting_process_that_was_killed_leaves_the_queue(up):
 
 
 def test_a_lease_is_renewed_while_it_waits(up, monkeypatch):
-    monkeypatch.setattr("shoal.pool.lease_renewal._RENEWALS_PER_TTL", 600)  # ten in a second
+    monkeypatch.setattr("shoal.pool.api._RENEWALS_PER_TTL", 600)  # ten in a second
     up.lease(4, exclusive=True)
 
     def expires_at() -> float:

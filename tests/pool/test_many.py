@@ -10,7 +10,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.state import Store
 from shoal.state.schema import Demand, NodeState, Operation, OperationState
 from tests.support.pool_processes import folders, node_rows, tagged

@@ -8,10 +8,9 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, PoolElsewhereError, PoolInUseError, PoolNotFoundError
 from shoal.os_processes import host_id, hostname
-from shoal.pool import recorded
+from shoal.pool import bound_host
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.reconcile.rounds import reconcile
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import reconcile, sweep
 from shoal.state import Store
 from shoal.state.schema import Pool, PoolState
 from tests.support import another_host
@@ -129,7 +128,7 @@ def test_one_pool_that_raises_does_not_end_a_sweep(up):
             host_id=host_id(), min_nodes=1, max_nodes=1, epoch=1, next_node=0, created_at=0.0, touched_at=0.0,
         )  # fmt: skip
         session.add(broken)
-        recorded._write("broken", broken.spec)
+        bound_host._write("broken", broken.spec)
     dead = node_rows()[0]
     kill_supervisor(dead)
 

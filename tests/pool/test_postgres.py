@@ -9,7 +9,7 @@ import pytest
 from shoal.errors import PoolDownError, ScaleError
 from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.state import Store
 from shoal.state.schema import NodeState, Pool
 from tests.support import killed_pool_operations as act

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.state import Store
 from shoal.state.home import file_lock, lock_file
 from shoal.state.schema import NodeState
@@ -29,7 +29,7 @@ URI = "local://real"
 def alone() -> Iterator[ComputePool]:
     """A real pool in a home of its own, without the detached reconciler: it would be done before anybody is killed."""
     with new_home(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
+        patch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
         # Held, so that no supervisor revives it.
         with file_lock(lock_file("reconciler")):
             pool = ComputePool(URI, holder=HOLDER).up()

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from shoal import ComputePool
-from shoal.pool.reconcile import background_process
-from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool import background_process
+from shoal.pool.reconciling import reconcile
 from shoal.state import Store, home
 from tests.support.waiting import wait_until
 

@@ -13,10 +13,9 @@ import pytest
 from shoal.errors import NoPoolError, PoolElsewhereError, StoreError
 from shoal.jobs.reconcile.settle import settle_jobs
 from shoal.os_processes import host_id, hostname
-from shoal.pool import recorded
+from shoal.pool import background_process, bound_host
 from shoal.pool.api import ComputePool, describe_pool, list_pools
-from shoal.pool.reconcile import background_process
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
@@ -27,7 +26,7 @@ from shoal.state.schema import Demand, Node, NodeState, Pool, PoolState
 @pytest.fixture
 def planted(fresh_home, monkeypatch) -> Callable[..., str]:
     """Add the rows of a pool that wants a node to the store, as anyone can who may write to it; returns its name."""
-    monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
 
     def add(uri: str, *, name: str | None = None, node: dict[str, str] | None = None) -> str:
         spec = PoolSpec.parse(uri)
@@ -110,7 +109,7 @@ def test_the_program_of_a_planted_pool_is_not_started(planted, program):
 
 def test_another_program_of_a_recorded_pool_is_not_started(planted, program):
     python, ran = program
-    recorded.record(PoolSpec.parse("local://mine?ray=false"))
+    bound_host.record(PoolSpec.parse("local://mine?ray=false"))
     planted("local://mine?ray=false&max_nodes=9")
     assert "mine" in (background_process._active_pools(Store()) or ())
 

@@ -16,8 +16,7 @@ from shoal.errors import InvalidArgumentError, PoolDownError, PoolNotFoundError,
 from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.base import NodeRef, PoolRef
-from shoal.pool.reconcile.rounds import reconcile
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.private_folders import runtime_root
@@ -258,7 +257,7 @@ def test_two_operations_at_once_each_end_with_success_or_a_clear_refusal(up):
 def test_rolling_back_one_operation_never_restores_what_another_has_replaced(up, tiny):
     """2, 3 and 4 asked one on top of the other, then 3 is withdrawn: a failing 4 goes back to 2, and that to 1."""
     from shoal.pool.journal import commands
-    from shoal.pool.journal.rollback import withdraw
+    from shoal.pool.journal.advance import withdraw
     from shoal.pool.spec import ScaleOptions
 
     def request(size: int) -> str:
@@ -278,7 +277,7 @@ def test_rolling_back_one_operation_never_restores_what_another_has_replaced(up,
 
 def test_what_has_succeeded_is_not_rolled_back(up):
     """Its caller is interrupted when the sizes are right already."""
-    from shoal.pool.journal.rollback import withdraw
+    from shoal.pool.journal.advance import withdraw
 
     assert up.scale(2)
     succeeded = up.describe().last_operation.id
@@ -290,7 +289,7 @@ def test_what_has_succeeded_is_not_rolled_back(up):
 def test_an_interrupt_rolls_back(up):
     script = "from shoal.pool.api import ComputePool; ComputePool('tiny').scale(3)"
     prelude = (
-        "from shoal.pool.reconcile import background_process; background_process.ensure_running = lambda: None\n"
+        "from shoal.pool import background_process; background_process.ensure_running = lambda: None\n"
         "from shoal.pool.backends import BACKENDS\n"
         "from tests.support.tiny_backend import TinyBackend\n"
         "BACKENDS['local'] = TinyBackend\n"

@@ -6,19 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from shoal.pool.lease_queue import grantable, may_resize, nodes_for
 from shoal.pool.scaling_plan import (
     MAX_START_FAILURES,
     NodePlan,
+    Snapshot,
     Verdict,
     cause_of_starts,
     cooldown,
+    grantable,
     judge,
+    may_resize,
+    nodes_for,
     plan_nodes,
     wanted,
     why_down,
 )
-from shoal.pool.snapshot import Snapshot
 from shoal.pool.timeouts import REPLACE_COOLDOWN, REPLACE_COOLDOWN_MOST
 from shoal.state.schema import (
     Demand,

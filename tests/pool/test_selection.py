@@ -9,11 +9,10 @@ from shoal.distributors.pytorch import PyTorchDistributor, TorchDistributor
 from shoal.errors import InvalidArgumentError, NoPoolError, PoolNotFoundError
 from shoal.kinds.task_spec import spec_of
 from shoal.os_processes import ProcessId, host_id, hostname
-from shoal.pool import recorded
+from shoal.pool import bound_host
 from shoal.pool.api import ComputePool
-from shoal.pool.names import is_pool_name, pool_name_of
 from shoal.pool.selection import defined_pool, which_pool
-from shoal.pool.spec import PoolSpec
+from shoal.pool.spec import PoolSpec, is_pool_name, pool_name_of
 from shoal.state import Store
 from shoal.state.schema import Pool, PoolState
 from shoal.training.run_config import RunConfig
@@ -22,7 +21,7 @@ from shoal.training.run_config import RunConfig
 @pytest.fixture
 def add(fresh_home):
     def row(name, state=PoolState.UP, *, on=None, owner=None, **spec):
-        recorded.record(PoolSpec(name=name, **spec))
+        bound_host.record(PoolSpec(name=name, **spec))
         with Store().transaction() as session:
             session.add(
                 Pool(

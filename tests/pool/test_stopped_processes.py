@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from shoal.pool.api import ComputePool
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
 from tests.support import ROOT, clocks
@@ -22,7 +22,7 @@ import os, signal
 from shoal.errors import ShoalError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import BACKENDS
-from shoal.pool.reconcile import background_process
+from shoal.pool import background_process
 from tests.support.tiny_backend import TinyBackend
 
 background_process.ensure_running = lambda: None

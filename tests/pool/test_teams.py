@@ -9,11 +9,11 @@ import pytest
 
 from shoal import history
 from shoal.errors import InvalidArgumentError, NoPoolError, PoolDownError, TeamError
-from shoal.pool import recorded
+from shoal.pool import bound_host
 from shoal.pool.api import ComputePool
+from shoal.pool.holder import acting_for, may_change
 from shoal.pool.journal import commands
 from shoal.pool.spec import LeaseOptions, PoolSpec
-from shoal.pool.teams import acting_for, may_change
 from shoal.state import Store
 from shoal.state.schema import Lease, Node, Operation, Pool, PoolState
 from tests.support.job_store import add_node, add_pool
@@ -37,7 +37,7 @@ REQUESTS: dict[str, Callable[[ComputePool], Any]] = {
 @pytest.fixture
 def store(fresh_home, monkeypatch) -> Store:
     """A store with a pool of team fraud that is up, and no reconciler."""
-    monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
     store = Store()
     add_pool(store)
     add_node(store, 1)
@@ -152,7 +152,7 @@ def test_the_only_pool_that_a_team_may_use_needs_no_name(store, monkeypatch):
         columns = {column.name: getattr(row, column.name) for column in Pool.__table__.columns}
         spec = PoolSpec.parse("local://theirs?only_team=ads").model_dump()
         session.add(Pool(**{**columns, "name": "theirs", "spec": spec}))
-    recorded.record(PoolSpec(name="theirs"))
+    bound_host.record(PoolSpec(name="theirs"))
     assert ComputePool(team="fraud").name == NAME
     monkeypatch.setenv("SHOAL_TEAM", "ads")
     assert ComputePool().name == "theirs"

@@ -12,9 +12,9 @@ from prefect import flow, serve
 from prefect.runtime import flow_run
 
 from shoal.jobs import cleanup
+from shoal.pool import background_process
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import BACKENDS
-from shoal.pool.reconcile import background_process
 from shoal.prefect import clean_up_run, distributed_train, job_task, pool_lease
 from shoal.state import home
 from tests.support import waiting_jobs

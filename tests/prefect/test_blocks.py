@@ -14,7 +14,7 @@ from prefect.testing.standard_test_suites import blocks as suite
 from pydantic import SecretStr, ValidationError
 
 from shoal.errors import InvalidArgumentError
-from shoal.pool.backends.ray.token_file import token_path
+from shoal.pool.endpoint import token_path
 from shoal.pool.spec import PoolSpec
 from shoal.prefect import ComputePool
 from shoal.prefect.blocks import database_url, pool_of, secret_block

@@ -19,7 +19,7 @@ from prefect.settings import PREFECT_API_URL
 from shoal.errors import InvalidArgumentError, MissingExtraError, PoolDownError, ScaleError
 from shoal.pool.api import ComputePool as CorePool
 from shoal.pool.api import list_pools
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.prefect import ComputePool, distributed_train, pool_lease, wait_for_nodes
 from shoal.prefect.current_run import Block, Submissions
@@ -459,7 +459,7 @@ _KILLED = """
 import os, signal
 from prefect import flow, task, unmapped
 from shoal.pool.backends import BACKENDS
-from shoal.pool.reconcile import background_process
+from shoal.pool import background_process
 from shoal.prefect import pool_lease
 from tests.support.tiny_backend import TinyBackend
 

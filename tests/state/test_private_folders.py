@@ -14,7 +14,7 @@ import pytest
 
 from shoal.errors import StoreError
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import sweep
 from shoal.state import Store
 from shoal.state.home import home, lock_file
 from shoal.state.private_folders import ROOT_VARIABLE, node_ids, runtime_root, turn_lock

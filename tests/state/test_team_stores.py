@@ -17,8 +17,8 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.models.ledger import confirmed_promotions
 from shoal.os_processes import host_id, hostname
+from shoal.pool import background_process
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.reconcile import background_process
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.home import home, store_tag, use_store

@@ -11,7 +11,7 @@ import pytest
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.kinds.training.spec import JobSpec
 from shoal.os_processes import ProcessId, host_id, hostname
-from shoal.pool import recorded
+from shoal.pool import bound_host
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Node, NodeState, Pool, PoolState
@@ -22,7 +22,7 @@ POOL = "retrain"
 
 def add_pool(store: Store, name: str = POOL, owner: ProcessId | None = None) -> None:
     """A pool that is up, and that this home has recorded; an embedded pool if it belongs to a process."""
-    recorded.record(PoolSpec(name=name))
+    bound_host.record(PoolSpec(name=name))
     with store.transaction() as session:
         session.add(
             Pool(
@@ -44,7 +44,7 @@ def add_pool(store: Store, name: str = POOL, owner: ProcessId | None = None) -> 
 
 def change_pool(store: Store, spec: PoolSpec) -> None:
     """Give the pool other settings, and record them in this home."""
-    recorded.record(spec)
+    bound_host.record(spec)
     with store.transaction() as session:
         session.get_one(Pool, spec.name).spec = spec.model_dump()
 

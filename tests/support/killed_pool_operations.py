@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from shoal.errors import ScaleError
 from shoal.pool.api import ComputePool, sweep_nodes
-from shoal.pool.journal.steps import At, JournalStep
+from shoal.pool.journal.rows import At, JournalStep
 from shoal.state import Store, steps
 
 ROOT = Path(__file__).parents[2]
@@ -103,7 +103,7 @@ def carry_out(pool: str, operation: str, die_at: str) -> list[str]:
 
 
 def main() -> None:
-    from shoal.pool.reconcile import background_process
+    from shoal.pool import background_process
 
     background_process.ensure_running = lambda: None  # whoever acts or sweeps does it all
     print("\n".join(carry_out(*sys.argv[1:4])))

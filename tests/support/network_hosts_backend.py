@@ -13,11 +13,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from shoal.pool import background_process
 from shoal.pool.backends import BACKENDS, LocalBackend, NodeRef, PoolRef
 from shoal.pool.backends.local import processes
-from shoal.pool.backends.local.backend import log_path, node_environment
-from shoal.pool.backends.local.environment import inherited_environment
-from shoal.pool.reconcile import background_process
+from shoal.pool.backends.local.backend import inherited_environment, log_path, node_environment
 from shoal.state import home
 from shoal.state.home import subfolder
 from tests.support.network_hosts import Host

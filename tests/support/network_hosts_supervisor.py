@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 from shoal.pool import supervisor
-from shoal.pool.backends.local.node_start import Member
 from shoal.pool.spec import PoolSpec
+from shoal.pool.supervisor import Member
 from shoal.state.schema import Node
 
 

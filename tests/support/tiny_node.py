@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 from shoal.pool import supervisor
-from shoal.pool.journal.steps import At, JournalStep
+from shoal.pool.journal.rows import At, JournalStep
 from shoal.pool.spec import PoolSpec
 from shoal.state import steps
 from shoal.state.schema import Node

@@ -6,15 +6,16 @@ import pytest
 
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.training.cluster import Node
-from shoal.training.scaling import GangSize, XGBScalingConfig, resolve_size, wider_workers
+from shoal.training.gang.placement import GangShape
+from shoal.training.scaling import XGBScalingConfig, resolve_size, wider_workers
 
 
 def nodes(*sizes: tuple[int, int]) -> list[Node]:
     return [Node(name=f"n{i}", cpus=cpus, gpus=gpus) for i, (cpus, gpus) in enumerate(sizes)]
 
 
-def size(workers: int, cpus: float, gpus: int = 0) -> GangSize:
-    return GangSize(workers, cpus, max(1, int(cpus)), gpus)
+def size(workers: int, cpus: float, gpus: int = 0) -> GangShape:
+    return GangShape(workers, cpus, gpus, trim_memory=True)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def size(workers: int, cpus: float, gpus: int = 0) -> GangSize:
         ({"use_gpu": True, "num_workers": 1}, nodes((8, 2), (8, 2)), size(1, 8, 1)),
     ],
 )
-def test_size_of_the_gang(config: dict, active: list[Node], expected: GangSize) -> None:
+def test_size_of_the_gang(config: dict, active: list[Node], expected: GangShape) -> None:
     assert resolve_size(XGBScalingConfig(**config), active) == expected
 
 
@@ -50,7 +51,7 @@ def test_size_of_the_gang(config: dict, active: list[Node], expected: GangSize) 
         ({"num_workers": 3, "use_gpu": True}, nodes((8, 1), (8, 1)), size(2, 8, 1)),
     ],
 )
-def test_too_much_is_refused_or_clamped_with_a_warning(config: dict, active: list[Node], clamped: GangSize) -> None:
+def test_too_much_is_refused_or_clamped_with_a_warning(config: dict, active: list[Node], clamped: GangShape) -> None:
     with pytest.raises(CapacityError, match="scale_cluster"):
         resolve_size(XGBScalingConfig(**config), active)
     with pytest.warns(UserWarning, match="reduced to"):
@@ -65,8 +66,9 @@ def test_no_node_can_hold_a_worker() -> None:
 
 
 def test_readers_keep_their_share_of_the_cpus() -> None:
-    assert resolve_size(XGBScalingConfig(), nodes((4, 0)), uses_ray_data=True) == GangSize(1, 2.0, 2, 0, 2.0)
-    assert resolve_size(XGBScalingConfig(), nodes((1, 0)), uses_ray_data=True) == GangSize(1, 0.5, 1, 0, 0.5)
+    for cpus, kept in ((4, 2.0), (1, 0.5)):
+        found = resolve_size(XGBScalingConfig(), nodes((cpus, 0)), uses_ray_data=True)
+        assert (found, found.reading_cpus) == (GangShape(1, kept, trim_memory=True), kept)
 
 
 def test_device_decides_where_use_gpu_does_not() -> None:
@@ -103,5 +105,5 @@ def test_config_is_checked_when_it_is_made(wrong: dict) -> None:
 def test_fewer_workers_are_advised_if_they_would_be_faster(
     nodes: list[str], rows: int, gpus: int, advice: str | None
 ) -> None:
-    said = wider_workers(GangSize(len(nodes), 2, 2, gpus), nodes, rows)
+    said = wider_workers(GangShape(len(nodes), 2, gpus), nodes, rows)
     assert said is None if advice is None else re.search(advice, said or "")

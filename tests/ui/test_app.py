@@ -28,7 +28,7 @@ from shoal.kinds.partitions.messages import ModelBytes, Outcome
 from shoal.kinds.partitions.result_files import ResultWriter, complete_files, manifest_of
 from shoal.kinds.search import trials
 from shoal.links import Link
-from shoal.pool import recorded
+from shoal.pool import bound_host
 from shoal.pool.api import ComputePool, report_pools
 from shoal.pool.backends.ray_http import RayHead
 from shoal.pool.spec import PoolSpec
@@ -609,7 +609,7 @@ def test_head_that_does_not_answer_delays_no_page(client, store, monkeypatch):
         pool, *rows = ui_systems.pool("lab", size=1)
         pool.spec = PoolSpec(name="lab", backend="ray", address=api).model_dump()
         pool.host, pool.host_id = "", None
-        recorded.record(PoolSpec.model_validate(pool.spec))
+        bound_host.record(PoolSpec.model_validate(pool.spec))
         node = ui_systems.node("lab", 0, endpoint={"api": api, "gcs": "127.0.0.1:1", "ray_node_id": "x"})
         job = ui_systems.job("on-lab", "lab", JobState.RUNNING, 60)
         ui_systems.write(store, pool, *rows, node, job)

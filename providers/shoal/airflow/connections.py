@@ -79,7 +79,7 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
     spec = PoolSpec.parse(fields)
     if not connection.password:
         return spec
-    from shoal.pool.backends.ray.token_file import check_token, with_token
+    from shoal.pool.endpoint import check_token, with_token
 
     check_token(spec, f'connection "{connection.conn_id}"', "password")
     return with_token(spec, connection.password) if keep else spec
@@ -430,7 +430,7 @@ class ComputePoolHook(BaseHook):
             connection = self._defining_connection
             spec = self.spec if connection is None else spec_of(connection, keep=False)
             if spec is not None and spec.backend == "ray":
-                from shoal.pool.backends.ray.client import Cluster
+                from shoal.pool.backends.ray.backend import Cluster
 
                 token = None if connection is None else connection.password or None
                 count = len(Cluster(spec, token).nodes())

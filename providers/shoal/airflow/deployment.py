@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.pool.holder import DagRunHolder
-from shoal.pool.teams import ALL_TEAMS
+from shoal.pool.holder import ALL_TEAMS, DagRunHolder
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context

@@ -25,8 +25,7 @@ from fastapi import HTTPException, Request
 from shoal.airflow.deployment import deployment_in_database, has_teams, store_of
 from shoal.airflow.train_again import instances_text, request_body
 from shoal.errors import InvalidArgumentError
-from shoal.pool.holder import DagRunHolder
-from shoal.pool.teams import ALL_TEAMS
+from shoal.pool.holder import ALL_TEAMS, DagRunHolder
 from shoal.ui.access import Viewer
 from shoal.ui.app import EngineRequest
 

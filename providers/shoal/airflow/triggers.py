@@ -23,8 +23,8 @@ from shoal.jobs.reconcile.look import PollTimer, Target, log_follower
 from shoal.jobs.reconcile.rounds import Waiter
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import rows
+from shoal.pool.scaling_plan import Snapshot
 from shoal.pool.selection import which_pool
-from shoal.pool.snapshot import Snapshot
 from shoal.pool.status import PoolStatus, status_of
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState, Operation, OperationState

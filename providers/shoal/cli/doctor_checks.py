@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import ShoalError, StoreError
 from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding
-from shoal.pool.backends.local import bytecode
+from shoal.pool.backends.local import backend
 from shoal.pool.backends.versions import untested_ray
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def all_checks() -> Iterator[Finding]:
 
 def leftovers(store: Store) -> list[str]:
     """Return the ids of nodes that have processes or files on this host but are missing from the state store."""
-    from shoal.pool.reconcile.sweep import left_over
+    from shoal.pool.reconciling import left_over
 
     return [node_id for _, node_id in left_over(store)]
 
@@ -100,11 +100,11 @@ def _version(distribution: str) -> str | None:
 
 
 def _bytecode() -> Finding:
-    without = bytecode.sources_without_bytecode()
+    without = backend.sources_without_bytecode()
     if not without:
         return Finding("bytecode", "ok", "the packages are compiled")
     folder = without[0].parents[1]
-    writable = bytecode.can_be_written(without[0])
+    writable = backend.can_be_written(without[0])
     effect = "so the first node starts slowly" if writable else "and nodes may not write there"
     found = f"the packages in {folder} are not compiled, {effect}"
     return Finding("bytecode", "note", found, f"python -m compileall -q {folder}")

@@ -53,7 +53,7 @@ from shoal.distributors.pytorch import get_context as get_context
 from shoal.distributors.xgboost import XGBEstimator as XGBEstimator
 from shoal.distributors.xgboost import XGBScalingConfig as XGBScalingConfig
 from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError
-from shoal.pool.names import pool_name_of
+from shoal.pool.spec import pool_name_of
 from shoal.state.schema import JobState
 from shoal.training.pytorch.script import Script
 from shoal.training.run_config import RunConfig

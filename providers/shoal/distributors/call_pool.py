@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
 
 from shoal.errors import JobError, NoPoolError, PoolNotFoundError
 from shoal.jobs.journal import attempts
@@ -18,12 +17,11 @@ from shoal.jobs.scheduling import fewest_nodes
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.local.environment import inherited_environment
+from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.gpus import ALL, Gpu, gpu_turn, look, may_be_contended
 from shoal.pool.holder import job_holder
-from shoal.pool.names import is_pool_name, pool_name_of
 from shoal.pool.selection import defined_pool, which_pool
-from shoal.pool.spec import PoolSpec
+from shoal.pool.spec import PoolSpec, is_pool_name, pool_name_of
 from shoal.pool.timeouts import IDLE_TIMEOUT, JOB_LEASE_TTL
 from shoal.pool.waiting import end_if_abandoned
 from shoal.state import Store
@@ -122,7 +120,7 @@ def pool_for_job(
     )
 
 
-def gpus_of(demand: GangDemand[Any]) -> int:
+def gpus_of(demand: GangDemand) -> int:
     """Return the number of GPUs that an embedded pool needs for a job: `ALL` if the job's workers may use GPUs, else
     0."""
     # On a machine without GPUs, the reason is not asked for, because this may import the library of the training.
@@ -131,14 +129,14 @@ def gpus_of(demand: GangDemand[Any]) -> int:
     return ALL if demand.gang.gpus or demand.counts_gpus else 0
 
 
-def least_gpus_of(demand: GangDemand[Any]) -> int:
+def least_gpus_of(demand: GangDemand) -> int:
     """Return the smallest number of GPUs that an embedded pool must have to run a job that uses GPUs."""
     gang = demand.gang
     is_fixed = gang.workers > 0 and gang.gpus > 0 and not demand.run_config.clamp
     return gang.workers * gang.gpus if is_fixed else 1
 
 
-def ray_for(demand: GangDemand[Any]) -> bool:
+def ray_for(demand: GangDemand) -> bool:
     """Return whether an embedded pool for a job has to run Ray: the job itself needs Ray, or it may use GPUs of this
     machine, because a pool without Ray has no GPUs."""
     return demand.needs_ray or (gpus_of(demand) != 0 and may_be_contended(os.environ))

@@ -25,12 +25,10 @@ from shoal.jobs.reconcile.settle import settle_jobs
 from shoal.jobs.submission import MOST_LISTED, attach
 from shoal.models.catalog import prune_models
 from shoal.pool.api import ComputePool, sweep_nodes
-from shoal.pool.holder import ends_with, job_holder, job_of, python_holder, run_of, whole_run
+from shoal.pool.holder import ALL_TEAMS, Notice, ends_with, job_holder, job_of, python_holder, run_of, whole_run
 from shoal.pool.journal import commands
-from shoal.pool.journal.steps import JournalStep, transaction
-from shoal.pool.notice import Notice
+from shoal.pool.journal.rows import JournalStep, transaction
 from shoal.pool.selection import which_pool
-from shoal.pool.teams import ALL_TEAMS
 from shoal.state import Store
 from shoal.state.databases import storable
 from shoal.state.schema import JOB_ACTIVE, ActionKind, Job, JobState, Lease

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidArgumentError
 from shoal.pool.spec import PoolSpec
@@ -168,7 +168,7 @@ def refuse_too_many_workers(spec: AnyJobSpec, pool: PoolSpec) -> None:
         )
 
 
-def fewest_nodes(demand: GangDemand[Any], pool: PoolSpec) -> int:
+def fewest_nodes(demand: GangDemand, pool: PoolSpec) -> int:
     """Return the smallest number of a pool's nodes on which a job's workers fit, at most its largest number; at least
     the pool's smallest number, and 1."""
     if pool.gpus_per_node < 0 and demand.gang.gpus:

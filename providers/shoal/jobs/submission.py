@@ -44,14 +44,12 @@ from shoal.jobs.scheduling import refuse_without_ray
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.jobs.status import JobStatus
 from shoal.os_processes import ProcessId
-from shoal.pool import teams
 from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.holder import python_holder
-from shoal.pool.journal import lease_limits
-from shoal.pool.names import is_pool_name
+from shoal.pool.holder import asking_team, python_holder, require_team, stored_team
+from shoal.pool.journal import usage
 from shoal.pool.selection import is_embedded, which_pool
-from shoal.pool.spec import PoolSpec
+from shoal.pool.spec import PoolSpec, is_pool_name
 from shoal.pool.waiting import end_if_abandoned
 from shoal.secrets.redaction import redact
 from shoal.state import Store
@@ -300,9 +298,9 @@ def submit(
         environment or {},
         endpoint_of,
         clock,
-        teams.asking(team),
+        asking_team(team),
     )
-    teams.require(call.pool.only_team, call.team, f'pool "{pool}"', is_reserved=True)
+    require_team(call.pool.only_team, call.team, f'pool "{pool}"', is_reserved=True)
     for each in calls(call, spec):
         with suppress(JobTakenError):
             return _submitted(each, spec)
@@ -363,7 +361,7 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
         spec.demand().gang.to_json(),
         call.task,
         label=spec.label,
-        team=teams.stored(call.team),
+        team=stored_team(call.team),
         needs_credentials=is_remote and secrets is not None and secrets.given,
     )
     try:
@@ -424,7 +422,7 @@ def _refusal(call: Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | N
         attempts.check_budget(call.store, call.job_id, spec.run_config.budget_node_hours, call.clock())
         if call.needs_lease:
             with call.store.reading(snapshot=False) as session:
-                lease_limits.check_lease(session, call.pool.name, call.holder)
+                usage.check_lease(session, call.pool.name, call.holder)
     except (InvalidArgumentError, BudgetError, LeaseEndedError) as error:
         return error
     return None

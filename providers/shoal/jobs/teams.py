@@ -6,7 +6,7 @@ from sqlalchemy import select
 
 from shoal.jobs import ids
 from shoal.jobs.journal.attempts import Key
-from shoal.pool import teams
+from shoal.pool.holder import asking_team, require_team
 from shoal.state import Store
 from shoal.state.schema import JOB_ACTIVE, Job, Lease
 
@@ -27,7 +27,7 @@ def require(job: Job, actor: str | None) -> bool:
     """
     is_foreign = actor not in (job.holder, *(job.ancestors or {}))
     if is_foreign or ids.is_interactive(job.holder):  # several persons may act as `cli:root@host`
-        teams.require(job.team, teams.asking(), f'job "{job.id}"')
+        require_team(job.team, asking_team(), f'job "{job.id}"')
     return is_foreign
 
 
@@ -47,9 +47,9 @@ def require_for_run(store: Store, pool: str, holder: str) -> None:
         leases = session.scalars(select(Lease).filter_by(pool=pool, holder=holder)).all()
         jobs = session.scalars(select(Job).filter_by(pool=pool, holder=holder).where(Job.state.in_(JOB_ACTIVE))).all()
     for job in jobs:
-        teams.require(job.team, teams.asking(), f'job "{job.id}"')
+        require_team(job.team, asking_team(), f'job "{job.id}"')
     for lease in leases:
-        teams.require(lease.team, teams.asking(), f'the lease of {holder} on pool "{pool}"')
+        require_team(lease.team, asking_team(), f'the lease of {holder} on pool "{pool}"')
 
 
 def require_for_version(store: Store, key: Key, actor: str) -> None:

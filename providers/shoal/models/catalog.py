@@ -40,7 +40,7 @@ from shoal.models.registry import (
     missing_ignored,
     quoted,
 )
-from shoal.pool import teams
+from shoal.pool.holder import ALL_TEAMS, asking_team, may_change
 from shoal.state import Store
 from shoal.state.schema import JOB_ACTIVE, Job, Promotion
 
@@ -457,7 +457,7 @@ def prune_models(
         return ModelPruning((), 0)
     store = Store()
     versions, aliases = registry.versions(), {model.name: aliases_of(model) for model in registry.models()}
-    team = teams.asking()
+    team = asking_team()
     needed = _needed(store, team)
     deleted: list[DeletedVersion] = []
     failed = []
@@ -548,7 +548,7 @@ class _Deletion:
                 job = session.get(Job, (job_id, int(attempt))) if attempt.isdigit() else None
                 if promotions_of(VersionId.of(version), last):
                     return False
-                if job is not None and (job.state in JOB_ACTIVE or not teams.may_change(job.team, self.team)):
+                if job is not None and (job.state in JOB_ACTIVE or not may_change(job.team, self.team)):
                     return False
             present = client.get_model_version(self.model, number)
             # The model may have been deleted meanwhile, and registered again with versions of the same numbers.
@@ -585,7 +585,7 @@ class _Deletion:
 
 def _needed(store: Store, team: str | None) -> Attempts:
     """Return the attempts whose versions are kept: those that have not ended, and those of other teams."""
-    is_foreign = false() if team in (None, teams.ALL_TEAMS) else Job.team != team
+    is_foreign = false() if team in (None, ALL_TEAMS) else Job.team != team
     with store.reading() as session:
         rows = session.execute(select(Job.id, Job.attempt).where(or_(Job.state.in_(JOB_ACTIVE), is_foreign)))
         return {(job_id, str(attempt)) for job_id, attempt in rows}

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from sqlalchemy import select
 
 from shoal.errors import NoPoolError, PoolNotFoundError
-from shoal.pool import recorded, teams
+from shoal.pool import bound_host
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
+from shoal.pool.holder import asking_team, may_change
 from shoal.pool.journal import rows
 from shoal.pool.spec import PoolSpec, is_uri
 from shoal.state import Store
@@ -38,12 +39,11 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
 
     If no pool is up, the only pool in the store is used. A pool that is up on another host does not count as up,
     because only that host can use it, and neither does a pool that belongs to another team than `team`, or than that of
-    the process (`shoal.pool.teams.asking`). Embedded pools (pools that belong to one process) are used only if they are
-    named.
+    the process (`asking_team`). Embedded pools (pools that belong to one process) are used only if they are named.
 
     Inside a job, ``$SHOAL_POOL`` is the pool that the job runs on.
 
-    A pool that is named or given is recorded in this home (`shoal.pool.recorded`). Only recorded pools are selected.
+    A pool that is named or given is recorded in this home (`shoal.pool.bound_host`). Only recorded pools are selected.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -56,13 +56,13 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
         if given:
             if (pool := session.get(Pool, given)) is None:
                 raise PoolNotFoundError(given, rows.pool_names(session))
-            recorded.accept(pool, defined)
+            bound_host.accept(pool, defined)
             return given
         known = rows.pool_names(session)
-        asks = teams.asking(team)
+        asks = asking_team(team)
         pools = session.scalars(select(Pool).where(Pool.name.in_(known)).order_by(Pool.name))
-        mine = [pool for pool in pools if recorded.refusal(pool) is None]
-        usable = [each for each in mine if teams.may_change(each.spec.get("only_team"), asks, is_reserved=True)]
+        mine = [pool for pool in pools if bound_host.refusal(pool) is None]
+        usable = [each for each in mine if may_change(each.spec.get("only_team"), asks, is_reserved=True)]
         up = [pool.name for pool in usable if pool.state is PoolState.UP and is_here(pool)]
     candidates = up if up or only_up else [pool.name for pool in mine]
     if len(candidates) == 1:

@@ -11,9 +11,7 @@ from shoal.pool.backends import BACKENDS, NodeRef, Seen
 from shoal.pool.bound_host import is_here, unrecorded
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import job_of
-from shoal.pool.lease_queue import leased, queue, queue_note, quota_note
-from shoal.pool.scaling_plan import wanted
-from shoal.pool.snapshot import Snapshot
+from shoal.pool.scaling_plan import Snapshot, leased, queue, queue_note, quota_note, wanted
 from shoal.pool.spec import PoolSpec
 from shoal.state.schema import Base, Node, NodeState, Operation, OperationState, PoolState
 

@@ -10,8 +10,7 @@ import anyio
 from prefect.exceptions import MissingContextError
 
 from shoal.jobs import clean_up
-from shoal.pool.api import ComputePool
-from shoal.pool.lease_renewal import PoolLease
+from shoal.pool.api import ComputePool, PoolLease
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.prefect.blocks import PoolSource, defines, pool_of
 from shoal.prefect.current_run import Block, ancestors, current_holder, in_thread

@@ -2,7 +2,7 @@
 
 Such a named transaction or action is called a step. A process may be killed before, during or after each step, and the
 next process has to continue from there. The crash tests check that it can: they replace the function `passing` by one
-that kills the process at a chosen point of a step. The names of the steps of pools are in `shoal.pool.journal.steps`,
+that kills the process at a chosen point of a step. The names of the steps of pools are in `shoal.pool.journal.rows`,
 those of the steps of jobs in `shoal.jobs.journal.steps`.
 """
 

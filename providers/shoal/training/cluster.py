@@ -77,6 +77,12 @@ def is_connected() -> bool:
     return _register is not None or ray_if_connected() is not None
 
 
+def require_connection() -> None:
+    """Raise InvalidArgumentError if this process cannot start workers."""
+    if not is_connected():
+        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+
+
 def ray_if_connected() -> Any:
     """Return the module of Ray if this process starts its workers on a Ray cluster, else None."""
     if _register is not None:

@@ -1,6 +1,7 @@
 """What a job needs of the nodes of its pool. The queue, the embedded pool and the engine all read it from here.
 
-A request or spec returns its `GangDemand`, which only computes: it calls neither Ray nor the store.
+A request or spec returns its `GangDemand`. Only `GangDemand.resolved`, which the engine calls once per attempt, looks
+at the nodes of this process's cluster; all else only computes.
 """
 
 from __future__ import annotations
@@ -9,14 +10,13 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import CapacityError
-from shoal.training.cluster import Node, limited_nodes
+from shoal.training.cluster import Node, limited_nodes, nodes_to_size
+from shoal.training.gang.placement import GangShape
 from shoal.training.run_config import RunConfig
-
-SizeT = TypeVar("SizeT", covariant=True)
 
 
 class NodeSize(NamedTuple):
@@ -68,15 +68,15 @@ class GangClaim:
         return NodeSize(min(cpus, total.cpus), min(workers * gpus, total.gpus))
 
 
-class Size(Protocol[SizeT]):
+class Size(Protocol):
     """Function that computes the number and size of workers on nodes, or raises CapacityError."""
 
-    def __call__(self, nodes: Sequence[Node], *, clamp: bool) -> SizeT:
+    def __call__(self, nodes: Sequence[Node], *, clamp: bool) -> GangShape:
         """Compute them; `clamp`: reduce them to what fits."""
 
 
 @dataclass(frozen=True)
-class GangDemand(Generic[SizeT]):
+class GangDemand:
     """What a job needs of the nodes of its pool.
 
     Attributes:
@@ -92,13 +92,25 @@ class GangDemand(Generic[SizeT]):
     """
 
     gang: GangClaim
-    size: Size[SizeT]
+    size: Size
     run_config: RunConfig
     inputs: tuple[DatasetSpec, ...]
-    also: tuple[Size[Any], ...] = ()
+    also: tuple[Size, ...] = ()
     starts_ray_tasks: bool = False
     counts_gpus: bool = False
     why_cpu: Callable[[], str | None] = lambda: None
+
+    def resolved(self, count: int, *, clamp: bool | None = None) -> GangShape:
+        """Return the number and size of the workers on the active nodes.
+
+        Args:
+            count: Requested number of workers or nodes; see :func:`~shoal.training.cluster.nodes_to_size`.
+            clamp: Whether to reduce the number to what fits; by default that of the run.
+
+        Raises:
+            CapacityError: There is no room for the workers.
+        """
+        return self.size(nodes_to_size(count), clamp=self.run_config.clamp if clamp is None else clamp)
 
     @property
     def needs_ray(self) -> bool:

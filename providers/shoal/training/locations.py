@@ -306,7 +306,7 @@ class Claim:
         if linked or not fs.isdir(root):
             raise InvalidArgumentError(f"{folder} is a file or a link, but has to be a folder: {self._remedy}")
         found = _read(fs, root)
-        names = {_name(path) for path in fs.ls(root, detail=False)} - set(beside)
+        names = {str(path).rstrip("/").rpartition("/")[2] for path in fs.ls(root, detail=False)} - set(beside)
         if found is None and all(name == MARKER or name.startswith(f"{MARKER}.") for name in names):
             # The folder is empty, or contains only an incomplete marker file, so this attempt may replace the folder.
             return True
@@ -412,10 +412,6 @@ def _is_link(fs: AbstractFileSystem, root: str) -> bool:
 
 def _shared(root: str, shared: str | None) -> str:
     return filesystem(shared)[1] or "/" if shared else str(Path(root).parent)
-
-
-def _name(path: str) -> str:
-    return str(path).rstrip("/").rpartition("/")[2]
 
 
 def _read(fs: AbstractFileSystem, root: str) -> Claim | None:

@@ -30,7 +30,6 @@ class GangContext:
     """A worker's rank in its gang (the group of workers of one training) and its connection to the driver.
 
     Args:
-        position: Rank of this worker, number of workers, and the seed of the shard plan.
         local_world_size: Number of workers on this worker's node.
         log: Function that prints a line in the driver, where the user sees it.
         note: Function that sends JSON data to the driver.

@@ -23,7 +23,6 @@ class Restarts:
     """Runner that restarts a training with new workers after a worker was lost, within `max_restarts` and `timeout`.
 
     Args:
-        run_config: Contains the maximum number of restarts and the time limit.
         began: Time when the training began, from `time.monotonic`.
 
     Attributes:
@@ -35,14 +34,15 @@ class Restarts:
         self._most = run_config.max_restarts
         self._deadline = None if run_config.timeout is None else began + run_config.timeout
 
-    def left(self, default: float) -> float:
-        """Return the seconds until the time limit of the training, or `default` if there is no limit."""
-        return default if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-
     @property
     def timeout(self) -> float | None:
         """Seconds from now until the time limit of the training; None if there is no limit."""
-        return None if self._deadline is None else self.left(0.0)
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds to wait for CPUs and GPUs that other work uses."""
+        return RESOURCES_WAIT_S if self.timeout is None else min(RESOURCES_WAIT_S, self.timeout)
 
     def run(self, attempt: Callable[[], _T], *, checkpoint: Callable[[], str], shrink: Callable[[], str | None]) -> _T:
         """Call `attempt`, and call it again each time a worker was lost, until no restarts are left.
@@ -70,7 +70,7 @@ class Restarts:
                 # After a worker was lost, the pool may still be replacing the lost node, which takes time. The training
                 # therefore waits and tries again instead of failing at once.
                 waited = None if lost_at is None else waited_since(lost_at)
-                if waited is None or waited > RESOURCES_WAIT_S or self.left(1.0) == 0.0:
+                if waited is None or waited > RESOURCES_WAIT_S or self.timeout == 0.0:
                     raise
                 if waited > REPLACE_NODE_S and (fewer := shrink()):
                     say(f"the lost node was not replaced within {REPLACE_NODE_S:.0f} s: continuing with {fewer}")

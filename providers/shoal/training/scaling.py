@@ -6,7 +6,6 @@ The functions in this module do not call Ray. Their results depend only on their
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
@@ -15,6 +14,7 @@ from shoal.data.ingest import cpus_to_read
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.option_validation import Settings, positive_or_all
 from shoal.training.cluster import Node, limited, listed, resources, workers_on
+from shoal.training.gang.placement import GangShape
 
 _FEW_ROWS = 200_000
 """Number of rows per worker below which one worker per node, with more threads, trains faster than several, because the
@@ -70,25 +70,6 @@ class LightGBMScalingConfig(ScalingConfig):
     """
 
 
-@dataclass(frozen=True, slots=True)
-class GangSize:
-    """Result of :func:`resolve_size`: number of workers of a training, and the CPUs, threads and GPUs of each worker.
-
-    Args:
-        num_workers: Number of workers.
-        cpus_per_worker: CPUs that each worker reserves in Ray.
-        threads: Number of threads with which each worker trains.
-        gpus_per_worker: GPUs that each worker reserves, 0 or 1.
-        reading_cpus: CPUs of each worker that stay free for the tasks of Ray Data that read its rows.
-    """
-
-    num_workers: int
-    cpus_per_worker: float
-    threads: int
-    gpus_per_worker: int
-    reading_cpus: float = 0.0
-
-
 def resolve_size(
     config: ScalingConfig,
     nodes: Sequence[Node],
@@ -96,7 +77,7 @@ def resolve_size(
     device: str | None = None,
     uses_ray_data: bool = False,
     clamp: bool = False,
-) -> GangSize:
+) -> GangShape:
     """Compute the number of workers, and the CPUs, threads and GPUs of each worker, from a scaling config.
 
     All workers of a training have the same size. With ``num_cpu_per_worker=-1`` the size depends on the nodes. First,
@@ -130,10 +111,10 @@ def resolve_size(
         assigned = each_node if by_default else _assign(usable, workers, gpus)
         cpus = min(node["cpus"] // count for node, count in zip(usable, assigned, strict=True) if count)
     reading = cpus_to_read(cpus, int(uses_ray_data))
-    return GangSize(workers, cpus - reading, max(1, int(cpus - reading)), gpus, reading)
+    return GangShape(workers, cpus - reading, gpus, trim_memory=True, reading_cpus=reading)
 
 
-def wider_workers(size: GangSize, nodes: Sequence[str], rows: int) -> str | None:
+def wider_workers(size: GangShape, nodes: Sequence[str], rows: int) -> str | None:
     """Return the advice to use fewer workers with more threads, or None if it would not make the training faster."""
     used, each = len(set(nodes)), rows // len(nodes)
     if size.gpus_per_worker or used == len(nodes) or not _FEWEST_ROWS <= each < _FEW_ROWS:

@@ -24,9 +24,9 @@ from shoal.history import acting_as
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.pool.api import ComputePool
+from shoal.pool.holder import acting_for
 from shoal.pool.spec import PoolSpec
 from shoal.pool.status import LeaseStatus
-from shoal.pool.teams import acting_for
 from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.home import is_own_store, use_store

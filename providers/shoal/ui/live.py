@@ -27,7 +27,7 @@ from shoal.jobs.status import JobLine, StoreMark, job_lines, store_mark
 from shoal.pool.api import report_pools
 from shoal.pool.backends import BACKENDS, Seen
 from shoal.pool.bound_host import is_here
-from shoal.pool.snapshot import Snapshot
+from shoal.pool.scaling_plan import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.status import PoolReport, check_nodes
 from shoal.secrets.redaction import redact

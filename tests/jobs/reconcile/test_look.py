@@ -21,7 +21,7 @@ from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends import Seen
 from shoal.pool.journal import rows
 from shoal.pool.journal.advance import advance, is_due, record_seen
-from shoal.pool.reconcile.rounds import Changes, reconcile
+from shoal.pool.reconciling import Changes, reconcile
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, databases
 from shoal.state.schema import (

@@ -17,9 +17,9 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.reconcile import watch
 from shoal.jobs.reconcile.watch import LostJobs, SilentJobs
 from shoal.os_processes import ProcessId
+from shoal.pool import background_process
 from shoal.pool.backends.local.backend import token_path
 from shoal.pool.journal import rows
-from shoal.pool.reconcile import background_process
 from shoal.state import Store, stamps
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
 from tests.support.fake_ray_head import TOKEN, FakeHead
@@ -42,7 +42,7 @@ def dead() -> dict[str, Any]:
 @pytest.fixture
 def headed(store: Store, head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> Store:
     """The store's pool has a head, the fake one, and nothing but jobs keeps it up."""
-    monkeypatch.setattr("shoal.pool.reconcile.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
     began = stamps.monotonic()
     monkeypatch.setattr("shoal.state.stamps.monotonic", lambda: began)  # however slow the machine
     token_path(POOL).write_text(TOKEN)

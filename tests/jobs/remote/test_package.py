@@ -45,7 +45,7 @@ from shoal.jobs.reconcile.look import JobClient
 from shoal.jobs.reconcile.rounds import start_if_room
 from shoal.jobs.remote import package
 from shoal.pool.backends.base import Finding
-from shoal.pool.backends.ray.client import Cluster
+from shoal.pool.backends.ray.backend import Cluster
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, home
 from shoal.state.schema import Job, JobState

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from shoal.cli.doctor_checks import _bytecode
-from shoal.pool.backends.local import bytecode
-from shoal.pool.backends.local.environment import inherited_environment
+from shoal.pool.backends.local import backend
+from shoal.pool.backends.local.backend import inherited_environment
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "ray").mkdir()
     source = tmp_path / "ray" / "__init__.py"
     source.write_text("")
-    monkeypatch.setattr(bytecode, "find_spec", lambda name: ModuleSpec(name, None, origin=str(source)))
+    monkeypatch.setattr(backend, "find_spec", lambda name: ModuleSpec(name, None, origin=str(source)))
     monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
     return source
 
@@ -28,7 +28,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes the package read-only, also for root."""
-    return lambda: monkeypatch.setattr(bytecode, "can_be_written", lambda source: False)
+    return lambda: monkeypatch.setattr(backend, "can_be_written", lambda source: False)
 
 
 def test_nodes_compile_the_packages_once(fresh_home, package, read_only, monkeypatch):

@@ -13,8 +13,7 @@ import pytest
 from shoal.errors import InvalidArgumentError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import NodeRef, PoolRef, Seen
-from shoal.pool.reconcile.rounds import reconcile
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Pool

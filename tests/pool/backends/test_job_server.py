@@ -22,14 +22,13 @@ import pytest
 from shoal.errors import JobError
 from shoal.jobs.files.storage import default_uri
 from shoal.jobs.reconcile.look import JobClient
-from shoal.pool.backends.local import drivers
+from shoal.pool.backends.local import job_server
 from shoal.pool.backends.local.backend import LocalBackend
-from shoal.pool.backends.local.drivers import ForkServer, Process
-from shoal.pool.backends.local.job_server import JobServer
-from shoal.pool.backends.local.node_start import load_node
+from shoal.pool.backends.local.job_server import ForkServer, JobServer, Process
 from shoal.pool.backends.ray_http import RayJob
 from shoal.pool.endpoint import LIBRARIES, MLFLOW_STORE, driver_arguments, driver_command
 from shoal.pool.spec import PoolSpec
+from shoal.pool.supervisor import load_node
 from shoal.state.home import open_locked
 from shoal.state.schema import Node
 from tests.support.waiting import wait_until
@@ -253,7 +252,7 @@ def test_failed_fork_and_the_end_of_a_driver_end_nothing_of_another_driver(
     main, no_forks = tmp_path / "main.py", tmp_path / "no-forks"
     main.write_text(FORK_SERVER)
     start = lambda requests, answers: subprocess.Popen([sys.executable, main], stdin=requests, stdout=answers)  # noqa: E731
-    monkeypatch.setattr(drivers, "_start_fork_server", start)
+    monkeypatch.setattr(job_server, "_start_fork_server", start)
     started = "Path('new').write_text(str(said['left']))\nos.rename('new', 'left')"
     (tmp_path / "wait.py").write_text(f"{LEAVE}\n{started}\nopen('go').read()")
     (tmp_path / "last.py").write_text("open('go').read()")
@@ -296,7 +295,7 @@ def test_failed_fork_and_the_end_of_a_driver_end_nothing_of_another_driver(
 
 
 DETACH = """
-from shoal.pool.backends.local.environment import inherited_environment
+from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
 spawn_detached(["/bin/sh", "-c", "echo $$ > detached; exec sleep 600"], env=inherited_environment(), log=Path("d.log"))
 """

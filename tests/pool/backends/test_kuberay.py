@@ -13,13 +13,12 @@ from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
 from shoal.jobs.reconcile.look import JobClient
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import NodeRef, PoolRef
-from shoal.pool.backends.kuberay import credentials, quiet
+from shoal.pool.backends.kuberay import backend, head_access
 from shoal.pool.backends.kuberay.backend import KubeRayBackend
 from shoal.pool.backends.kuberay.reasons import why_lost
 from shoal.pool.backends.kuberay.resources import CLAIM, QUEUE, Pod, RayCluster
 from shoal.pool.backends.kuberay.scaling import plan_end, plan_start
-from shoal.pool.reconcile.rounds import reconcile
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import START_TIMEOUT
 from shoal.state import Store
@@ -190,7 +189,7 @@ def test_a_program_that_gives_tokens_runs_again_when_the_token_is_refused_or_old
     exec_token.write_text(exec_token.read_text().replace(USER_TOKEN, "kube-user-2"))
     if is_old:
         now = time.monotonic()
-        monkeypatch.setattr(credentials, "monotonic", lambda: now + 301)
+        monkeypatch.setattr(head_access, "monotonic", lambda: now + 301)
         assert "credentials" in pool.describe().reason
     kube.user_token = "kube-user-2"
     assert len(pool.get_nodes()) == 1
@@ -201,8 +200,8 @@ def test_an_idle_pool_sends_few_requests(kube, monkeypatch):
     pool = attach(kube)
     pool.scale(3)
     clock = [time.monotonic()]
-    monkeypatch.setattr(quiet, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(quiet, "PERIOD", 5.0)
+    monkeypatch.setattr(backend, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(backend, "PERIOD", 5.0)
     kube.requests.clear()
     for _ in range(60):
         clock[0] += 1

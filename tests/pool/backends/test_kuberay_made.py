@@ -13,14 +13,13 @@ import yaml
 from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import PoolRef
-from shoal.pool.backends.kuberay import leases, made_cluster
+from shoal.pool.backends.kuberay import backend, scaling
 from shoal.pool.backends.kuberay.backend import KubeRayBackend
 from shoal.pool.backends.kuberay.client import ConflictError, KubeClient
 from shoal.pool.backends.kuberay.reaper import main, reap
 from shoal.pool.backends.kuberay.resources import CLAIM, ELASTIC, MADE, QUEUE
 from shoal.pool.journal import commands
-from shoal.pool.reconcile.rounds import reconcile
-from shoal.pool.reconcile.sweep import sweep
+from shoal.pool.reconciling import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import RAY_CLUSTER_LEASE, START_TIMEOUT
 from shoal.state import Store
@@ -202,7 +201,7 @@ def test_late_requests_of_an_earlier_start_of_the_pool_change_nothing(kube):
         client.delete_ray_cluster(cluster)
     assert KubeRayBackend().end(late, []) == {}
     client.release_lease(late.life)
-    made_cluster.renew(late)
+    backend.renew(late)
     kube.settle()
     assert {key: found["metadata"]["uid"] for key, found in kube.objects.items()} == before
     pool.down()
@@ -211,7 +210,7 @@ def test_late_requests_of_an_earlier_start_of_the_pool_change_nothing(kube):
 
 def test_up_waits_for_the_pods_of_the_last_cluster_and_ignores_other_leases(kube, monkeypatch):
     monkeypatch.setattr("shoal.pool.waiting.DOWN_PATIENCE", 2.0)
-    kube.add("leases", leases.made("c", "another"))
+    kube.add("leases", scaling.made("c", "another"))
     pool = made(kube)
     pool.down(abandon=True)
     head = kube.pods(heads=True)
@@ -230,7 +229,7 @@ def test_up_waits_for_the_pods_of_the_last_cluster_and_ignores_other_leases(kube
 def test_the_clusters_of_a_shoal_that_is_gone_end_by_their_leases(kube, monkeypatch):
     pool = made(kube)
     pool.scale(2)
-    monkeypatch.setattr(made_cluster, "_renewed", {})
+    monkeypatch.setattr(backend, "_renewed", {})
     client = KubeClient(PoolSpec.parse(pool.describe().uri))
 
     def pass_time(seconds):
@@ -241,13 +240,13 @@ def test_the_clusters_of_a_shoal_that_is_gone_end_by_their_leases(kube, monkeypa
     del lease["renewTime"]  # by another user
     pass_time(RAY_CLUSTER_LEASE - 60)
     assert reap(client) == []
-    monkeypatch.setattr(leases, "now", lambda: "2020-01-01T00:00:00.000000Z")  # the clock of this host is wrong
+    monkeypatch.setattr(scaling, "now", lambda: "2020-01-01T00:00:00.000000Z")  # the clock of this host is wrong
     reconcile(Store(), pool.name)  # whoever reconciles renews
-    assert lease_of(kube)["spec"]["renewTime"] == leases.now()
+    assert lease_of(kube)["spec"]["renewTime"] == scaling.now()
     pass_time(RAY_CLUSTER_LEASE - 60)
     assert reap(client) == []
     pass_time(120)
-    assert reap(client) == [leases.name_of("c", lease["holderIdentity"])]
+    assert reap(client) == [scaling.name_of("c", lease["holderIdentity"])]
     kube.settle()
     assert kube.objects == {}
     for _ in range(8):  # somebody is there again, and still needs the pool
@@ -313,7 +312,7 @@ def test_the_roles_are_enough_and_none_of_their_rights_is_too_many(kube):
     assert uses(role["shoal-create"]) <= set(kube.requests)
     kube.allowed = uses(role["shoal-reaper"])
     kube.requests.clear()
-    kube.add("leases", leases.made("left", "1"))["metadata"].pop("managedFields")
+    kube.add("leases", scaling.made("left", "1"))["metadata"].pop("managedFields")
     assert main(["ml", "--kubeconfig", str(kube.kubeconfig)]) == 0
     assert set(kube.requests) == kube.allowed
     assert kube.objects == {}

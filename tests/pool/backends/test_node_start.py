@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from shoal.pool.backends.local.node_start import log_failure
+from shoal.pool.supervisor import log_failure
 
 
 @pytest.mark.parametrize("error", [Exception("The current node timed out during startup."), TimeoutError("no answer")])

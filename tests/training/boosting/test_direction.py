@@ -18,13 +18,13 @@ from shoal.training.boosting.params import agreed, told
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.trials import TrialPlan
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.gang.placement import GangShape
 from shoal.training.lightgbm import params as lightgbm_params
-from shoal.training.scaling import GangSize
 from shoal.training.xgboost import params as xgboost_params
 from tests.support.boosting_metrics import BOUNDS, CASES, COLUMNS, MetricCase, table
 from tests.support.without_ray import nodes_without_ray
 
-ALONE = GangSize(1, 1, 1, 0)
+ALONE = GangShape(1, 1)
 
 
 def request(case: MetricCase, **changes: Any) -> TrainRequest:

@@ -47,8 +47,8 @@ def use() -> None:
     from shoal.training.boosting.user_code import UserCode
     from shoal.training.demand import NodeSize
     from shoal.training.gang.gang import end_gangs
+    from shoal.training.gang.placement import GangShape
     from shoal.training.reporting import GangContext
-    from shoal.training.scaling import GangSize
     from tests.support.hist_gradient import HistGradient
     from tests.support.without_ray import nodes_without_ray
 
@@ -85,7 +85,7 @@ def use() -> None:
         history = found.eval_results["holdout"]["mse"]
         assert len(history) == 8 and history[-1] < history[0]
 
-        size = GangSize(1, 2, 2, 0)
+        size = GangShape(1, 2)
         plan = TrialPlan(TrainRequest(**options), size, UserCode(), None, samples=[{"learning_rate": 0.1}])
         assert (plan.compared_by, plan.direction) == ("mse", "minimize")
         context = GangContext()

@@ -8,8 +8,8 @@ import pytest
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.gang.placement import GangShape
 from shoal.training.lightgbm.library import LightGBM
-from shoal.training.scaling import GangSize
 from shoal.training.xgboost.library import XGBoost
 
 
@@ -43,7 +43,7 @@ def margined(framework: str, params: dict[str, Any], **margins: Any) -> TrainReq
     [(XGBoost(), "xgboost", "multi:softprob"), (LightGBM(), "lightgbm", "multiclassova")],
 )
 def test_there_is_one_column_of_margins_per_output(library: Any, framework: str, objective: str) -> None:
-    size = GangSize(num_workers=1, cpus_per_worker=1, threads=1, gpus_per_worker=0)
+    size = GangShape(1, 1)
     classes = {"objective": objective, "num_class": 3}
     library.params(margined(framework, classes, base_margin_cols=("m0", "m1", "m2")), size, UserCode())
     library.params(margined(framework, {}, base_margin_cols=("m0",)), size, UserCode())

@@ -10,8 +10,8 @@ from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.params import Unsupported
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.gang.placement import GangShape
 from shoal.training.lightgbm.library import LightGBM
-from shoal.training.scaling import GangSize
 from shoal.training.xgboost.library import XGBoost
 from tests.support import unsupported_table
 
@@ -38,7 +38,7 @@ def params(library: str, given: dict[str, Any], workers: int) -> dict[str, Any]:
         group_col="q",
         params=given,
     )
-    return ENGINES[library].params(request, GangSize(workers, 1, 1, 0), UserCode())[0]
+    return ENGINES[library].params(request, GangShape(workers, 1), UserCode())[0]
 
 
 ENTRIES = [(library, entry) for library, engine in ENGINES.items() for entry in engine.unsupported]
@@ -104,4 +104,4 @@ def test_a_metric_that_does_not_suit_the_objective_is_refused(library: str, give
         params=given,
     )
     with pytest.raises(TrainingError, match=said):
-        ENGINES[library].params(request, GangSize(2, 1, 1, 0), UserCode())
+        ENGINES[library].params(request, GangShape(2, 1), UserCode())

@@ -38,7 +38,7 @@ from shoal.training.pytorch.engine import Metrics
 from shoal.training.pytorch.environment import Machine, environments
 from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.program import MAX_BYTES, Program
-from shoal.training.pytorch.request import AnyScaling, Layout, SpreadScalingConfig, fitting, lay_out, nodes_needed
+from shoal.training.pytorch.request import AnyScaling, SpreadScalingConfig, fitting, lay_out, nodes_needed
 from shoal.training.reporting import Progress
 
 ONE_CPU: list[Node] = [{"name": f"n{i}", "cpus": 1, "gpus": 0} for i in range(2)]
@@ -56,12 +56,12 @@ def spread(workers: int, cpus: int = 1, gpus: int = 0) -> SpreadScalingConfig:
 
 
 def test_workers_are_laid_out_on_nodes_that_have_room() -> None:
-    assert lay_out(of(2), ONE_CPU) == Layout(2, 1, WorkerResourceConfig(num_cpus=1, num_gpus=0))
+    assert lay_out(of(2), ONE_CPU) == GangShape(2, 1, per_node=1)
     assert lay_out(of(-1), ONE_CPU).num_workers == 2
-    assert lay_out(of(-1, 2, 1, 1), GPUS) == Layout(2, 2, WorkerResourceConfig(num_cpus=1, num_gpus=1))
+    assert lay_out(of(-1, 2, 1, 1), GPUS) == GangShape(2, 1, 1, per_node=2)
     assert lay_out(of(1, 5, 0), ONE_CPU).num_workers == 5
-    assert lay_out(spread(9), GPUS) == Layout(9, None, WorkerResourceConfig(num_cpus=1, num_gpus=0))
-    assert lay_out(spread(2, 0, 1), GPUS) == Layout(2, None, WorkerResourceConfig(num_cpus=0, num_gpus=1))
+    assert lay_out(spread(9), GPUS) == GangShape(9, 1)
+    assert lay_out(spread(2, 0, 1), GPUS) == GangShape(2, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_workers_are_laid_out_on_nodes_that_have_room() -> None:
 def test_workers_leave_cpus_to_ray_data(cpus: int, streams: int, reserved: float, workers_on_4_cpus: int) -> None:
     node = [Node(name="a", cpus=4, gpus=0)]
     layout = lay_out(spread(workers_on_4_cpus, cpus), node, ray_streams=streams)
-    assert layout.reserved_cpus == reserved
+    assert layout.cpus_per_worker == reserved
     assert workers_on_4_cpus * (reserved + layout.reading_cpus) <= 4
     said = "Ray Data needs" if streams * 0.5 > cpus else "4 CPUs|1 CPU"
     with pytest.raises(CapacityError, match=said):
@@ -96,7 +96,7 @@ def test_workers_divide_all_gpus_of_a_node(
 ) -> None:
     nodes = [Node(name="small", cpus=cpus, gpus=0), Node(name="large", cpus=cpus, gpus=gpus)]
     layout = lay_out(config, nodes)
-    assert (layout.num_workers, layout.each.num_gpus) == (workers, each)
+    assert (layout.num_workers, layout.gpus_per_worker) == (workers, each)
     with pytest.raises(InvalidArgumentError, match="num_gpus=-1 is allowed only in PyTorchScalingConfig"):
         spread(1, 1, -1)
 
@@ -145,7 +145,7 @@ def test_clamping_takes_what_there_is_but_something_there_must_be() -> None:
     with pytest.warns(UserWarning, match="num_nodes=3 .* reduced to 2"):
         assert lay_out(of(3), ONE_CPU, clamp=True).num_workers == 2
     with pytest.warns(UserWarning, match="num_workers_per_node=4 of 0 CPUs and 1 GPU .* reduced to 2"):
-        assert lay_out(of(1, 4, 0, 1), GPUS, clamp=True) == Layout(2, 2, WorkerResourceConfig(num_cpus=0, num_gpus=1))
+        assert lay_out(of(1, 4, 0, 1), GPUS, clamp=True) == GangShape(2, 0, 1, per_node=2)
     with pytest.raises(CapacityError):
         lay_out(of(1, 1, 1, 1), ONE_CPU, clamp=True)
 

@@ -23,7 +23,7 @@ from shoal.training.boosting.engine import train
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.scaling import GangSize
+from shoal.training.gang.placement import GangShape
 from shoal.training.xgboost.library import XGBoost
 from shoal.training.xgboost.params import ignored_weights
 from tests.support.predictions import predict_booster
@@ -144,7 +144,7 @@ def test_impossible_bounds(lower: float, upper: float) -> None:
 
 
 def test_bounds_are_for_one_objective_and_one_library() -> None:
-    size = GangSize(num_workers=1, cpus_per_worker=1, threads=1, gpus_per_worker=0)
+    size = GangShape(1, 1)
     aft = {"objective": "survival:aft"}
     assert request("rows", aft, **BOUNDS, label_col=None).label_col == "lo"
     with pytest.raises(InvalidArgumentError, match='survival:aft" needs the bounds'):
@@ -273,7 +273,7 @@ def test_a_model_has_an_output_per_label_column(tmp_path: Path, params: dict[str
 def test_label_columns_that_cannot_be_trained_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         request("rows.parquet", **{"label_col": "y", **fields})
-    size = GangSize(num_workers=1, cpus_per_worker=1, threads=1, gpus_per_worker=0)
+    size = GangShape(1, 1)
     several = request("rows.parquet", {"objective": "multi:softprob", "num_class": 3}, label_cols=LABELS)
     with pytest.raises(InvalidArgumentError, match="label_cols names 2 columns, and the parameters ask for 3 outputs"):
         XGBoost().params(several, size, UserCode())

@@ -16,7 +16,7 @@ from shoal.airflow.operators.base import UNKNOWN, Arguments, CheckedOperator, La
 from shoal.airflow.results import PROMOTIONS, no_retry_of_permanent_errors, record_failure, record_success
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.os_processes import variables_set
-from shoal.pool.teams import acting_for
+from shoal.pool.holder import acting_for
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context

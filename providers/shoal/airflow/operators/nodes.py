@@ -32,9 +32,8 @@ from shoal.airflow.operators.base import (
 )
 from shoal.airflow.results import no_retry_of_permanent_errors
 from shoal.errors import InvalidArgumentError
-from shoal.pool.holder import DagRunHolder
+from shoal.pool.holder import DagRunHolder, acting_for
 from shoal.pool.spec import LeaseOptions, ScaleOptions
-from shoal.pool.teams import acting_for
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context

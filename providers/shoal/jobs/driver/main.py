@@ -53,8 +53,8 @@ from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.endpoint import NO_GCS, is_on_loopback
+from shoal.pool.holder import TEAM_VARIABLE
 from shoal.pool.spec import PoolSpec
-from shoal.pool.teams import TEAM_VARIABLE
 from shoal.secrets.hidden_output import SECRETS, hidden_output
 from shoal.secrets.redaction import hiding
 from shoal.state import Store

@@ -21,7 +21,7 @@ from shoal.os_processes import ProcessId
 from shoal.pool.backends.local.gpus import SELECTORS
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.journal import commands
-from shoal.pool.journal.steps import JournalStep, transaction
+from shoal.pool.journal.rows import JournalStep, transaction
 from shoal.state import Store
 from shoal.state.schema import Node
 from shoal.training import cluster

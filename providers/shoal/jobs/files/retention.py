@@ -21,10 +21,8 @@ from shoal.jobs.files import artifacts, staged_rows, storage
 from shoal.jobs.journal import attempts, metric_series, study_logs
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
-from shoal.pool import teams
 from shoal.pool.bound_host import is_on_this_host
-from shoal.pool.holder import job_holder
-from shoal.pool.notice import Notice
+from shoal.pool.holder import Notice, asking_team, job_holder, may_change
 from shoal.state import Store
 from shoal.state.home import file_lock, lock_file
 from shoal.state.schema import JOB_ENDED, Job, JobState, Pool, Promotion, PromotionState
@@ -286,13 +284,13 @@ def _with_old_attempts(store: Store, before: float) -> list[str]:
     other teams, are left out."""
     ended = func.coalesce(Job.ended_at, Job.created_at)
     query = select(Job.id, Job.pool, Job.team).where(Job.state.in_(JOB_ENDED), ended < before).distinct()
-    team = teams.asking()
+    team = asking_team()
     with store.reading() as session:
         elsewhere = {pool.name for pool in session.scalars(select(Pool)) if not is_on_this_host(pool)}
         found = {
             job_id
             for job_id, pool, owner in session.execute(query)
-            if pool not in elsewhere and teams.may_change(owner, team)
+            if pool not in elsewhere and may_change(owner, team)
         }
         return sorted(found)
 

@@ -32,10 +32,9 @@ from shoal.jobs.journal.stages import Event, may
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.journal.tasks import EngineTask
 from shoal.os_processes import ProcessId
-from shoal.pool import teams
-from shoal.pool.holder import python_holder, run_of
+from shoal.pool.holder import may_change, python_holder, require_team, run_of
 from shoal.pool.journal import usage
-from shoal.pool.journal.lease_limits import SPENT_ADVICE, end_job
+from shoal.pool.journal.usage import SPENT_ADVICE, end_job
 from shoal.secrets.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, ActionKind, Base, Job, JobState
@@ -126,7 +125,7 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
     while True:
         newest = find_latest(store, order.job_id)
         if newest is not None and (newest.holder != order.holder or ids.is_interactive(order.holder)):
-            teams.require(newest.team, order.team, f'job "{order.job_id}"')
+            require_team(newest.team, order.team, f'job "{order.job_id}"')
         if newest is not None and order.task is not None:
             order.task.check(newest)
         same = newest is not None and order.is_for(newest)
@@ -245,7 +244,7 @@ def digest_of_results(store: Store, key: Key) -> str | None:
         job, first = get(session, key, lock=False), get(session, Key(key.job_id, 1), lock=False)
     is_chosen = bool((first.spec.get("run_config") or {}).get("job_id"))
     is_retry = is_chosen or _owner(job.holder) == _owner(first.holder)
-    if not (is_retry and teams.may_change(first.team, job.team)):
+    if not (is_retry and may_change(first.team, job.team)):
         raise JobError(
             f'attempt {key.attempt} of job "{key.job_id}" belongs to {job.holder} and is no retry of the first attempt '
             f"of {first.holder}: its results are not read, because they could run any code; submit the job again"

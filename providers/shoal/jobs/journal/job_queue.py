@@ -24,7 +24,7 @@ from shoal.jobs.scheduling import Entry, Place, Room, drivers_in
 from shoal.os_processes import ProcessId
 from shoal.pool.holder import Ancestors, ends_with, job_of
 from shoal.pool.journal import usage
-from shoal.pool.lease_queue import kept_for
+from shoal.pool.scaling_plan import kept_for
 from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ACTIVE, Demand, Job, JobState, Lease, Node, NodeState, Pool
 from shoal.training.demand import GangClaim, NodeSize

@@ -22,8 +22,7 @@ from shoal.jobs.reconcile.look import Target
 from shoal.jobs.reconcile.rounds import host_round, start_next
 from shoal.jobs.timeouts import QUEUE_PERIOD_S
 from shoal.pool.bound_host import is_here
-from shoal.pool.holder import job_holder
-from shoal.pool.notice import Notice
+from shoal.pool.holder import Notice, job_holder
 from shoal.state import Store
 from shoal.state.home import lock_file, open_locked
 from shoal.state.schema import JobState, Pool

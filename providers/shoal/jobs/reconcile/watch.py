@@ -12,10 +12,10 @@ from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
 from shoal.jobs.timeouts import JOB_SILENT_AFTER, LOST_JOBS_PERIOD, SILENT_JOBS_PERIOD, WAITING_JOB_SILENT_AFTER
 from shoal.os_processes import ProcessId, python_command
 from shoal.own_pauses import waited_since
-from shoal.pool.backends.local.environment import inherited_environment
+from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
+from shoal.pool.background_process import log_path
 from shoal.pool.journal import rows
-from shoal.pool.reconcile.background_process import log_path
 from shoal.state import Store
 from shoal.state.schema import Job
 

@@ -99,7 +99,7 @@ class AnyJobSpec(Settings, ABC):
         return redact(f"{about} ({run})" if run and run != about else about)[:_LONGEST_LABEL]
 
     @abstractmethod
-    def demand(self) -> GangDemand[Any]:
+    def demand(self) -> GangDemand:
         """Return what the job needs of its pool's nodes."""
 
     def locations(self) -> Iterator[tuple[str, str, str]]:

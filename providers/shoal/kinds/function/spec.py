@@ -14,7 +14,7 @@ from shoal.jobs.register import Register
 from shoal.jobs.specs.base import AnyJobSpec
 from shoal.training.demand import GangDemand
 from shoal.training.pytorch.program import is_name
-from shoal.training.pytorch.request import FunctionRequest, Layout
+from shoal.training.pytorch.request import FunctionRequest
 
 
 class FunctionRegister(Register):
@@ -117,7 +117,7 @@ class FunctionJobSpec(FunctionRequest, AnyJobSpec):
         """Return the name of the function or script."""
         return self.train_func or self.name
 
-    def demand(self) -> GangDemand[Layout]:
+    def demand(self) -> GangDemand:
         """Return what the function needs of its pool's nodes. Ray tasks measure the usage of the nodes."""
         found = super().demand()
         measures_nodes = self.tracking is not None and self.tracking.system_metrics

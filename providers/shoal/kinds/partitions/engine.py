@@ -15,7 +15,7 @@ from shoal.data.checks import check_same_schema
 from shoal.data.connector import DataConnector
 from shoal.data.dataset_spec import content_of
 from shoal.data.filters import check_present
-from shoal.errors import DataError, InvalidArgumentError, TrainingError
+from shoal.errors import DataError, TrainingError
 from shoal.jobs.files import storage
 from shoal.kinds.partitions import worker
 from shoal.kinds.partitions.bucket_rows import BatchInfo, read_index
@@ -33,8 +33,7 @@ from shoal.training.gang.placement import GangShape
 from shoal.training.locations import Claim
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
 from shoal.training.restarts import Restarts
-from shoal.training.scaling import GangSize
-from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
+from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -81,7 +80,7 @@ def import_ahead_for_workers(spec: PartitionsJobSpec) -> None:
             worker.__name__,
             *([spec.estimator.framework] if spec.estimator else ()),
         ]
-        import_ahead(_shape(_size(spec)), modules, complete=spec.estimator is None)
+        import_ahead(_size(spec), modules, complete=spec.estimator is None)
 
 
 def run(
@@ -116,8 +115,7 @@ def run(
         WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
     """
     began = time.monotonic()
-    if not cluster.is_connected():
-        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+    cluster.require_connection()
     connector = DataConnector.from_spec(spec.dataset)
     columns = _checked_columns(spec, connector)
     work = WorkFolder(folder, claim)
@@ -169,14 +167,9 @@ def plan_key(spec: PartitionsJobSpec, program: PartitionProgram) -> str:
     return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
-def _size(spec: PartitionsJobSpec) -> GangSize:
+def _size(spec: PartitionsJobSpec) -> GangShape:
     """Return the number of workers and the CPUs of each."""
-    nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
-    return spec.demand().size(nodes, clamp=spec.run_config.clamp)
-
-
-def _shape(size: GangSize) -> GangShape:
-    return GangShape(size.num_workers, size.cpus_per_worker, trim_memory=True)
+    return spec.demand().resolved(spec.scaling_config.num_workers)
 
 
 class _Partitions:
@@ -232,8 +225,7 @@ class _Partitions:
         batches = self._batches()
         if batches is not None and not set(batches) - set(done):
             return []
-        wait_s = min(RESOURCES_WAIT_S, restarts.left(RESOURCES_WAIT_S))
-        gang = Gang.start(_shape(self._size), timeout=wait_s, env=self._env)
+        gang = Gang.start(self._size, timeout=restarts.wait_s, env=self._env)
         try:
             if batches is None:
                 peaks = self._divide(gang, restarts)

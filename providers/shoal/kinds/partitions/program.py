@@ -17,9 +17,9 @@ from shoal.training.boosting.library import library_of
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.rows import checked_data
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import code_digest, pickled
 from shoal.training.pytorch.program import MAX_BYTES, call_imported, check_runnable, imported, name_of
-from shoal.training.scaling import GangSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def estimator_program(request: TrainRequest, threads: int, user_code: UserCode |
     code = user_code or UserCode()
     if importlib.util.find_spec(request.framework) is None:
         raise MissingExtraError(request.framework, request.framework)
-    params, seed = library_of(request.framework).params(request, GangSize(1, threads, threads, 0), code)
+    params, seed = library_of(request.framework).params(request, GangShape(1, threads), code)
     training = EstimatorTraining(
         request.framework,
         {**params, "seed": seed},

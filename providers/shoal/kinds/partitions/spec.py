@@ -16,9 +16,10 @@ from shoal.option_validation import Settings, positive_or_all
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node, workers_on
 from shoal.training.demand import GangClaim, GangDemand
+from shoal.training.gang.placement import GangShape
 from shoal.training.pytorch.program import is_name
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import GangSize, ScalingConfig, resolve_size
+from shoal.training.scaling import ScalingConfig, resolve_size
 
 PARTITIONS: Final = "partitions"
 """Value of the field `framework` that marks the spec of a job that calls a function for each partition."""
@@ -229,7 +230,7 @@ class PartitionsJobSpec(AnyJobSpec):
         """Return the function and the columns of the keys."""
         return f"{self.function_name} by {', '.join(self.by)}"
 
-    def demand(self) -> GangDemand[GangSize]:
+    def demand(self) -> GangDemand:
         """Return what the workers need: without a number, as many as have room."""
         config = self.scaling_config
         gang = GangClaim(config.num_workers, config.num_cpu_per_worker, per_gpu=True)
@@ -237,7 +238,7 @@ class PartitionsJobSpec(AnyJobSpec):
             GangClaim() if config.num_workers == -1 else gang, self._size, self.run_config, (self.dataset,)
         )
 
-    def _size(self, nodes: Sequence[Node], *, clamp: bool) -> GangSize:
+    def _size(self, nodes: Sequence[Node], *, clamp: bool) -> GangShape:
         config = self.scaling_config
         if config.num_workers == -1:
             room = sum(workers_on(node, config.num_cpu_per_worker, 0) for node in nodes)

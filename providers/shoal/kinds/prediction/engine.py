@@ -6,11 +6,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from shoal.data.connector import DataConnector
 from shoal.data.output_tables import kept_columns
-from shoal.errors import DataError, InvalidArgumentError, JobError
+from shoal.errors import DataError, JobError
 from shoal.kinds.partitions.predictions import report_unknown
 from shoal.kinds.prediction import worker
 from shoal.kinds.prediction.output_files import Output, predictions_key
@@ -20,11 +21,10 @@ from shoal.models import loading
 from shoal.models.registry import VersionId
 from shoal.training import cluster, locations
 from shoal.training.gang.gang import shared_gang
-from shoal.training.gang.placement import GangShape
 from shoal.training.locations import Claim
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
 from shoal.training.restarts import Restarts
-from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
+from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
 from shoal.training.tracking import MODEL_VERSION
 
 
@@ -51,8 +51,7 @@ def run(
         WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
     """
     began = time.monotonic()
-    if not cluster.is_connected():
-        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+    cluster.require_connection()
     connector = DataConnector.from_spec(spec.dataset)
     if not (rows := connector.num_rows()):
         raise DataError("the dataset has no rows to predict: check its paths and its filters")
@@ -94,12 +93,11 @@ def _predict_all(
 ) -> tuple[list[int], list[str]]:
     """Predict all rows, and count those of keys without a model in `unknown`; return each rank's peak memory, and the
     output files' names."""
-    nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
-    size = spec.demand().size(nodes, clamp=spec.run_config.clamp)
+    size = spec.demand().resolved(spec.scaling_config.num_workers)
     # The rows are divided into files only once, and not again at a restart. Otherwise a restart could divide them
     # differently, and the files that are already complete would be useless.
     parts = plan_files(work.source.row_groups(), min(size.num_workers, rows))
-    shape = GangShape(len(parts), size.cpus_per_worker, trim_memory=True)
+    shape = replace(size, num_workers=len(parts))
 
     def attempt() -> list[int]:
         done = 0
@@ -114,9 +112,8 @@ def _predict_all(
             if on_progress is not None:
                 on_progress(progress)
 
-        wait_s = min(RESOURCES_WAIT_S, restarts.left(RESOURCES_WAIT_S))
         with (
-            shared_gang(shape, timeout=wait_s, env=env) as gang,
+            shared_gang(shape, timeout=restarts.wait_s, env=env) as gang,
             ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S) as display,
         ):
             tasks = [(work, files) for files in parts]

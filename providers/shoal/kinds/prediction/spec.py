@@ -15,7 +15,7 @@ from shoal.jobs.specs.base import OBJECT_STORE, AnyJobSpec
 from shoal.training import tracking
 from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.locations import resolved
-from shoal.training.scaling import GangSize, ScalingConfig, resolve_size
+from shoal.training.scaling import ScalingConfig, resolve_size
 
 PREDICT: Final = "predict"
 """Value of the field `framework` that marks the spec of a batch prediction."""
@@ -111,7 +111,7 @@ class PredictJobSpec(AnyJobSpec):
         """Return the model that predicts."""
         return f"predictions of {self.model}"
 
-    def demand(self) -> GangDemand[GangSize]:
+    def demand(self) -> GangDemand:
         """Return what the workers need; they use no GPUs."""
         config = self.scaling_config
         gang = GangClaim(config.num_workers, config.num_cpu_per_worker, per_gpu=True)

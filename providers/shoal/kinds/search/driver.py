@@ -21,7 +21,6 @@ from shoal.kinds.search.study_storage import STUDY, StudyJournal, require_optuna
 from shoal.kinds.search.trial_runs import TrialRuns
 from shoal.kinds.search.trials import Ended
 from shoal.kinds.training.driver import check_training, train_and_publish
-from shoal.training import cluster
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
 
@@ -89,8 +88,7 @@ def _check_room(spec: TuneJobSpec, train: TrainRequest) -> None:
         CapacityError: The active nodes are too small.
     """
     with warnings.catch_warnings(action="ignore"):
-        nodes = cluster.nodes_to_size(train.scaling_config.num_workers)
-        train.demand().size(nodes, clamp=spec.run_config.clamp)
+        train.demand().resolved(train.scaling_config.num_workers, clamp=spec.run_config.clamp)
 
 
 def _study(spec: TuneJobSpec, place: AttemptContext) -> int:

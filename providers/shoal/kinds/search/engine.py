@@ -30,8 +30,6 @@ from shoal.training.pickling import pickled
 from shoal.training.pytorch.program import imported
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay
 from shoal.training.restarts import Restarts
-from shoal.training.scaling import GangSize
-from shoal.training.timeouts import RESOURCES_WAIT_S
 from shoal.training.trial_worker import BoostingWork, FunctionWork, Reports, Work
 
 if TYPE_CHECKING:
@@ -124,18 +122,15 @@ def run(
     """
     began = time.monotonic()
     require_optuna()
-    if not cluster.is_connected():
-        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+    cluster.require_connection()
     pruner = code.pruner or pruner_named(spec.pruner)
     plan = _boosting_plan(spec, code, user_code, keep_gpu_choice) if spec.train is not None else None
     work, size, preloaded = _work(spec, code, plan, folder, pruner)
     restarts = Restarts(spec.run_config, began)
-    shape = GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
 
     @contextlib.contextmanager
     def workers() -> Iterator[Gang]:
-        wait_s = min(RESOURCES_WAIT_S, restarts.left(RESOURCES_WAIT_S))
-        with shared_gang(shape, timeout=wait_s, env=env) as gang:
+        with shared_gang(size, timeout=restarts.wait_s, env=env) as gang:
             gang.preload(preloaded, complete=spec.train is None or bool(user_code))
             yield gang
 
@@ -228,7 +223,7 @@ def _told_direction(
     plan: TrialPlan,
     workers: Callable[[], contextlib.AbstractContextManager[Gang]],
     restarts: Restarts,
-    size: GangSize,
+    size: GangShape,
 ) -> Direction:
     """Have a worker call the user's function, which tells the direction of the deciding metric."""
 
@@ -253,7 +248,7 @@ def _search(
     storage: optuna.storages.BaseStorage | None,
     pruner: optuna.pruners.BasePruner,
     direction: Direction,
-    size: GangSize,
+    size: GangShape,
     check: Check,
     flush: Callable[[], None],
     on_end: Callable[[Ended], None],
@@ -304,11 +299,10 @@ def _suggest(spec: TuneJobSpec, code: SearchCode) -> Suggest:
 
 def _work(
     spec: TuneJobSpec, code: SearchCode, plan: TrialPlan | None, folder: str, pruner: optuna.pruners.BasePruner
-) -> tuple[Work, GangSize, list[str]]:
+) -> tuple[Work, GangShape, list[str]]:
     """Return what the workers do, their number and size, and the modules they need."""
     if plan is None:
-        nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
-        size = spec.demand().size(nodes, clamp=spec.run_config.clamp)
+        size = spec.demand().resolved(spec.scaling_config.num_workers)
         function = code.function
         if function is None:
             assert spec.train_func is not None
@@ -327,8 +321,7 @@ def _boosting_plan(spec: TuneJobSpec, code: SearchCode, user_code: UserCode, kee
     scaled = with_gpu_choice(
         request.model_copy(update={"scaling_config": spec.scaling_config}), library, keep_gpu_choice
     )
-    nodes = cluster.nodes_to_size(spec.scaling_config.num_workers)
-    size = scaled.demand().size(nodes, clamp=spec.run_config.clamp)
+    size = scaled.demand().resolved(spec.scaling_config.num_workers, clamp=spec.run_config.clamp)
     return TrialPlan(request, size, user_code, spec.metric, spec.direction, _samples(spec, code))
 
 

@@ -19,7 +19,7 @@ from shoal.training.boosting.params import Direction, agreed
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.pytorch.program import is_name
-from shoal.training.scaling import GangSize, ScalingConfig, resolve_size
+from shoal.training.scaling import ScalingConfig, resolve_size
 
 TUNE: Final = "tune"
 """Value of the field `framework` that marks the spec of a search."""
@@ -340,7 +340,7 @@ class TuneJobSpec(AnyJobSpec):
             return f"search for {self.train.framework}: {self.train.label_col}"
         return f"search for {self.train_func or 'a function'}"
 
-    def demand(self) -> GangDemand[GangSize]:
+    def demand(self) -> GangDemand:
         """Return what the workers of the trials need, and afterwards those of the winner."""
         scaling, inputs = self.scaling_config, tuple(self.inputs())
         if self.train is not None:

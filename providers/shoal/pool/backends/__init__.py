@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from shoal.pool.backends.base import Arrival, Backend, NodeRef, PoolRef, Seen, Waiting, pool_id
 from shoal.pool.backends.local.backend import LocalBackend
-from shoal.pool.spec_fields import BackendName
+from shoal.pool.spec import BackendName
 
 
 def _ray() -> Backend:

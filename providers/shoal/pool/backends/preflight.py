@@ -13,7 +13,7 @@ from typing import Any
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding, Status
-from shoal.pool.backends.ray_scripts import ScriptRunner
+from shoal.pool.backends.ray_http import ScriptRunner
 from shoal.pool.spec import PoolSpec
 from shoal.secrets.redaction import redact
 from shoal.state.home import subfolder
@@ -61,7 +61,7 @@ def _runner(spec: PoolSpec) -> ScriptRunner:
         from shoal.pool.backends.kuberay.backend import script_runner
 
         return script_runner(spec)
-    from shoal.pool.backends.ray.client import Cluster
+    from shoal.pool.backends.ray.backend import Cluster
 
     return Cluster(spec).scripts
 

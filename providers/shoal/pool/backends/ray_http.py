@@ -1,13 +1,15 @@
-"""Client for the HTTP API of a Ray head, used for the jobs of all pools and for the nodes of `ray://` pools. The client
-works without Ray installed."""
+"""Client for the HTTP API of a Ray head, used for the jobs of all pools, and for the nodes and small scripts of pools
+on existing Ray clusters. The client works without Ray installed.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
 import ssl
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -266,3 +268,123 @@ def last_line(text: str, *, empty: str = "(nothing)") -> str:
     """Return the last non-blank line of a text. If all lines are blank, return the argument `empty`."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else empty
+
+
+GCS_PORT = 6379
+"""Default port of the GCS (Ray's control service)."""
+
+_MOST_NODES = 10_000
+"""Largest number of nodes to request from Ray's state API. Without a limit in the request, the API returns only 100."""
+
+
+@dataclass(frozen=True)
+class ClusterNode:
+    """One node that is alive in a Ray cluster, as the cluster's head reports it."""
+
+    id: str
+    name: str
+    is_head: bool
+    ip: str
+    cpus: int
+    gpus: int
+    memory_bytes: int = 0
+
+
+def alive_nodes(head: RayHead) -> list[ClusterNode]:
+    """Return the cluster's nodes that are alive: first the head, then the other nodes, sorted by name."""
+    found = head.get(
+        "/api/v0/nodes",
+        lambda answer: [_node(row) for row in answer["data"]["result"]["result"]],
+        params={
+            "detail": "true",
+            "limit": str(_MOST_NODES),
+            "filter_keys": "state",
+            "filter_predicates": "=",
+            "filter_values": "ALIVE",
+        },
+    )
+    return sorted(found, key=lambda node: (not node.is_head, node.name, node.id))
+
+
+def python_version(head: RayHead) -> str | None:
+    """Return the full version of the cluster's Python, such as 3.11.7, or None if the head does not report it."""
+    with suppress(PoolUnreachableError):
+        return head.get("/api/v0/cluster_metadata", lambda answer: str(answer["data"]["pythonVersion"]))
+    return None
+
+
+def _node(row: Mapping[str, Any]) -> ClusterNode:
+    resources = row["resources_total"] or {}
+    return ClusterNode(
+        id=str(row["node_id"]),
+        name=str(row["node_name"]),
+        is_head=bool(row["is_head_node"]),
+        ip=str(row["node_ip"]),
+        cpus=int(resources.get("CPU", 0)),
+        gpus=int(resources.get("GPU", 0)),
+        memory_bytes=int(resources.get("memory", 0)),
+    )
+
+
+_RUN = 'exec env PYTHONSAFEPATH=1 "${SHOAL_PYTHON:-python}" -c "$0" "$@"'
+"""Shell command that runs a script with the cluster's Python: `$SHOAL_PYTHON` if this variable is set on the cluster,
+else `python`. The script imports nothing from the head's current folder. The variable replaces the option -P, which an
+old Python would refuse, so that the preflight check can name the version."""
+
+
+class ScriptRunner:
+    """Runner of scripts on one Ray cluster.
+
+    Args:
+        head: Client of the cluster's head.
+        cluster: The cluster in error messages, such as ``the Ray cluster at http://10.0.0.1:8265``.
+        pool: Name of the pool, which marks the jobs.
+        gcs: Address of the cluster's control service. None: the script finds it on its node.
+
+    Raises:
+        PoolUnreachableError: Raised by every method if the cluster does not answer or refuses the request.
+    """
+
+    def __init__(self, head: RayHead, cluster: str, pool: str, gcs: str | None = None) -> None:
+        self._head = head
+        self._cluster = cluster
+        self._pool = pool
+        self._gcs = gcs
+
+    def submit(self, job_id: str, script: Path, order: Mapping[str, Any]) -> None:
+        """Start a script as a Ray job with the id `job_id`, unless the cluster already has a job with this id."""
+        argv = ["sh", "-c", _RUN, script.read_text(), json.dumps({"gcs": self._gcs, **order})]
+        self._head.submit(argv, job_id, {"shoal_pool": self._pool})
+
+    def answer(self, job_id: str) -> dict[str, Any]:
+        """Wait until a submitted script has ended, and return its answer: the last line of its log, read as JSON."""
+        status, log = self.outcome(job_id)
+        if status != "SUCCEEDED":
+            raise PoolUnreachableError(
+                f"shoal's job on {self._cluster} ended with status {status}: {last_line(log)} (the cluster's dashboard "
+                "shows the whole log)"
+            )
+        answer: dict[str, Any] = json.loads(last_line(log))
+        return answer
+
+    def outcome(self, job_id: str) -> tuple[str, str]:
+        """Wait until a submitted script has ended, and return its status and its log."""
+        until = time.monotonic() + CLUSTER_JOB_PATIENCE
+        while (job := self._head.status(job_id)) is not None and not job.ended:
+            if time.monotonic() > until:
+                raise PoolUnreachableError(
+                    f"{self._cluster} did not complete a small job of shoal within {CLUSTER_JOB_PATIENCE:.0f} s: check "
+                    "in the cluster's dashboard whether the cluster can start jobs"
+                )
+            time.sleep(0.2)
+        if job is None:
+            raise PoolUnreachableError(
+                f"{self._cluster} has lost shoal's job {job_id}: check whether the cluster's head was restarted, and "
+                "try again"
+            )
+        return job.status, self._head.logs(job_id)
+
+    def forget(self, job_id: str) -> None:
+        """Delete an ended job from the cluster's list of jobs. If this fails, the job stays in the list."""
+        with suppress(PoolUnreachableError):
+            self._head.delete(job_id)

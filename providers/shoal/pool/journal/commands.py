@@ -1,7 +1,7 @@
 """Write the requests of users to the database rows of a pool: up, scale, lease, renew, release, alter, down and delete.
 
 Every function works inside the caller's transaction, and either raises an error or writes the request to the rows.
-`shoal.pool.reconcile` carries the request out.
+`shoal.pool.reconciling` carries the request out.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from sqlalchemy.orm import Session
 
 from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
-from shoal.pool import recorded, teams
+from shoal.pool import bound_host
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
-from shoal.pool.holder import Ancestors, ends_with, run_of
-from shoal.pool.journal import lease_limits, rows, usage
-from shoal.pool.lease_queue import grantable, leased, may_resize, queue, taken_by
-from shoal.pool.snapshot import Snapshot
+from shoal.pool.holder import Ancestors, ends_with, require_team, run_of
+from shoal.pool.journal import rows, usage
+from shoal.pool.scaling_plan import Snapshot, grantable, leased, may_resize, queue, taken_by
 from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions
 from shoal.pool.timeouts import RETIRE_WITHIN
 from shoal.state import stamps
@@ -71,7 +70,7 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
     _reset_cooldown(pool)
     pool.touched_at = now
     session.flush()
-    recorded.record(spec)
+    bound_host.record(spec)
     return True
 
 
@@ -165,8 +164,8 @@ def lease(
     pool = snapshot.pool
     rows.require_up(pool)
     _require_below_max(pool, size, "a lease")
-    lease_limits.check_request(session, name, holder, options, now)
-    lease_limits.check_quota(session, pool, team, size, options, now)
+    usage.check_request(session, name, holder, options, now)
+    usage.check_quota(session, pool, team, size, options, now)
     lease = next((lease for lease in snapshot.leases if lease.holder == holder), None)
     replaced = None
     if lease is None:
@@ -212,7 +211,7 @@ def renew(session: Session, lease_id: str, epoch: int, now: float) -> None:
     """
     lease = session.get(Lease, lease_id, with_for_update=True)
     if lease is None:
-        if reason := lease_limits.end_reason(session, lease_id):
+        if reason := usage.end_reason(session, lease_id):
             raise FencedError(reason)
         raise FencedError(f"lease {lease_id} has expired or was released: its nodes may be gone; request a new lease")
     if lease.epoch != epoch:
@@ -259,7 +258,7 @@ def release(session: Session, name: str, holder: str, now: float, *, team: str |
     snapshot = rows.load(session, name)
     ending = [lease for lease in snapshot.leases if ends_with(lease.holder, lease.ancestors, holder)]
     for lease in ending:
-        teams.require(lease.team, team, f'the lease of {lease.holder} on pool "{name}"')
+        require_team(lease.team, team, f'the lease of {lease.holder} on pool "{name}"')
         session.delete(lease)
     snapshot.pool.touched_at = now
     usage.follow_leases(session, name, now)

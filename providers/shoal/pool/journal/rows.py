@@ -1,12 +1,19 @@
-"""Read the database rows of a pool, make simple changes to them, and move their times after a jump of the clock.
+"""Read the database rows of a pool, make simple changes to them, delete old ones, and move their times after a jump of
+the clock.
 
 Every function of this package works inside the caller's transaction. So the rows of demands, operations and nodes
 change together or not at all, and no process sees a part of a change.
+
+Every transaction on a pool's rows, and every action on its processes or files, is one step (`JournalStep`). A process
+may die before, during or after any step, and the next sweep continues from there. The crash tests kill a process at
+every step. So every change of a pool has to be part of a step, or the tests do not cover it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from sqlalchemy import delete, select, update
@@ -17,8 +24,8 @@ from shoal.os_processes import ProcessId, hostname
 from shoal.pool.bound_host import ANYWHERE, bind_here, is_here, unrecorded
 from shoal.pool.holder import job_of
 from shoal.pool.journal import usage
-from shoal.pool.snapshot import Snapshot
-from shoal.state import stamps
+from shoal.pool.scaling_plan import Snapshot
+from shoal.state import Store, home, stamps
 from shoal.state.home import is_own_store
 from shoal.state.schema import (
     JOB_ENDED,
@@ -32,7 +39,9 @@ from shoal.state.schema import (
     OperationState,
     Pool,
     PoolState,
+    Usage,
 )
+from shoal.state.steps import At, act, transaction
 
 _Row = TypeVar("_Row", Lease, Operation, Node)
 
@@ -246,3 +255,66 @@ def _add(jump: float, row: Pool | Node | Operation, *names: str) -> None:
     for name in names:
         if (time := getattr(row, name)) is not None:
             setattr(row, name, time + jump)
+
+
+__all__ = ["At", "JournalStep", "act", "transaction"]
+
+
+class JournalStep(StrEnum):
+    """One step of changing a pool. The members are in the order in which the steps of an operation happen."""
+
+    REQUEST = "request"
+    """Transaction: write a request (demand, lease, limits, `down`) and its operation."""
+    WITHDRAW = "withdraw"
+    """Transaction: roll back an operation for which its caller no longer waits."""
+    INTEND = "intend"
+    """Transaction: write the observed state of the nodes, the ended operations, and which nodes to start and end."""
+    START = "start"
+    """Action: start the planned nodes. For each local node, spawn a supervisor process."""
+    CLAIM = "claim"
+    """Transaction of the supervisor: write its identity to the node's row, and set the node's state to starting."""
+    REPORT = "report"
+    """Transaction of the supervisor: write that the node is ready, busy, idle, or has failed."""
+    END = "end"
+    """Action: end nodes, and search for their processes until none is found."""
+    CONFIRM = "confirm"
+    """Transaction: delete the rows of nodes that have ended."""
+    TIDY = "tidy"
+    """Transaction with an action inside: remove the token of a pool that is down, or a whole embedded pool."""
+    CLEAR = "clear"
+    """Action of a sweep (clean-up of a host): end a node that has no row in the database."""
+
+
+KEEP_OPERATIONS = 100
+"""Number of ended operations that are kept for each pool. Every read of the pool loads all these operations, so a
+larger number would make each read slower."""
+
+KEEP_LOGS = 7 * 24 * 3600.0
+"""Time for which the logs of ended nodes are kept: one week, so that logs of Friday can still be read on Monday."""
+
+KEEP_USAGE = 400 * 24 * 3600.0
+"""Time for which rows of the table `usage` are kept. A month can then be compared with the same month of last year."""
+
+RETENTION_PERIOD = 3600.0
+"""Interval at which the reconciler removes old logs and operations."""
+
+
+def retain(store: Store, name: str, now: float) -> None:
+    """Delete a pool's ended operations (except the newest) and the old logs of its ended nodes. Also delete old rows of
+    the table `usage` (the number of nodes of each lease and job), for all pools.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+    """
+    with store.transaction() as session:
+        nodes = {node.name for node in load(session, name).nodes}
+        ended = select(Operation).where(Operation.pool == name, Operation.state != OperationState.OPEN)
+        for operation in session.scalars(ended.order_by(Operation.created_at.desc()).offset(KEEP_OPERATIONS)):
+            session.delete(operation)
+        session.execute(delete(Usage).where(Usage.ended_at < now - KEEP_USAGE))
+    # A ray:// pool has no log folder, so the loop finds no files. If another process deletes the same log at the same
+    # time, the missing file is not an error.
+    for log in (home() / "pools" / name / "logs").glob("*.log"):
+        with suppress(FileNotFoundError):
+            if log.stem not in nodes and now - log.stat().st_mtime > KEEP_LOGS:
+                log.unlink()

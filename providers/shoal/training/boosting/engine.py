@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import decimals_of
 from shoal.data.matrix import find_categories
-from shoal.errors import CapacityError, InvalidArgumentError, MissingExtraError, TrainingError, UnusableGpuError
+from shoal.errors import CapacityError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
 from shoal.training.boosting.library import Library, library_of
 from shoal.training.boosting.messages import (
@@ -44,8 +44,8 @@ from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import Pickled, pickled
 from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, bounded, say
 from shoal.training.restarts import NodeLeavesError, Restarts
-from shoal.training.scaling import GangSize, gpu_wish, wider_workers
-from shoal.training.timeouts import FIRST_PROGRESS_LINE_S, RESOURCES_WAIT_S
+from shoal.training.scaling import gpu_wish, wider_workers
+from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
 
 if TYPE_CHECKING:
     from shoal.training.gang.gang import Gang
@@ -100,13 +100,8 @@ def import_ahead_for_workers(request: TrainRequest, *, complete: bool) -> None:
     if not has_template():
         return
     with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
-        nodes = cluster.nodes_to_size(request.scaling_config.num_workers)
-        size = request.demand().size(nodes, clamp=request.run_config.clamp)
-        import_ahead(_shape(size), [library_of(request.framework).worker], complete=complete)
-
-
-def _shape(size: GangSize) -> GangShape:
-    return GangShape(size.num_workers, size.cpus_per_worker, size.gpus_per_worker, trim_memory=True)
+        size = request.demand().resolved(request.scaling_config.num_workers)
+        import_ahead(size, [library_of(request.framework).worker], complete=complete)
 
 
 def with_gpu_choice(request: TrainRequest, library: Library, keep_choice: KeepChoice) -> TrainRequest:
@@ -115,8 +110,7 @@ def with_gpu_choice(request: TrainRequest, library: Library, keep_choice: KeepCh
     Raises:
         InvalidArgumentError: This process is not connected to a Ray cluster.
     """
-    if not cluster.is_connected():
-        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
+    cluster.require_connection()
     use_gpu = _uses_gpus(request, library, keep_choice)
     return request.model_copy(update={"scaling_config": request.scaling_config.model_copy(update={"use_gpu": use_gpu})})
 
@@ -261,9 +255,7 @@ class Training:
         parts = shard_datasets(
             self._train, self._eval_sets, size.num_workers, seed, group_col, by_columns=by_columns, whole=whole
         )
-        with shared_gang(
-            _shape(size), timeout=min(RESOURCES_WAIT_S, self._restarts.left(RESOURCES_WAIT_S)), env=self.env
-        ) as gang:
+        with shared_gang(size, timeout=self._restarts.wait_s, env=self.env) as gang:
             # The user's code may use scikit-learn and the library's estimators.
             gang.preload([self.library.worker], complete=bool(self.user_code))
             self._check_gpus(gang)
@@ -387,12 +379,11 @@ class Training:
         function: Callable[..., Any] = getattr(importlib.import_module(self.library.worker), name)
         return gang.run(function, args, timeout=self._restarts.timeout, on_note=on_note)
 
-    def _resolve(self, *, again: bool = False) -> GangSize:
+    def _resolve(self, *, again: bool = False) -> GangShape:
         """Compute the number and size of the workers from the scaling config and the active nodes."""
         scaling, clamp = self.request.scaling_config, self.request.run_config.clamp
         if again:
             cpus = round(self._size.cpus_per_worker + self._size.reading_cpus)
             wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
             scaling, clamp = scaling.model_copy(update=wanted), True
-        nodes = cluster.nodes_to_size(scaling.num_workers)
-        return self.request.demand_of(scaling).size(nodes, clamp=clamp)
+        return self.request.demand_of(scaling).resolved(scaling.num_workers, clamp=clamp)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from shoal.training.boosting.request import TrainRequest, TrainResult
     from shoal.training.gang.gang import Gang
-    from shoal.training.scaling import GangSize
+    from shoal.training.gang.placement import GangShape
 
 OnAll = Callable[[str, Sequence[tuple[Any, ...]]], list[Any]]
 """Type of a function that calls a function of the workers' module on all ranks at once. The arguments are the name of
@@ -123,7 +123,7 @@ class Library(ABC):
 
     @abstractmethod
     def params(
-        self, request: TrainRequest, size: GangSize, user_code: UserCode, init_model: InitModel | None = None
+        self, request: TrainRequest, size: GangShape, user_code: UserCode, init_model: InitModel | None = None
     ) -> tuple[dict[str, Any], int]:
         """Check the parameters with the library; return the parameters of every worker and the seed of the training.
 

@@ -19,7 +19,7 @@ from shoal.training.boosting.messages import Columns, History
 from shoal.training.boosting.params import Direction, json_params
 from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import GangSize, ScalingConfig, gpu_wish, resolve_size
+from shoal.training.scaling import ScalingConfig, gpu_wish, resolve_size
 from shoal.training.tracking import absolute_model, check_model_version
 
 _FLOAT32_MAX = 3.4028234663852886e38
@@ -296,11 +296,11 @@ class TrainRequest(Settings):
             *self.label_cols[1:],
         )
 
-    def demand(self) -> GangDemand[GangSize]:
+    def demand(self) -> GangDemand:
         """Return what the training needs of its pool's nodes."""
         return self.demand_of(self.scaling_config)
 
-    def demand_of(self, scaling: ScalingConfig) -> GangDemand[GangSize]:
+    def demand_of(self, scaling: ScalingConfig) -> GangDemand:
         """Return what workers of another number and size, such as those of a search, need for this training."""
         inputs = (self.dataset, *self.eval_set.values())
         library = loaded(self.framework)

@@ -19,9 +19,9 @@ from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segme
 from shoal.training.boosting.params import Direction, Directions, agreed, custom_text
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.user_code import UserCode
+from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import pickled
 from shoal.training.reporting import GangContext
-from shoal.training.scaling import GangSize
 
 HOLDOUT = "holdout"
 """Name of the eval set with which trials are compared."""
@@ -185,7 +185,7 @@ class TrialPlan:
     def __init__(
         self,
         request: TrainRequest,
-        size: GangSize,
+        size: GangShape,
         user_code: UserCode,
         metric: str | None,
         direction: Direction | None = None,

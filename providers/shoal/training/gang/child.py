@@ -62,11 +62,7 @@ def _answer(served: object, call: bytes) -> bytes:
 
 
 class Template:
-    """Process that forks the workers; the driver calls the methods of this class over a socket.
-
-    Args:
-        control: Socket to the driver.
-    """
+    """Process that forks the workers; the driver calls the methods of this class over a socket."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
@@ -123,12 +119,7 @@ class Template:
 
 
 def serve_worker(calls: int, output: int) -> NoReturn:
-    """Run a worker in this process.
-
-    Args:
-        calls: Descriptor of the socket with the driver's calls.
-        output: Descriptor to which the worker prints.
-    """
+    """Run a worker in this process, given the descriptors of the socket with the driver's calls and of the output."""
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)

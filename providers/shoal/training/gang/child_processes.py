@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from shoal.training.gang import placement
 from shoal.training.gang.child import serve_worker
 from shoal.training.gang.local_node import LocalNode, NodeWithoutRay
 from shoal.training.gang.placement import GangShape, Seat, reserve_in_register
-from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Success
+from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Success, Workers
 from shoal.training.host.process_channel import ProcessChannel
 from shoal.training.reporting import say
 
@@ -42,52 +41,35 @@ _LONGEST_LINE = 2**16
 """Number of bytes after which a text without a newline in the output of a worker is divided."""
 
 
-class ChildProcesses:
+class ChildProcesses(Workers):
     """Workers that are child processes of this process, and end when this process ends, even if it is killed.
 
     Args:
-        shape: Number and size of the workers.
-        seats: Placement of each worker, by rank.
         nodes: The nodes of the seats, by name.
+        release: Function that frees the CPUs of the workers.
     """
 
     host = listen_host = _LOOPBACK
 
-    def __init__(self, shape: GangShape, seats: Sequence[Seat], nodes: Mapping[str, LocalNode]) -> None:
+    def __init__(
+        self, shape: GangShape, seats: Sequence[Seat], nodes: Mapping[str, LocalNode], release: Callable[[], None]
+    ) -> None:
         self.seats = seats
         self._shape = shape
         self._nodes = nodes
-        self._children: list[_Child] = []
+        self._release = release
+        self._children: dict[int, _Child] = {}
 
-    def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
-        """Start the workers, connect them to the driver, and yield each worker's `Joined` in the order of the ranks."""
-        deadline = time.monotonic() + timeout
-        joins = []
-        for rank, place in enumerate(places):
-            self._children.append(child := self._new_child(rank))
-            joins.append(self._begin_join(child, place, env))
-        for rank, join in enumerate(joins):
-            yield self._joined(rank, join, deadline - time.monotonic(), timeout)
-
-    def replace(self, rank: int, place: Place, env: Mapping[str, str], timeout: float) -> Joined:
-        """Start a process in the place of one that has ended."""
-        self._children[rank].kill()
-        self._children[rank] = child = self._new_child(rank)
-        return self._joined(rank, self._begin_join(child, place, env), timeout, timeout)
-
-    def _new_child(self, rank: int) -> _Child:
+    def _begin(self, place: Place, env: Mapping[str, str]) -> Future[Any]:
         try:
-            child = _Child(_StartSettings.of(self._shape))
+            self._children[place.rank] = child = _Child(_StartSettings.of(self._shape))
         except (OSError, RuntimeError) as error:  # RuntimeError: no thread is left
             raise WorkerLostError(
-                f"rank {rank} could not be started, because this machine cannot start another process: {error}. "
+                f"rank {place.rank} could not be started, because this machine cannot start another process: {error}. "
                 "Check its limits of processes and memory (`ulimit -u`, pids and memory of its container)"
             ) from error
         if self._shape.trim_memory:
             child.call("trim_memory")
-        return child
-
-    def _begin_join(self, child: _Child, place: Place, env: Mapping[str, str]) -> Future[Any]:
         return child.call("join_as_child", place, env, self._nodes[self.seats[place.rank].node])
 
     def _joined(self, rank: int, join: Future[Any], left: float, timeout: float) -> Joined:
@@ -101,6 +83,9 @@ class ChildProcesses:
             raise WorkerLostError(f"{who} was lost while it started: {why}")
         return answer
 
+    def _end(self, rank: int) -> None:
+        self._children[rank].kill()
+
     def preload(self, modules: Sequence[str], complete: bool, ranks: Iterable[int]) -> None:
         """Tell the workers of these ranks to import modules before their next call."""
         for rank in ranks:
@@ -112,12 +97,10 @@ class ChildProcesses:
             self._children[rank].call("run", function, args).add_done_callback(partial(_pass_on, answered, rank))
 
     def kill(self) -> None:
-        """Kill the processes, and wait until they have ended."""
-        for child in self._children:
+        """Kill the processes, wait until they have ended, and free their CPUs."""
+        for child in self._children.values():
             child.kill()
-
-    def clean_up(self) -> None:
-        """Do nothing, because the workers use the job's own working folder."""
+        self._release()
 
 
 _template: _Template | None = None
@@ -152,8 +135,6 @@ def import_ahead(shape: GangShape, modules: Sequence[str], *, complete: bool = F
     """Let the template import modules before the gang is created, while this process does other things.
 
     Args:
-        shape: Number and size of the workers.
-        modules: Names of the modules.
         complete: Whether the workers run user code, which may need the modules' optional packages.
     """
     with _template_lock:
@@ -162,12 +143,7 @@ def import_ahead(shape: GangShape, modules: Sequence[str], *, complete: bool = F
 
 
 class _StartSettings(NamedTuple):
-    """Settings of a worker process that must be set before the process imports libraries.
-
-    Attributes:
-        cpus: Number of CPUs of the worker.
-        trim_memory: Whether the process returns freed memory to the operating system.
-    """
+    """Settings of a worker process that must be set before the process imports libraries."""
 
     cpus: int
     trim_memory: bool
@@ -243,11 +219,7 @@ class _Proxy:
 
 
 class _Template:
-    """Handle of a template, a process that forks itself for each worker.
-
-    Args:
-        control: Socket to the template.
-    """
+    """Handle of a template, a process that forks itself for each worker."""
 
     def __init__(self, control: socket.socket) -> None:
         self._proxy = _Proxy(ProcessChannel(control), lambda: "the template of the workers has ended")
@@ -314,11 +286,7 @@ class Forked:
 
 
 class _Child:
-    """One child process, which contains a `Worker` and executes calls of its methods.
-
-    Args:
-        settings: Settings of the process.
-    """
+    """One child process, which contains a `Worker` and executes calls of its methods."""
 
     def __init__(self, settings: _StartSettings) -> None:
         ours, theirs = socket.socketpair()
@@ -411,55 +379,27 @@ def finder(shape: GangShape) -> FindNodes | None:
     return _find_nodes if has_template() and not shape.gpus_per_worker else None
 
 
-class NodeProcesses(ChildProcesses):
-    """Workers that are child processes of this process and belong to the nodes on which Ray has reserved their CPUs.
-
-    Args:
-        shape: Number and size of the workers.
-        deadline: Time until which to wait for resources that are in use, from `time.monotonic`.
-        find: Function that finds the nodes.
+def on_nodes_with_ray(shape: GangShape, deadline: float, find: FindNodes) -> ChildProcesses:
+    """Create the workers of a gang on nodes on which Ray reserves their CPUs.
 
     Raises:
         CapacityError: The active nodes are too small for the gang, or had no free room in time.
         WorkerLostError: A node has ended.
     """
-
-    def __init__(self, shape: GangShape, deadline: float, find: FindNodes) -> None:
-        self._group = placement.reserve(shape, deadline)
-        try:
-            seats, nodes = placement.seats(shape, self._group), find()
-            for rank, seat in enumerate(seats):
-                if seat.node not in nodes:
-                    raise WorkerLostError(f"rank {rank} could not be started, because node {seat.node} was lost")
-            super().__init__(shape, seats, nodes)
-        except BaseException:
-            placement.release(self._group)
-            raise
-
-    def kill(self) -> None:
-        """Kill the processes, wait until they have ended, and free their CPUs."""
-        super().kill()
-        placement.release(self._group)
+    group = placement.reserve(shape, deadline)
+    try:
+        seats, nodes = placement.seats(shape, group), find()
+        for rank, seat in enumerate(seats):
+            if seat.node not in nodes:
+                raise WorkerLostError(f"rank {rank} could not be started, because node {seat.node} was lost")
+        return ChildProcesses(shape, seats, nodes, partial(placement.release, group))
+    except BaseException:
+        placement.release(group)
+        raise
 
 
-class ProcessesWithoutRay(ChildProcesses):
-    """Workers that are child processes of this process, on the nodes of a pool without Ray.
-
-    Args:
-        shape: Number and size of the workers.
-        deadline: Time until which to wait for CPUs that are in use, from `time.monotonic`.
-        register: Register of the pool's nodes.
-
-    Raises:
-        CapacityError: The active nodes are too small for the gang, or had no free room in time.
-    """
-
-    def __init__(self, shape: GangShape, deadline: float, register: NodeRegister) -> None:
-        self._reservation = reserve_in_register(shape, register, deadline)
-        nodes = {node.name: NodeWithoutRay(register.folder, node) for node in self._reservation.nodes}
-        super().__init__(shape, self._reservation.seats, nodes)
-
-    def kill(self) -> None:
-        """Kill the processes, wait until they have ended, and free their CPUs."""
-        super().kill()
-        self._reservation.release()
+def on_nodes_without_ray(shape: GangShape, deadline: float, register: NodeRegister) -> ChildProcesses:
+    """Create the workers of a gang on nodes of a pool without Ray, as `on_nodes_with_ray` does."""
+    reservation = reserve_in_register(shape, register, deadline)
+    nodes = {node.name: NodeWithoutRay(register.folder, node) for node in reservation.nodes}
+    return ChildProcesses(shape, reservation.seats, nodes, reservation.release)

@@ -86,8 +86,7 @@ Listener = Callable[[int, EventKind, str], None]
 
 @dataclass
 class _Connection:
-    """State of one accepted connection; `rank` is None until the connected process has identified itself as a
-    worker."""
+    """An accepted connection; `rank` is None until the connected process has identified itself as a worker."""
 
     sock: socket.socket
     opened: float
@@ -102,7 +101,6 @@ class WorkerConnections:
 
     Args:
         host: Address to listen on; the workers must be able to reach this address.
-        size: Number of workers.
         listener: Function to call for each event, in the own thread of this object, with rank, kind and text.
     """
 
@@ -162,13 +160,13 @@ class WorkerConnections:
                 with contextlib.suppress(OSError):
                     connection.sock.shutdown(socket.SHUT_WR)
 
-    def answer(self, rank: int, text: str) -> None:
+    def answer(self, rank: int, answer: Any) -> None:
         """Send a worker the answer to its question, as JSON in one line. A worker that is gone gets none."""
         with self._changed:
             sock = next((each.sock for each in self._connections.values() if each.rank == rank), None)
         if sock is None:
             return
-        rest = memoryview(f"{text}\n".encode())
+        rest = memoryview(f"{json.dumps(answer)}\n".encode())
         # The loss of the worker, or the end of the gang, closes the socket, and is reported elsewhere.
         with contextlib.suppress(OSError, ValueError):
             while rest:
@@ -324,10 +322,6 @@ class DriverConnection:
     """A worker's socket to the driver; the worker's process ends itself when the driver closes the connection.
 
     Args:
-        host: Address at which the driver listens.
-        port: Port at which the driver listens.
-        token: Token of the gang.
-        rank: Rank of this worker.
         hide: Function that removes secrets from a text.
         node: Watch of the worker's node, if the worker belongs to a node of a local pool but Ray has not started it.
     """

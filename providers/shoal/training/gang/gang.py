@@ -30,7 +30,7 @@ from shoal.errors import ShoalError, TrainingError, WorkerLostError
 from shoal.secrets.redaction import hide_known
 from shoal.training import cluster
 from shoal.training.gang import placement
-from shoal.training.gang.child_processes import NodeProcesses, ProcessesWithoutRay, finder
+from shoal.training.gang.child_processes import finder, on_nodes_with_ray, on_nodes_without_ray
 from shoal.training.gang.connection import NODE_LOST, EventKind, WorkerConnections
 from shoal.training.gang.placement import GangShape
 from shoal.training.gang.ray_actors import RayActors
@@ -50,61 +50,12 @@ from shoal.training.timeouts import (
     WORKER_START_S,
 )
 
-_REPORTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A report that a worker was lost.
-
-    Args:
-        rank: Rank of the worker.
-        weight: Number by which the report with the most likely cause is the smallest.
-        reason: Reason, as a clause.
-    """
-
-    rank: int
-    weight: int
-    reason: str
-
-
-class Losses:
-    """Reports on the workers that were lost, until each of them is complete.
-
-    A lost worker is reported twice: its socket to the driver closes, and its call ends. A worker that is replaced too
-    early would be taken for lost by the second report.
-    """
-
-    def __init__(self) -> None:
-        self._reports: dict[int, list[Loss]] = {}
-        self._deadlines: dict[int, float] = {}
-
-    @property
-    def deadline(self) -> float:
-        """Time at which a worker of which only one report has come counts as unreachable, from `time.monotonic`."""
-        return min(self._deadlines.values(), default=math.inf)
-
-    def add(self, loss: Loss) -> Loss | None:
-        """Add a report, and return the most likely cause if the process of the worker has surely ended."""
-        reports = self._reports.setdefault(loss.rank, [])
-        reports.append(loss)
-        if len(reports) < _REPORTS:
-            self._deadlines[loss.rank] = time.monotonic() + UNREACHABLE_WORKER_S
-            return None
-        del self._reports[loss.rank], self._deadlines[loss.rank]
-        return min(reports, key=lambda each: each.weight)
-
-
-def is_of_worker(loss: Loss) -> bool:
-    """Return whether only the worker was lost, as far as it is known, and not its node."""
-    return NODE_LOST not in loss.reason
-
 
 class Sidecar(Protocol):
     """Interface of a sidecar: a helper process or thread, such as XGBoost's tracker, that ends with the gang."""
 
     def close(self) -> None:
-        """Stop this sidecar (a helper process or thread), and release its resources."""
+        """Stop this sidecar, and release its resources."""
         ...
 
 
@@ -140,8 +91,42 @@ class _Cause:
     error: ShoalError
     raised_by: int | None = None
     """Rank of a worker that is alive and has raised the error."""
-    loss: Loss | None = None
-    """What the report says, if it is that of a lost worker."""
+    lost: int | None = None
+    """Rank of a worker that was lost."""
+    reason: str = ""
+    """Why it was lost, as a clause."""
+
+
+_REPORTS = 2
+
+
+class _Losses:
+    """Reports on the workers that were lost, until each of them is complete.
+
+    A lost worker is reported twice: its socket to the driver closes, and its call ends. A worker that is replaced too
+    early would be taken for lost by the second report.
+    """
+
+    def __init__(self) -> None:
+        self._reports: dict[int, list[_Cause]] = {}
+        self._deadlines: dict[int, float] = {}
+        self.last: _Cause | None = None
+
+    @property
+    def deadline(self) -> float:
+        """Time at which a worker of which only one report has come counts as unreachable, from `time.monotonic`."""
+        return min(self._deadlines.values(), default=math.inf)
+
+    def add(self, rank: int, cause: _Cause) -> _Cause | None:
+        """Add a report, and return the most likely cause if the process of the worker has surely ended."""
+        self.last = cause
+        reports = self._reports.setdefault(rank, [])
+        reports.append(cause)
+        if len(reports) < _REPORTS:
+            self._deadlines[rank] = time.monotonic() + UNREACHABLE_WORKER_S
+            return None
+        del self._reports[rank], self._deadlines[rank]
+        return min(reports, key=lambda each: each.weight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +169,7 @@ whether the new worker calls the function again; if not, the run fails."""
 
 
 class Gang:
-    """Workers of one training, which run functions for the driver; :meth:`start` creates a gang.
-
-    Args:
-        shape: Number and size of the workers.
-    """
+    """Workers of one training, which run functions for the driver; :meth:`start` creates a gang."""
 
     def __init__(self, shape: GangShape) -> None:
         self.shape = shape
@@ -260,7 +241,7 @@ class Gang:
         return sorted({worker.node for worker in leaving})
 
     def sidecar(self, name: str, make: Callable[[Callable[[str], None]], _C]) -> _C:
-        """Return the sidecar (a helper process or thread) with the given name, and create it at the first call.
+        """Return the sidecar with the given name, and create it at the first call.
 
         :meth:`end` closes the sidecar.
         """
@@ -436,12 +417,11 @@ class Gang:
         results: dict[int, Any] = {}
         talking = set(range(size))
         report_at = math.inf
-        losses, last_loss = Losses(), None
+        losses = _Losses()
         while talking or len(results) < size:
             event = self._next(min(deadline, report_at, losses.deadline))
             if event is None and losses.deadline <= min(deadline, report_at):
-                assert last_loss is not None
-                event, on_lost = last_loss, None
+                event, on_lost = losses.last, None
             if event is None and report_at < deadline:
                 report_at = math.inf
                 say(_uneven(results, size))
@@ -459,21 +439,17 @@ class Gang:
                     on_note(event.rank, event.note)
             elif isinstance(event, _Question):
                 assert on_question is not None, "a worker asked, but the driver answers no questions"
-                on_question(event.rank, event.question, partial(self._reply, event.rank))
-            elif on_lost and event.loss and event.loss.rank not in results and is_of_worker(event.loss):
-                last_loss = event
-                if loss := losses.add(event.loss):
-                    self._replace(loss.rank)
-                    if not on_lost(loss.rank, loss.reason):
+                assert self._connections is not None
+                on_question(event.rank, event.question, partial(self._connections.answer, event.rank))
+            elif on_lost and (rank := event.lost) is not None and rank not in results and NODE_LOST not in event.reason:
+                if loss := losses.add(rank, event):
+                    self._replace(rank)
+                    if not on_lost(rank, loss.reason):
                         raise event.error
-                    self._started.run(function, {loss.rank: args_per_rank[loss.rank]}, self._answered)
+                    self._started.run(function, {rank: args_per_rank[rank]}, self._answered)
             else:
                 raise self._first_cause(event, talking, on_note)
         return [results[rank] for rank in range(size)]
-
-    def _reply(self, rank: int, answer: Any) -> None:
-        assert self._connections is not None
-        self._connections.answer(rank, json.dumps(answer))
 
     def _first_cause(self, first: _Cause, talking: set[int], on_note: OnNote | None) -> ShoalError:
         """Wait up to 5 s for further failures and return the error that most likely caused the others.
@@ -529,8 +505,7 @@ class Gang:
                 "use more nodes or larger ones, or fewer workers per node"
             )
             error.add_note(outcome.out_of_memory)
-            loss = Loss(rank, _Weight.STARVED, "its node ran out of memory")
-            self._note(_Cause(_Weight.STARVED, error, loss=loss))
+            self._note(_Cause(_Weight.STARVED, error, lost=rank, reason="its node ran out of memory"))
         else:
             weight = _Weight.EXITED if outcome.is_exit_status else _Weight.LOST
             self._note(self._lost(rank, weight, outcome.reason))
@@ -557,7 +532,7 @@ class Gang:
         if killed := self._oom_kills.told():
             reason += f". Since the workers started, {killed}: use more nodes or larger ones, or fewer workers per node"
         error = WorkerLostError(f"{self._who(rank)} was lost: {reason}")
-        return _Cause(weight, error, loss=Loss(rank, weight, reason))
+        return _Cause(weight, error, lost=rank, reason=reason)
 
     def _note(self, event: _Event) -> None:
         if isinstance(event, _Cause):
@@ -594,9 +569,9 @@ def _ranks(ranks: Sequence[int]) -> str:
 def _reserved(shape: GangShape, deadline: float) -> Workers:
     """Reserve the resources of a gang's workers in the Ray cluster, or on the nodes of a pool without Ray."""
     if (register := cluster.register()) is not None:
-        return ProcessesWithoutRay(shape, deadline, register)
+        return on_nodes_without_ray(shape, deadline, register)
     if (find_nodes := finder(shape)) is not None:
-        return NodeProcesses(shape, deadline, find_nodes)
+        return on_nodes_with_ray(shape, deadline, find_nodes)
     return RayActors(shape, deadline)
 
 
@@ -608,7 +583,7 @@ _idle_lock = threading.Lock()
 def shared_gang(
     shape: GangShape, *, timeout: float = RESOURCES_WAIT_S, env: Mapping[str, str] | None = None
 ) -> Iterator[Gang]:
-    """Provide a gang (group of workers) to one run, and keep the gang for later runs with the same number and size of
+    """Provide a gang to one run, and keep the gang for later runs with the same number and size of
     workers.
 
     An idle gang keeps its CPUs until :func:`end_gangs` is called, this process ends, or a run needs workers of another
@@ -624,7 +599,7 @@ def shared_gang(
     if gang is None or not gang.sound:
         if gang is not None:
             gang.end()
-        # Other idle gangs (groups of workers) still reserve CPUs that the new gang may need, so they are ended first.
+        # Other idle gangs still reserve CPUs that the new gang may need, so they are ended first.
         end_gangs()
         gang = Gang.start(shape, timeout=timeout, env=env)
     try:
@@ -642,7 +617,7 @@ def shared_gang(
 
 
 def end_gangs() -> None:
-    """End the idle gangs (groups of workers) that this process keeps for later runs."""
+    """End the idle gangs that this process keeps for later runs."""
     while True:
         with _idle_lock:
             if not _idle:

@@ -44,24 +44,15 @@ class LocalNode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NodeWithRay:
-    """Node of a local pool with Ray.
-
-    Args:
-        folder: Folder of the node.
-        raylet: Process id of the node's raylet.
-        environment: Environment variables of the node's processes, which differ between the nodes of a pool.
-    """
+    """Node of a local pool with Ray. `raylet` is the process id of its raylet, and `environment` has the variables of
+    its processes, which differ between the nodes of a pool."""
 
     folder: str
     raylet: int
     environment: Mapping[str, str]
 
     def enter(self) -> NodeWatch:
-        """Make this process a process of the node.
-
-        Raises:
-            OSError: The node has ended.
-        """
+        """See `LocalNode.enter`."""
         raylet = os.pidfd_open(self.raylet)
         if name_of(self.raylet) != "raylet":
             raise ProcessLookupError(f"the raylet {self.raylet} has ended")
@@ -74,22 +65,13 @@ class NodeWithRay:
 
 @dataclass(frozen=True, slots=True)
 class NodeWithoutRay:
-    """Node of a pool without Ray.
-
-    Args:
-        register: Folder of the pool's register of nodes.
-        node: The node's entry in the register.
-    """
+    """Node of a pool without Ray, and the folder of the pool's register of nodes."""
 
     register: Path
     node: RegisteredNode
 
     def enter(self) -> NodeWatch:
-        """Make this process a process of the node.
-
-        Raises:
-            OSError: The node has ended.
-        """
+        """See `LocalNode.enter`."""
         supervisor = os.pidfd_open(self.node.supervisor)
         # The supervisor is looked up after the descriptor is open, so the process id is not that of a later process.
         register = NodeRegister(self.register)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.errors import CapacityError, CapacityTimeoutError
@@ -30,18 +30,19 @@ part of a CPU would be missing for work that needs all CPUs of the node."""
 
 @dataclass(frozen=True, slots=True)
 class GangShape:
-    """Number of workers of a gang, and the resources of each; a gang is reused only for a run with an equal shape.
+    """Number of workers of a gang, and the resources of each, resolved once per attempt from what a job demands.
+
+    A gang is reused only for a run with an equal shape.
 
     Args:
-        num_workers: Number of workers.
         cpus_per_worker: CPUs that each worker reserves; may be a fraction, of which a pool without Ray drops the part
             after the point.
-        gpus_per_worker: GPUs that each worker reserves.
         gpu_type: Required type of GPU; None accepts any type.
         per_node: Number of workers on each node; each group of `per_node` workers gets a node of its own. None places
             workers wherever there is room.
         trim_memory: Whether the workers return freed memory to the operating system at once, so that another library in
             the process can use it. Libraries that free and allocate memory all the time become slower.
+        reading_cpus: CPUs of each worker that stay free for the tasks of Ray Data that read its rows.
     """
 
     num_workers: int
@@ -50,6 +51,12 @@ class GangShape:
     gpu_type: str | None = None
     per_node: int | None = None
     trim_memory: bool = False
+    reading_cpus: float = field(default=0.0, compare=False)
+
+    @property
+    def threads(self) -> int:
+        """Number of threads with which each worker computes."""
+        return max(1, int(self.cpus_per_worker))
 
     def __str__(self) -> str:
         each = resources(self.cpus_per_worker, self.gpus_per_worker, self.gpu_type)
@@ -70,12 +77,11 @@ class GangShape:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Placement of one worker: its bundle in the placement group, and the node on which it runs.
+    """Placement of one worker.
 
     Args:
         bundle: Index of the placement group's bundle; without Ray, of the group of workers that share a node.
         node_id: Id of the node: Ray's, or without Ray that of the node's row.
-        node: Name of the node.
         local_world_size: Number of workers on the node.
     """
 
@@ -113,7 +119,6 @@ def wait_for_room(shape: GangShape, reserved: Callable[[float], bool], deadline:
     """Wait until the resources of a gang are reserved.
 
     Args:
-        shape: Number and size of the workers.
         reserved: Function that waits for the reservation, for the given number of seconds at most, and returns whether
             it was made.
         deadline: Time until which to wait, from `time.monotonic`.
@@ -141,11 +146,7 @@ def wait_for_room(shape: GangShape, reserved: Callable[[float], bool], deadline:
 
 
 def refuse_if_impossible(shape: GangShape) -> None:
-    """Raise CapacityError if a gang would not fit on this cluster's nodes even if nothing else ran on them.
-
-    Raises:
-        CapacityError: The gang does not fit.
-    """
+    """Raise CapacityError if a gang would not fit on this cluster's nodes even if nothing else ran on them."""
     nodes = cluster.total_resources()
     fitting = room(shape, list(nodes.values()))
     if fitting < shape.num_workers:
@@ -155,7 +156,11 @@ def refuse_if_impossible(shape: GangShape) -> None:
             f"{cpus:g} CPUs): add nodes with shoal.scale_cluster, or request fewer or smaller workers"
         )
     held = _held_by_caller()
-    left = room(shape, [_without(nodes[node_id], held.get(node_id, {})) for node_id in nodes])
+    remaining = [
+        {name: amount - held.get(node_id, {}).get(name, 0.0) for name, amount in node.items()}
+        for node_id, node in nodes.items()
+    ]
+    left = room(shape, remaining)
     if left < shape.num_workers:
         kept = resources(
             sum(each.get("CPU", 0.0) for each in held.values()),
@@ -188,10 +193,6 @@ def _held_by_caller() -> dict[str, dict[str, float]]:
             of_node = held.setdefault(node_id, {})
             of_node[name] = of_node.get(name, 0.0) + amount
     return held
-
-
-def _without(node: Mapping[str, float], held: Mapping[str, float]) -> dict[str, float]:
-    return {name: amount - held.get(name, 0.0) for name, amount in node.items()}
 
 
 def room(shape: GangShape, nodes: Sequence[Mapping[str, float]]) -> int:
@@ -247,13 +248,7 @@ _LOOK_PERIOD_S = 0.1
 
 
 class Reservation:
-    """Reserved CPUs of a gang.
-
-    Args:
-        seats: Placement of each worker, by rank.
-        nodes: The nodes of the seats.
-        descriptors: Descriptors that keep the CPUs reserved while they are open.
-    """
+    """Reserved CPUs of a gang, which `descriptors` keep reserved while they are open."""
 
     def __init__(self, seats: Sequence[Seat], nodes: Sequence[RegisteredNode], descriptors: Sequence[int]) -> None:
         self.seats = seats
@@ -293,10 +288,6 @@ def reserve_in_register(shape: GangShape, register: NodeRegister, deadline: floa
 def choose(shape: GangShape, free: Sequence[int]) -> list[int] | None:
     """Choose a node for each group of workers that share a node (for each worker, if `per_node` is None). The groups
     are spread over the nodes, as Ray spreads them; with `per_node`, each gets a node of its own.
-
-    Args:
-        shape: Number and size of the workers.
-        free: Number of free CPUs of each node.
 
     Returns:
         The index of the node for each group, in ascending order; None if the free CPUs do not suffice.

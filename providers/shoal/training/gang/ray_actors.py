@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from shoal.errors import WorkerLostError
 from shoal.training.gang import placement
 from shoal.training.gang.placement import GangShape, Seat
-from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Worker
+from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Worker, Workers
 from shoal.training.host import own_process
 from shoal.training.timeouts import REMOVE_FOLDERS_S
 
 
-class RayActors:
+class RayActors(Workers):
     """Workers that are Ray actors. The constructor reserves the resources of all workers, or raises an error.
-
-    Args:
-        shape: Number and size of the workers.
-        deadline: Time until which to wait for resources that are in use, from `time.monotonic`.
 
     Raises:
         CapacityError: The active nodes are too small for the gang, or had no free room in time.
@@ -30,7 +25,8 @@ class RayActors:
         import ray
 
         self._shape = shape
-        self._actors: list[Any] = []
+        self._actor_class = ray.remote(Worker)
+        self._actors: dict[int, Any] = {}
         self._own_folders: dict[str, str] = {}
         self._group = placement.reserve(shape, deadline)
         try:
@@ -42,40 +38,24 @@ class RayActors:
             self.kill()
             raise
 
-    def join(self, places: Sequence[Place], env: Mapping[str, str], timeout: float) -> Iterator[Joined]:
-        """Start the actors, connect them to the driver, and yield each worker's `Joined` in the order of the ranks."""
-        import ray
+    def _begin(self, place: Place, env: Mapping[str, str]) -> Any:
+        options = placement.actor_options(self._shape, self._group, self.seats[place.rank])
+        self._actors[place.rank] = actor = self._actor_class.options(**options).remote()
+        if self._shape.trim_memory:
+            actor.trim_memory.remote()
+        return actor.join.remote(place, env)
 
-        deadline = time.monotonic() + timeout
-        actor_class = ray.remote(Worker)
-        joins = []
-        for place in places:
-            self._actors.append(actor := self._new_actor(actor_class, place.rank))
-            joins.append(actor.join.remote(place, env))
-        for rank, ref in enumerate(joins):
-            yield self._joined(rank, ref, deadline - time.monotonic(), timeout)
-
-    def replace(self, rank: int, place: Place, env: Mapping[str, str], timeout: float) -> Joined:
-        """Start an actor in the place of one that has ended."""
+    def _end(self, rank: int) -> None:
         import ray
 
         ray.kill(self._actors[rank], no_restart=True)
-        self._actors[rank] = actor = self._new_actor(ray.remote(Worker), rank)
-        return self._joined(rank, actor.join.remote(place, env), timeout, timeout)
 
-    def _new_actor(self, actor_class: Any, rank: int) -> Any:
-        options = placement.actor_options(self._shape, self._group, self.seats[rank])
-        actor = actor_class.options(**options).remote()
-        if self._shape.trim_memory:
-            actor.trim_memory.remote()
-        return actor
-
-    def _joined(self, rank: int, ref: Any, left: float, timeout: float) -> Joined:
+    def _joined(self, rank: int, join: Any, left: float, timeout: float) -> Joined:
         import ray
 
         seat = self.seats[rank]
         try:
-            joined: Joined = ray.get(ref, timeout=max(0.1, left))
+            joined: Joined = ray.get(join, timeout=max(0.1, left))
         except ray.exceptions.GetTimeoutError:
             raise WorkerLostError(f"rank {rank} (node {seat.node}) did not start within {timeout:.0f} s") from None
         except ray.exceptions.RayError as exc:
@@ -108,7 +88,7 @@ class RayActors:
 
         if not ray.is_initialized():
             return
-        for actor in self._actors:
+        for actor in self._actors.values():
             ray.kill(actor, no_restart=True)
         placement.release(self._group)
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from shoal.data.planning import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
@@ -37,14 +39,7 @@ class PeerError(TrainingError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Rank, node and process id of a worker, for error messages.
-
-    Args:
-        rank: Rank in the gang.
-        node: Name of the worker's node.
-        pid: Process id of the worker on its node.
-        node_id: Id of the node: Ray's, or without Ray that of the node's row.
-    """
+    """Worker as error messages name it. `node_id` is Ray's id of the node, or without Ray that of the node's row."""
 
     rank: int
     node: str
@@ -59,13 +54,8 @@ class WorkerInfo:
 class Place:
     """Data that a new worker gets from the driver: its position in the gang, and the driver's address to connect to.
 
-    Args:
-        rank: Rank of the worker.
-        world_size: Number of workers in the gang.
-        local_world_size: Number of workers on the worker's node.
-        host: Address at which the driver's `WorkerConnections` accepts the workers' sockets.
-        port: Port of the `WorkerConnections`.
-        token: Secret text of the gang, which the worker sends first to identify itself.
+    `host` and `port` are those of the driver's `WorkerConnections`. `token` is the secret text of the gang, which the
+    worker sends first to identify itself.
     """
 
     rank: int
@@ -78,13 +68,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Result of :meth:`Worker.join`: process id and working folder of a worker that is connected to the driver.
-
-    Args:
-        pid: Id of the worker's process.
-        own_folder: Temporary working folder that the worker has created on its node; None if the worker uses the job's
-            folder.
-    """
+    """Result of :meth:`Worker.join`. `own_folder` is the temporary working folder that the worker has created on its
+    node; None if it uses the job's folder."""
 
     pid: int
     own_folder: str | None
@@ -102,8 +87,6 @@ class Failure:
     """Result of a failed function call in a worker. The driver can unpickle this object without the worker's modules.
 
     Args:
-        summary: Type and message of the exception.
-        traceback: Traceback as text.
         error: The exception itself if it is a DataError, TrainingError or InvalidArgumentError of shoal; an error of
             shoal's own class if the driver could not use the exception; else None.
     """
@@ -118,7 +101,6 @@ class Lost:
     """Outcome of a function call whose worker died before the function returned.
 
     Args:
-        reason: Reason why the driver considers the worker dead.
         out_of_memory: Message about the memory of the worker's node, if the worker was killed because memory ran out.
         is_exit_status: Whether the reason contains the exit code or signal of the worker's process.
     """
@@ -129,9 +111,7 @@ class Lost:
 
 
 class Worker:
-    """Worker of a gang (group of workers), which runs in a Ray actor or in a process without Ray.
-
-    :meth:`join` sets the rank of the worker, and :meth:`run` calls functions in the worker.
+    """Worker of a gang. :meth:`join` sets its rank, and :meth:`run` calls functions.
 
     The constructor takes no arguments. Ray loads NumPy and Arrow for a call with arguments, and `trim_memory` has to
     run before Arrow is loaded.
@@ -154,10 +134,7 @@ class Worker:
     def join_as_child(self, place: Place, env: Mapping[str, str], node: LocalNode) -> Joined:
         """Connect this process, which the driver has started, to the driver as :meth:`join` does.
 
-        Args:
-            place: Position of this worker, and address of the driver.
-            env: Environment variables for this worker.
-            node: Node on which the CPUs of this worker are reserved.
+        `node` is the node on which the CPUs of this worker are reserved.
         """
         set_title(f"{WORKER} {place.rank} of {place.world_size}")
         return self._join(place, env, node.enter())
@@ -217,8 +194,8 @@ Answered = Callable[[int, Success | Failure | Lost], None]
 from any thread."""
 
 
-class Workers(Protocol):
-    """Processes of a gang's workers; each process contains a `shoal.training.gang.worker.Worker`."""
+class Workers(ABC):
+    """Processes of a gang's workers; each process contains a `Worker`."""
 
     seats: Sequence[Seat]
     """Placement of each worker, by rank."""
@@ -233,12 +210,10 @@ class Workers(Protocol):
         Raises:
             WorkerLostError: A worker died, or did not answer in time.
         """
-
-    def preload(self, modules: Sequence[str], complete: bool, ranks: Iterable[int]) -> None:
-        """Tell the workers of these ranks to import modules before their next call."""
-
-    def run(self, function: Callable[..., Any], args_by_rank: Mapping[int, Sequence[Any]], answered: Answered) -> None:
-        """Start a call in the workers of these ranks, and return without waiting."""
+        deadline = time.monotonic() + timeout
+        joins = [self._begin(place, env) for place in places]
+        for rank, join in enumerate(joins):
+            yield self._joined(rank, join, deadline - time.monotonic(), timeout)
 
     def replace(self, rank: int, place: Place, env: Mapping[str, str], timeout: float) -> Joined:
         """Start a worker in the place of one that has ended, on the same node.
@@ -246,9 +221,32 @@ class Workers(Protocol):
         Raises:
             WorkerLostError: The node has ended, or the worker died or did not answer in time.
         """
+        self._end(rank)
+        return self._joined(rank, self._begin(place, env), timeout, timeout)
 
+    @abstractmethod
+    def _begin(self, place: Place, env: Mapping[str, str]) -> Any:
+        """Start a worker, and begin to connect it to the driver."""
+
+    @abstractmethod
+    def _joined(self, rank: int, join: Any, left: float, timeout: float) -> Joined:
+        """Wait until a worker has connected, for `left` seconds of the `timeout`."""
+
+    @abstractmethod
+    def _end(self, rank: int) -> None:
+        """End a worker that will be replaced."""
+
+    @abstractmethod
+    def preload(self, modules: Sequence[str], complete: bool, ranks: Iterable[int]) -> None:
+        """Tell the workers of these ranks to import modules before their next call."""
+
+    @abstractmethod
+    def run(self, function: Callable[..., Any], args_by_rank: Mapping[int, Sequence[Any]], answered: Answered) -> None:
+        """Start a call in the workers of these ranks, and return without waiting."""
+
+    @abstractmethod
     def kill(self) -> None:
         """Kill the workers, and free their CPUs and GPUs."""
 
-    def clean_up(self) -> None:
-        """Remove the temporary working folders of workers that have ended."""
+    def clean_up(self) -> None:  # noqa: B027
+        """Remove the temporary working folders of workers that have ended, if they do not use the job's own folder."""

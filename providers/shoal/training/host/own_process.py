@@ -238,6 +238,10 @@ def written_files(known: Mapping[str, int | None]) -> dict[str, int]:
     return found
 
 
+def _remove(folder: str) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def remove_from_nodes(folders: Mapping[str, str], timeout: float) -> None:
     """Remove the temporary folders of a gang that has ended. Folders on a lost node are not removed."""
     import ray
@@ -251,10 +255,6 @@ def remove_from_nodes(folders: Mapping[str, str], timeout: float) -> None:
     if on_nodes:
         with suppress(ray.exceptions.RayError):
             ray.wait(on_nodes, num_returns=len(on_nodes), timeout=timeout)
-
-
-def _remove(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_loopback(address: str) -> bool:

@@ -115,7 +115,9 @@ class _Gpus:
             nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
             self._nvml = nvml
-            self._handles = [_handle(nvml, gpu) for gpu in gpus]
+            # NVML ignores CUDA_VISIBLE_DEVICES, so an index counts all GPUs of the host.
+            by_index, by_id = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
+            self._handles = [by_index(int(gpu)) if gpu.isdecimal() else by_id(gpu) for gpu in gpus]
         except Exception:
             # The package, the GPU driver or a GPU is missing. The training continues, and no GPU is measured.
             self._handles = []
@@ -143,14 +145,6 @@ class _Gpus:
         if self._nvml is not None:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlShutdown()
-
-
-def _handle(nvml: Any, gpu: str) -> Any:
-    """Return NVML's handle of a GPU.
-
-    NVML ignores CUDA_VISIBLE_DEVICES, so an index counts all GPUs of the host.
-    """
-    return nvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(gpu)
 
 
 _END_SECONDS = 5.0

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from shoal.training.boosting.messages import History
     from shoal.training.boosting.request import TrainRequest, TrainResult
-    from shoal.training.scaling import GangSize
+    from shoal.training.gang.placement import GangShape
 
 
 _TRUTH = {"true": True, "+": True, "false": False, "-": False}
@@ -113,7 +113,7 @@ class LightGBM(Library):
         return gpu_problem(params["device_type"])
 
     def params(
-        self, request: TrainRequest, size: GangSize, user_code: UserCode, init_model: InitModel | None = None
+        self, request: TrainRequest, size: GangShape, user_code: UserCode, init_model: InitModel | None = None
     ) -> tuple[dict[str, Any], int]:
         if request.external_memory:
             raise InvalidArgumentError(

@@ -83,7 +83,7 @@ class Context:
         self._model_dir = model_dir
         self._checkpoints = checkpoints
         self._state: Any = None
-        self._reporter = MetricsReporter(report or _print)
+        self._reporter = MetricsReporter(report or (lambda metrics, step: say(described(metrics, step))))
         self._leaving = leaving
         self._saved_for: frozenset[str] = frozenset()
 
@@ -223,10 +223,6 @@ def described(metrics: Mapping[str, float], step: int | None) -> str:
     """Format metrics and their step as a log line, such as ``step 3, loss: 0.25``."""
     values = ", ".join(f"{name}: {value:.5g}" for name, value in metrics.items())
     return values if step is None else f"step {step}, {values}"
-
-
-def _print(metrics: Mapping[str, float], step: int | None) -> None:
-    say(described(metrics, step))
 
 
 def _numbers(name: Any, value: Any) -> float | list[float]:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
-from shoal.errors import DataError, InvalidArgumentError, MissingExtraError, ShoalError
+from shoal.errors import DataError, MissingExtraError, ShoalError
 from shoal.training import cluster, locations
 from shoal.training.gang.child_processes import has_template, import_ahead
 from shoal.training.gang.gang import Gang, end_gangs
@@ -31,14 +32,15 @@ from shoal.training.pytorch.model_dir import Destination, shared_out
 from shoal.training.pytorch.request import (
     FunctionRequest,
     FunctionResult,
-    Layout,
     MissingValue,
     PyTorchScalingConfig,
     RankStats,
 )
 from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, say
 from shoal.training.restarts import Restarts
-from shoal.training.timeouts import RESOURCES_WAIT_S
+
+if TYPE_CHECKING:
+    from shoal.training.pytorch import worker
 
 _LOST_FILES_SHOWN = 5
 
@@ -73,9 +75,9 @@ def run(
         MissingExtraError: PyTorch or Ray is not installed.
     """
     began = time.monotonic()
-    if not cluster.is_connected():
-        raise InvalidArgumentError("this process is not connected to a Ray cluster: call ray.init(address=...) first")
-    _require_torch()
+    cluster.require_connection()
+    if find_spec("torch") is None:
+        raise MissingExtraError("torch", "torch")
     location = locations.local_path(location)
     locations.try_out(location)
     destination = Destination(location, claim, may_publish)
@@ -110,26 +112,13 @@ def import_ahead_for_workers(request: FunctionRequest) -> None:
         return
     # If the workers do not fit, `run` raises the error.
     with suppress(ShoalError), warnings.catch_warnings(action="ignore"):
-        layout = _layout(request, clamp=request.run_config.clamp)
-        import_ahead(_shape(layout), ["torch", "torch._dynamo"], complete=True)
+        import_ahead(_shape(request, clamp=request.run_config.clamp), ["torch", "torch._dynamo"], complete=True)
 
 
-def _layout(request: FunctionRequest, *, clamp: bool) -> Layout:
+def _shape(request: FunctionRequest, *, clamp: bool) -> GangShape:
     config = request.scaling_config
     count = config.num_nodes if isinstance(config, PyTorchScalingConfig) else config.num_workers
-    return request.demand().size(cluster.nodes_to_size(count), clamp=clamp)
-
-
-def _shape(layout: Layout) -> GangShape:
-    each = layout.each
-    return GangShape(layout.num_workers, layout.reserved_cpus, each.num_gpus, each.gpu_type, per_node=layout.per_node)
-
-
-def _require_torch() -> None:
-    import importlib.util
-
-    if importlib.util.find_spec("torch") is None:
-        raise MissingExtraError("torch", "torch")
+    return request.demand().resolved(count, clamp=clamp)
 
 
 @dataclass
@@ -150,10 +139,10 @@ class _Run:
     def __post_init__(self) -> None:
         request = self.request
         self._restarts = Restarts(request.run_config, self.began)
-        self._layout = _layout(request, clamp=request.run_config.clamp)
+        self._shape = _shape(request, clamp=request.run_config.clamp)
         for further in request.demand().also:
             further(cluster.active_nodes(), clamp=request.run_config.clamp)
-        _check_data(request, self._layout.num_workers)
+        _check_data(request, self._shape.num_workers)
 
     def result(self) -> FunctionResult:
         """Run the function to its end, and return its result; if a worker is lost, restart from the last checkpoint."""
@@ -176,18 +165,16 @@ class _Run:
         the request."""
         if mode := self.request.torch_distributor:
             processes = "processes" if mode == "local" else "executor processes"
-            say(f"{event} {mode} training with {self._layout.num_workers} {processes}")
+            say(f"{event} {mode} training with {self._shape.num_workers} {processes}")
 
     def _attempt(self) -> FunctionResult:
         from shoal.training.pytorch import worker
 
-        request, layout = self.request, self._layout
-        shape = _shape(layout)
-        left = self._restarts.left(RESOURCES_WAIT_S)
+        request, shape = self.request, self._shape
         # An idle gang of an earlier boosting run in this process still reserves CPUs. The workers, or Ray tasks that
         # the user's function starts, may need these CPUs.
         end_gangs()
-        gang = Gang.start(shape, timeout=min(RESOURCES_WAIT_S, left), env=self.env)
+        gang = Gang.start(shape, timeout=self._restarts.wait_s, env=self.env)
         self.metrics.continued()
         try:
             nodes_of_ranks = [(info.node_id,) for info in gang.workers]
@@ -195,10 +182,9 @@ class _Run:
             if on_node := self.on_node:
                 nodes = {machine.node: info.node for info, machine in zip(gang.workers, machines, strict=True)}
                 gang.sidecar("node metrics", lambda _: NodeMetrics(nodes, on_node))
-            threads = max(1, int(layout.reserved_cpus))
             places = environments(
                 machines,
-                threads=threads,
+                threads=shape.threads,
                 restarts=self._restarts.count,
                 max_restarts=request.run_config.max_restarts,
                 is_launcher=request.room_for is not None,
@@ -210,7 +196,7 @@ class _Run:
                 checkpoints=self.checkpoints.folder,
                 checkpoint_key=self.key,
                 checkpoint_seals=self.checkpoints.known_seals,
-                threads=threads,
+                threads=shape.threads,
                 seed=request.run_config.seed,
                 nodes=frozenset(info.node_id for info in gang.workers),
             )
@@ -221,16 +207,8 @@ class _Run:
                 timeout=self._restarts.timeout,
                 on_note=self._note,
             )
-            files = [outcome.files for outcome in outcomes]
-            if self.loses_folder:
-                kept = gang.run(worker.keep_written, [()] * len(outcomes), timeout=self._restarts.timeout)
-                files = [digests for digests, _ in kept]
-                _name_lost_files({name: size for _, lost in kept for name, size in lost.items()})
+            files = self._files_of_ranks(gang, outcomes)
             model_dir = self._publish(gang, files)
-            workers = tuple(
-                RankStats(info.rank, info.node, outcome.peak_rss_bytes)
-                for info, outcome in zip(gang.workers, outcomes, strict=True)
-            )
             gang.finish(timeout=self._restarts.timeout)
         finally:
             gang.end()
@@ -238,13 +216,27 @@ class _Run:
             results=tuple(_loaded(outcome.value) for outcome in outcomes),
             metrics=self.metrics.last,
             model_dir=model_dir,
-            num_workers=layout.num_workers,
+            num_workers=shape.num_workers,
             restarts=self._restarts.count,
             seconds=time.monotonic() - self.began,
-            workers=workers,
+            workers=tuple(
+                RankStats(info.rank, info.node, outcome.peak_rss_bytes)
+                for info, outcome in zip(gang.workers, outcomes, strict=True)
+            ),
             start_seconds=start_seconds,
             model_files=len({name for found in files for name in found}),
         )
+
+    def _files_of_ranks(self, gang: Gang, outcomes: Sequence[worker.Outcome]) -> list[dict[str, str]]:
+        """Return the digests of each rank's model files; if the working folder will be removed, keep a script's files
+        first, and name what is lost."""
+        if not self.loses_folder:
+            return [outcome.files for outcome in outcomes]
+        from shoal.training.pytorch import worker
+
+        kept = gang.run(worker.keep_written, [()] * len(outcomes), timeout=self._restarts.timeout)
+        _name_lost_files({name: size for _, lost in kept for name, size in lost.items()})
+        return [digests for digests, _ in kept]
 
     def _note(self, rank: int, note: dict[str, Any]) -> None:
         """Handle a note (message) from a worker. A note contains metrics, the signatures of the checkpoints, or values
@@ -285,11 +277,11 @@ class _Run:
         if min_workers is None:
             return None
         with warnings.catch_warnings(action="ignore"):
-            layout = _layout(self.request, clamp=True)
-        if not min_workers <= layout.num_workers < self._layout.num_workers:
+            shape = _shape(self.request, clamp=True)
+        if not min_workers <= shape.num_workers < self._shape.num_workers:
             return None
-        self._layout = layout
-        return f"{layout.num_workers} workers"
+        self._shape = shape
+        return f"{shape.num_workers} workers"
 
 
 def _name_lost_files(sizes: Mapping[str, int]) -> None:

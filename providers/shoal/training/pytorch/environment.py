@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,9 +41,6 @@ def environments(
 
     Args:
         machines: Node, address and GPUs of each rank.
-        threads: Number of threads of each worker.
-        restarts: Number of restarts so far.
-        max_restarts: Maximum number of restarts.
         is_launcher: Whether the program is not a rank, but starts others itself. It then gets no variables of a rank:
             scripts and libraries that find `RANK` would wait for a process group.
     """
@@ -56,7 +53,7 @@ def environments(
         {
             "RANK": str(rank),
             "WORLD_SIZE": str(world),
-            "LOCAL_RANK": str(local),
+            "LOCAL_RANK": str(sum(other.node == machine.node for other in machines[:rank])),
             "LOCAL_WORLD_SIZE": str(on_node[machine.node]),
             "GROUP_RANK": str(nodes.index(machine.node)),
             "GROUP_WORLD_SIZE": str(len(nodes)),
@@ -75,15 +72,8 @@ def environments(
             "OMP_NUM_THREADS": str(threads),
             **_visible_gpus(machines, machine.node),
         }
-        for rank, (local, machine) in enumerate(_with_local_ranks(machines))
+        for rank, machine in enumerate(machines)
     ]
-
-
-def _with_local_ranks(machines: Sequence[Machine]) -> Iterator[tuple[int, Machine]]:
-    seen: Counter[str] = Counter()
-    for machine in machines:
-        yield seen[machine.node], machine
-        seen[machine.node] += 1
 
 
 def _visible_gpus(machines: Sequence[Machine], node: str) -> dict[str, str]:
@@ -116,7 +106,8 @@ def run_local(
         >>> run_local(lambda: get_context().get_world_size())
         1
     """
-    machine = Machine("here", "127.0.0.1", port=_free_port())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        machine = Machine("here", "127.0.0.1", port=server.getsockname()[1])
     [environment] = environments([machine], threads=_THREADS, restarts=0, max_restarts=0)
     # TORCHELASTIC_USE_AGENT_STORE tells PyTorch that its key-value server (the store) is already running. In a local
     # run no server is running, so the variable is removed, and PyTorch starts the server itself.
@@ -136,9 +127,3 @@ def _leave_group() -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port

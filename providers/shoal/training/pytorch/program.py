@@ -26,13 +26,7 @@ function is stored with the job and kept in memory."""
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A function or script with its arguments, which can be pickled and called in a worker.
-
-    Args:
-        target: Function or script.
-        args: Positional arguments of the function.
-        kwargs: Keyword arguments of the function.
-    """
+    """A function or script with its arguments, which can be pickled and called in a worker."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -211,11 +205,8 @@ def check_train_func(
 
 
 def check_runnable(target: Any, argument: str, function: str = "a function") -> None:
-    """Raise InvalidArgumentError if `target` is neither a function nor a string nor a path object.
-
-    Raises:
-        InvalidArgumentError: `target` is of another type, or is an async function or a generator function.
-    """
+    """Raise InvalidArgumentError if `target` is neither a function nor a string nor a path object, or is an async
+    function or a generator function."""
     if not callable(target) and not isinstance(target, str | os.PathLike):
         raise InvalidArgumentError(f"{argument} must be {function} or the path of a script, not {target!r}")
     if kind := _not_called_to_its_end(target):
@@ -237,12 +228,7 @@ def _not_called_to_its_end(target: Any) -> str | None:
 
 
 def check_script_arguments(kwargs: Mapping[str, Any] | None) -> None:
-    """Raise InvalidArgumentError if there are keyword arguments for a script, because a script accepts only a list of
-    arguments.
-
-    Raises:
-        InvalidArgumentError: `kwargs` is not empty.
-    """
+    """Raise InvalidArgumentError if there are keyword arguments for a script, which accepts only a list."""
     if kwargs:
         raise InvalidArgumentError(
             f"a script accepts only command line arguments, no keyword arguments: {sorted(kwargs)}. "

@@ -17,6 +17,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings, positive_or_all
 from shoal.training.cluster import Node, limited, resources, workers_on
 from shoal.training.demand import GangClaim, GangDemand
+from shoal.training.gang.placement import GangShape
 from shoal.training.run_config import RunConfig
 
 DATABRICKS_NODE_TYPE = re.compile(r"GPU_(?P<gpus>\d+)x(?P<type>.+)", re.IGNORECASE)
@@ -148,28 +149,6 @@ def on_one_node(config: SpreadScalingConfig, *, all_gpus: bool, per_gpu: bool) -
 AnyScaling = PyTorchScalingConfig | SpreadScalingConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Result of :func:`lay_out`: number of workers, number of workers per node, and the resources of each worker.
-
-    Args:
-        num_workers: Number of workers.
-        per_node: Number of workers on each node; None: the workers run on any nodes that have room.
-        each: CPUs and GPUs of each worker.
-        reading_cpus: CPUs of each worker that stay free for the tasks of Ray Data that read its rows.
-    """
-
-    num_workers: int
-    per_node: int | None
-    each: WorkerResourceConfig
-    reading_cpus: float = 0.0
-
-    @property
-    def reserved_cpus(self) -> float:
-        """Return the CPUs that each worker reserves."""
-        return max(0.0, self.each.num_cpus - self.reading_cpus)
-
-
 def needed_cpus(each: WorkerResourceConfig, ray_streams: int) -> float:
     """Return the CPUs that a worker and the tasks of Ray Data that read its rows need together."""
     return max(each.num_cpus, cpus_to_read(each.num_cpus, ray_streams))
@@ -182,7 +161,7 @@ def lay_out(
     ray_streams: int = 0,
     clamp: bool = False,
     option: str | None = None,
-) -> Layout:
+) -> GangShape:
     """Compute how many workers run, in total and per node, and check that the active nodes have room for the workers.
 
     Args:
@@ -208,11 +187,14 @@ def lay_out(
         return limited(wanted, room, f"{name}={wanted} of {claim} for each worker", nodes, clamp=clamp)
 
     if isinstance(config, SpreadScalingConfig):
-        return Layout(checked(option or "num_workers", config.num_workers, sum(fits)), None, each, reading)
-    per_node = checked(option or "num_workers_per_node", config.num_workers_per_node, max(fits, default=0))
-    usable = sum(fit >= per_node for fit in fits)
-    wanted = usable if config.num_nodes == -1 else checked("num_nodes", config.num_nodes, usable)
-    return Layout(wanted * per_node, per_node, each, reading)
+        per_node = None
+        workers = checked(option or "num_workers", config.num_workers, sum(fits))
+    else:
+        per_node = checked(option or "num_workers_per_node", config.num_workers_per_node, max(fits, default=0))
+        usable = sum(fit >= per_node for fit in fits)
+        workers = per_node * (usable if config.num_nodes == -1 else checked("num_nodes", config.num_nodes, usable))
+    reserved = max(0.0, each.num_cpus - reading)
+    return GangShape(workers, reserved, each.num_gpus, each.gpu_type, per_node, reading_cpus=reading)
 
 
 def _with_numbers(config: PyTorchScalingConfig, nodes: Sequence[Node], ray_streams: int) -> PyTorchScalingConfig:
@@ -287,7 +269,7 @@ class FunctionRequest(Settings):
         """Return the number of datasets that each worker reads with Ray Data, perhaps at the same time."""
         return sum(spec.ingester == "ray" for spec in self.dataset_map.values())
 
-    def demand(self) -> GangDemand[Layout]:
+    def demand(self) -> GangDemand:
         """Return what the function needs of its pool's nodes."""
         # If the function starts further workers itself, only these are counted, because the workers that call the
         # function only wait for them and need almost no resources.

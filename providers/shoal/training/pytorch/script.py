@@ -268,10 +268,7 @@ class Script:
     """A Python script with its command line arguments; the text of the script is sent to the workers.
 
     Args:
-        name: File name of the script.
         folder: Original folder of the script.
-        text: Content of the file.
-        arguments: Command line arguments.
         is_relative: Whether the path of the script was given relative to the caller's working folder.
         beside: The files that travel: those of the script's folder, or of its project.
         inside: Path of the script's folder in the folder that travels.

@@ -71,13 +71,10 @@ class Assignment:
 
     Args:
         program: Pickled :class:`~shoal.training.pytorch.program.Program`.
-        dataset_map: Datasets by name.
-        hyper_params: Hyperparameters that ``get_hyper_params`` returns.
         checkpoints: Folder or URI for checkpoints.
         checkpoint_key: Secret key of the run, with which checkpoints are signed.
         checkpoint_seals: Seal (signature) of each checkpoint from which the run may resume, by the number of the
             checkpoint.
-        threads: Number of PyTorch's threads.
         seed: Seed for the division of sharded datasets among the ranks.
         nodes: Ray's ids of the nodes on which the ranks run.
     """
@@ -100,7 +97,6 @@ class Outcome:
     Args:
         value: Pickled return value of the user's function; a `MissingValue` if the value cannot be pickled.
         files: SHA-256 digest of each file in the rank's model folder, by the file's relative path.
-        peak_rss_bytes: Highest resident memory of the rank's process, in bytes.
     """
 
     value: bytes | MissingValue

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from shoal.training.boosting.messages import Columns, History
     from shoal.training.boosting.request import TrainRequest, TrainResult
     from shoal.training.gang.gang import Gang
-    from shoal.training.scaling import GangSize
+    from shoal.training.gang.placement import GangShape
 
 # Number of times that a worker tries to connect to the tracker and to the other workers; the same as XGBoost's default.
 _COLLECTIVE_RETRIES = 3
@@ -120,7 +120,7 @@ class XGBoost(Library):
         return gpu_problem()
 
     def params(
-        self, request: TrainRequest, size: GangSize, user_code: UserCode, init_model: InitModel | None = None
+        self, request: TrainRequest, size: GangShape, user_code: UserCode, init_model: InitModel | None = None
     ) -> tuple[dict[str, Any], int]:
         merged = self.merged(request, user_code.objective)
         objective = str(merged.get("objective"))

@@ -3,6 +3,10 @@ replicas of one worker group, and names the pods that have to go. It uses a RayC
 
 A row of a `kuberay://` pool is assigned to a pod as soon as the pod exists, and is ready when the pod's Ray node has
 joined the cluster. So demand, leases and rollback work as in other pools.
+
+A Kubernetes Lease owns each RayCluster that shoal creates. Processes that reconcile the pool renew the Lease. If all of
+them are gone for good, `reaper` deletes the Lease, and Kubernetes then deletes the RayCluster and all that the operator
+has created for it.
 """
 
 from __future__ import annotations
@@ -10,22 +14,135 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import Arrival, ClusterBackend, NodeRef, PoolRef, Seen, Waiting
-from shoal.pool.backends.kuberay import head_access, made_cluster, manifest, quiet, reasons, scaling
-from shoal.pool.backends.kuberay.binding import Matched, match
+from shoal.pool.backends.kuberay import head_access, manifest, reasons, scaling
 from shoal.pool.backends.kuberay.client import ConflictError, KubeClient
-from shoal.pool.backends.kuberay.resources import Pod, RayCluster
-from shoal.pool.backends.ray.token_file import ca_path, keep_token, kept_token, remove_token
-from shoal.pool.backends.ray_http import RayHead
-from shoal.pool.backends.ray_nodes import GCS_PORT, ClusterNode, alive_nodes, python_version
-from shoal.pool.backends.ray_scripts import ScriptRunner
-from shoal.pool.endpoint import Endpoint
+from shoal.pool.backends.kuberay.resources import ELASTIC, Pod, RayCluster
+from shoal.pool.backends.kuberay.scaling import Matched, is_own, match, used_by_another
+from shoal.pool.backends.ray_http import GCS_PORT, ClusterNode, RayHead, ScriptRunner, alive_nodes, python_version
+from shoal.pool.endpoint import Endpoint, ca_path, keep_token, kept_token, remove_token
 from shoal.pool.spec import PoolSpec
+from shoal.pool.timeouts import RAY_CLUSTER_RENEWAL
 from shoal.state.home import home
+from shoal.state.schema import NodeState
+
+_FRESH = 60.0
+"""Seconds after which a decision creates no RayCluster any more. The pool of a process that was paused for longer may
+be down, and nothing in Kubernetes tells it so: its RayCluster is gone."""
+
+_renewed: dict[str, float] = {}
+"""When this process has last renewed a Lease, by the life of the pool (`PoolRef.life`), in its monotonic seconds."""
+
+
+def check(client: KubeClient, spec: PoolSpec, cluster: RayCluster | None, size: int) -> None:
+    """Check that the RayCluster of a pool can be created, or was created by shoal. Nothing is changed.
+
+    Raises:
+        InvalidArgumentError: Kubernetes refuses the RayCluster, others could read its token, somebody else has created
+            a RayCluster of this name, or Kueue would end its nodes at each change of the size.
+        PoolUnreachableError: shoal may not create or delete it.
+    """
+    if cluster is None:
+        body = manifest.ray_cluster(PoolRef(spec, size, time.time()), None)
+        made = manifest.as_created(body)
+        if made.has_token:
+            spec.check_token_is_private()
+        if made.is_rigid and spec.min_nodes != spec.max_nodes:
+            raise InvalidArgumentError(
+                f'pool "{spec.name}" has queue={spec.queue} and between {spec.min_nodes} and {spec.max_nodes} nodes, '
+                "but Kueue ends all nodes of a RayCluster whose size changes: give min_nodes and max_nodes the same "
+                f'value, or use Kueue\'s elastic jobs and a template= with the annotation {ELASTIC}: "true"'
+            )
+        with suppress(ConflictError):  # Another process has just created it.
+            client.try_creation(body)
+    elif not cluster.is_made:
+        raise InvalidArgumentError(
+            f"RayCluster {spec.namespace}/{cluster.name} exists already, and shoal has not created it: give the pool "
+            f"another name, or leave out {'image' if spec.image else 'template'} to use this RayCluster"
+        )
+
+
+def create(client: KubeClient, pool: PoolRef) -> bool:
+    """Create the RayCluster of a pool that comes up, with its Lease, unless it exists. Return whether it can be scaled.
+
+    A RayCluster of an earlier life of the pool, which was abandoned, is deleted first.
+
+    Raises:
+        InvalidArgumentError: Another pool has created the RayCluster.
+    """
+    cluster = client.ray_cluster()
+    if cluster is not None and is_own(cluster, pool):
+        return not cluster.is_deleted
+    if cluster is not None and not (cluster.claim and cluster.claim.id == pool.id):
+        raise InvalidArgumentError(used_by_another(cluster, pool))
+    if time.time() - pool.stamp > _FRESH:
+        log.info("pool %s: the decision to create its RayCluster is too old; the next round decides again", pool.id)
+    elif cluster is not None:
+        if not cluster.is_deleted:
+            client.delete_ray_cluster(cluster)
+    elif any(pod.is_alive for pod in client.pods()):
+        log.info("pool %s: pods of an earlier RayCluster still end; the next round tries again", pool.id)
+    else:
+        with suppress(ConflictError):  # Another process was faster.
+            client.create_ray_cluster(manifest.ray_cluster(pool, client.hold_lease(pool.life)))
+    return False
+
+
+def delete(client: KubeClient, pool: PoolRef) -> str | None:
+    """Delete the RayCluster of a pool that goes down, and its Lease. Return what is left of both and of the pods, or
+    None. A RayCluster that another pool or a later start of this pool has created is left as it is, with its pods."""
+    cluster = client.ray_cluster()
+    if cluster is not None and is_own(cluster, pool):
+        if not cluster.is_deleted:
+            client.delete_ray_cluster(cluster)
+        return f"RayCluster {pool.spec.namespace}/{cluster.name} is being deleted"
+    if cluster is None and (pods := client.pods()):
+        return pods[0].ending
+    client.release_lease(pool.life)
+    return None
+
+
+def renew(pool: PoolRef) -> None:
+    """Renew the Lease of a pool's RayCluster, unless this process has done so a short time ago."""
+    if time.monotonic() - _renewed.get(pool.life, float("-inf")) < RAY_CLUSTER_RENEWAL:
+        return
+    try:
+        KubeClient(pool.spec).renew_lease(pool.life)
+        _renewed[pool.life] = time.monotonic()
+    except (PoolUnreachableError, InvalidArgumentError) as error:
+        log.warning("pool %s: the Lease of its RayCluster could not be renewed: %s", pool.spec.name, error)
+
+
+PERIOD = 5.0
+"""Seconds for which such a look counts. Ray needs longer than this to notice that a machine is gone."""
+
+_quiet: dict[str, tuple[object, float]] = {}
+"""By the URI of a pool: its rows at the last look if there was nothing to report, and the time until which this look
+counts, in the monotonic seconds of this process."""
+
+
+def look(spec: PoolSpec, nodes: Sequence[NodeRef], ask: Callable[[PoolSpec, Sequence[NodeRef]], Seen]) -> Seen:
+    """Return what `ask` sees, or nothing if it has seen nothing for these nodes a short time ago.
+
+    Args:
+        spec: The pool.
+        nodes: The nodes to look at.
+        ask: Looks at the nodes with requests.
+    """
+    rows = {node.id: (node.state, dict(node.endpoint or {})) for node in nodes if node.state is not NodeState.ENDING}
+    last, until = _quiet.pop(spec.uri, (None, 0.0))
+    is_quiet = last == rows and monotonic() < until
+    seen = Seen() if is_quiet else ask(spec, nodes)
+    if seen == Seen():
+        _quiet[spec.uri] = (rows, until if is_quiet else monotonic() + PERIOD)
+    return seen
+
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +162,7 @@ class KubeRayBackend(ClusterBackend):
         if cluster is not None and cluster.has_token:
             spec.check_token_is_private()
         if spec.makes_cluster:
-            made_cluster.check(client, spec, cluster, size)
+            check(client, spec, cluster, size)
             if cluster is None or cluster.is_deleted:  # `start` waits for its end.
                 return
         if cluster is None:
@@ -76,9 +193,10 @@ class KubeRayBackend(ClusterBackend):
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
         """Report the nodes whose pod or Ray node is gone, assign pods to the rows that wait, and say why these wait.
 
-        As long as nothing has changed, only some of the calls send requests (see `quiet`).
+        A look reads the RayCluster, its pods and Ray's nodes. Each process that reconciles a pool or waits for it looks
+        at it every second, in each home. So a look that has found nothing to report counts for a while.
         """
-        return quiet.look(spec, nodes, self._look) if nodes else Seen()
+        return look(spec, nodes, self._look) if nodes else Seen()
 
     def _look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
         try:
@@ -111,7 +229,7 @@ class KubeRayBackend(ClusterBackend):
         """Raise the replicas of the worker group to the size of the pool, or create the RayCluster with this size."""
         try:
             client = KubeClient(pool.spec)
-            if not pool.spec.makes_cluster or made_cluster.create(client, pool):
+            if not pool.spec.makes_cluster or create(client, pool):
                 _send(client, pool, lambda cluster, pods: scaling.plan_start(cluster, pods, pool))
         except PoolUnreachableError as error:
             log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
@@ -119,7 +237,7 @@ class KubeRayBackend(ClusterBackend):
     def renew(self, pool: PoolRef) -> None:
         """Renew the Lease of a RayCluster that shoal has created."""
         if pool.spec.makes_cluster:
-            made_cluster.renew(pool)
+            renew(pool)
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Lower the replicas of the worker group to the size of the pool, name the pods that have to go, and check that
@@ -128,7 +246,7 @@ class KubeRayBackend(ClusterBackend):
         try:
             client = KubeClient(pool.spec)
             if pool.spec.makes_cluster and pool.size == 0:
-                return _of_all(pool, nodes, made_cluster.delete(client, pool))
+                return _of_all(pool, nodes, delete(client, pool))
             sent = _send(client, pool, lambda cluster, pods: scaling.plan_end(cluster, pods, pool, nodes))
         except (PoolUnreachableError, InvalidArgumentError, ConflictError) as error:
             hint = f"to stop trying, run `shoal pool down {pool.spec.name} --abandon`"

@@ -14,9 +14,8 @@ from http import HTTPStatus
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
-from shoal.pool.backends.kuberay import leases, manifest
-from shoal.pool.backends.kuberay.credentials import api_client, forget_credentials
-from shoal.pool.backends.kuberay.head_access import access
+from shoal.pool.backends.kuberay import manifest, scaling
+from shoal.pool.backends.kuberay.head_access import access, api_client, forget_credentials
 from shoal.pool.backends.kuberay.resources import CLUSTER_LABEL, FIELD_MANAGER, MADE, Pod, RayCluster, status_in
 from shoal.pool.backends.kuberay.scaling import Patch
 from shoal.pool.spec import PoolSpec
@@ -134,12 +133,12 @@ class KubeClient:
 
     def renew_lease(self, life: str) -> dict[str, Any] | None:
         """Renew the Lease of the RayCluster, and return it. Return None if it does not exist."""
-        patch = [{"op": "add", "path": "/spec/renewTime", "value": leases.now()}]
+        patch = [{"op": "add", "path": "/spec/renewTime", "value": scaling.now()}]
         found: dict[str, Any] | None = self._call(
             "patch leases",
             lambda: self._json(
                 self._coordination.patch_namespaced_lease,
-                leases.name_of(self._spec.ray_cluster, life),
+                scaling.name_of(self._spec.ray_cluster, life),
                 self._namespace,
                 patch,
                 _content_type="application/json-patch+json",
@@ -150,7 +149,7 @@ class KubeClient:
 
     def release_lease(self, life: str) -> None:
         """Delete the Lease of the RayCluster, after the RayCluster."""
-        self._delete_lease(leases.name_of(self._spec.ray_cluster, life))
+        self._delete_lease(scaling.name_of(self._spec.ray_cluster, life))
 
     def leases(self) -> tuple[list[dict[str, Any]], datetime]:
         """Return the Leases of all RayClusters in the namespace that shoal has created, and the time of the API."""
@@ -176,7 +175,7 @@ class KubeClient:
         return True
 
     def _create_lease(self, life: str, **options: Any) -> dict[str, Any]:
-        body = leases.made(self._spec.ray_cluster, life)
+        body = scaling.made(self._spec.ray_cluster, life)
         found: dict[str, Any] = self._call(
             "create leases",
             lambda: self._json(self._coordination.create_namespaced_lease, self._namespace, body, **options),

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from shoal.errors import ShoalError
-from shoal.pool.backends.kuberay import leases
+from shoal.pool.backends.kuberay import scaling
 from shoal.pool.backends.kuberay.client import KubeClient
 from shoal.pool.spec import PoolSpec
 
@@ -19,7 +19,7 @@ from shoal.pool.spec import PoolSpec
 def reap(client: KubeClient) -> list[str]:
     """Delete the Leases of RayClusters that nobody has renewed for their duration, and return their names."""
     found, now = client.leases()
-    expired = [lease for lease in found if leases.has_expired(lease, now)]
+    expired = [lease for lease in found if scaling.has_expired(lease, now)]
     return [lease["metadata"]["name"] for lease in expired if client.delete_lease(lease)]
 
 

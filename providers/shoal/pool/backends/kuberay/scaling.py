@@ -1,4 +1,4 @@
-"""Decide how a RayCluster has to change so that a pool gets its size: pure, without requests.
+"""Decide how a RayCluster has to change so that a pool gets its size, and which row has which pod. All of it is pure.
 
 The operator has traps, which the JSON patches avoid:
 
@@ -10,18 +10,55 @@ The operator has traps, which the JSON patches avoid:
 Each patch tests the identity and version of the RayCluster, and writes the pool's decision into an annotation. So of
 two processes that patch at the same time, one fails and looks again, and a process with an older decision changes
 nothing.
+
+The name of a Lease contains the identity of one start of a pool. So no request of another pool, or of an earlier start
+of this pool, reaches it. Whether it has expired is judged by the clock of the Kubernetes API alone, which records the
+time of each change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.pool.backends.base import NodeRef, PoolRef
-from shoal.pool.backends.kuberay import leases
-from shoal.pool.backends.kuberay.resources import CLAIM, Claim, Pod, RayCluster, WorkerGroup
+from shoal.pool.backends.kuberay.resources import CLAIM, MADE, Claim, Pod, RayCluster, WorkerGroup
+from shoal.pool.backends.ray_http import ClusterNode
+from shoal.pool.timeouts import RAY_CLUSTER_LEASE
+from shoal.state.schema import NodeState
+
+
+def name_of(ray_cluster: str, life: str = "") -> str:
+    """Return the name of the Lease of a RayCluster in one life of its pool (see `PoolRef.life`)."""
+    return f"shoal-{ray_cluster}-{sha256(life.encode()).hexdigest()[:10]}"
+
+
+def made(ray_cluster: str, life: str) -> dict[str, Any]:
+    """Return a new Lease."""
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name_of(ray_cluster, life), "labels": dict(MADE)},
+        "spec": {"holderIdentity": life, "leaseDurationSeconds": int(RAY_CLUSTER_LEASE), "renewTime": now()},
+    }
+
+
+def now() -> str:
+    """Return the present time as Leases have it. Each renewal changes it, and nothing else depends on it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def has_expired(lease: Mapping[str, Any], at: datetime) -> bool:
+    """Return whether nobody has changed a Lease for its duration. `at` is the present time of the Kubernetes API."""
+    meta = lease["metadata"]
+    changes = [entry["time"] for entry in meta.get("managedFields") or () if "time" in entry]
+    changed = datetime.fromisoformat(max([meta["creationTimestamp"], *changes]))
+    return at - changed > timedelta(seconds=lease["spec"].get("leaseDurationSeconds") or RAY_CLUSTER_LEASE)
+
 
 Patch = list[dict[str, Any]]
 """Operations of a JSON patch."""
@@ -46,7 +83,7 @@ def is_own(cluster: RayCluster, pool: PoolRef) -> bool:
     """Return whether shoal has created a RayCluster in this life of a pool. The Lease that owns the RayCluster decides.
     If somebody has removed this owner, label and annotation decide."""
     if cluster.lease_name:
-        return cluster.lease_name == leases.name_of(cluster.name, pool.life)
+        return cluster.lease_name == name_of(cluster.name, pool.life)
     claim = cluster.claim
     return cluster.is_made and claim is not None and (claim.id, claim.epoch) == (pool.id, pool.epoch)
 
@@ -202,3 +239,64 @@ def _patch(cluster: RayCluster, group: WorkerGroup, claim: Claim, changes: Patch
         {"op": "add", "path": f"/metadata/annotations/{annotation}", "value": claim.to_json()},
         *changes,
     ]
+
+
+@dataclass(frozen=True)
+class Matched:
+    """Result of `match`, by the id of the row.
+
+    Attributes:
+        lost: Rows of ready nodes whose pod or Ray node is gone, with the pod if it still exists.
+        joined: Rows that wait, and whose pod has a Ray node now.
+        waiting: Rows that wait for their pod's Ray node; None for rows without a pod.
+    """
+
+    lost: Mapping[str, Pod | None] = field(default_factory=dict)
+    joined: Mapping[str, tuple[Pod, ClusterNode]] = field(default_factory=dict)
+    waiting: Mapping[str, Pod | None] = field(default_factory=dict)
+
+
+def match(rows: Sequence[NodeRef], pods: Sequence[Pod], ray: Sequence[ClusterNode] | None, group: str) -> Matched:
+    """Match the rows of a pool with pods and Ray nodes.
+
+    A row keeps its pod as long as the pod exists. The other rows get the pods without a row, the head's row the head's
+    pod, in an order that is the same in every process. A Ray node belongs to the pod with its address.
+
+    Args:
+        rows: The rows of the pool that do not end.
+        pods: Pods of the RayCluster, the oldest first.
+        ray: Ray's nodes that are alive; None if Ray's head does not answer, so that only lost pods are noticed.
+        group: Worker group whose pods are nodes of the pool.
+    """
+    by_uid = {pod.uid: pod for pod in pods}
+    by_ip = {node.ip: node for node in ray or ()}
+    lost: dict[str, Pod | None] = {}
+    joined: dict[str, tuple[Pod, ClusterNode]] = {}
+    waiting: dict[str, Pod | None] = {}
+    taken = {(row.endpoint or {}).get("pod_uid") for row in rows}
+    free = [pod for pod in pods if pod.is_alive and pod.uid not in taken]
+    free.sort(key=lambda pod: (pod.ip not in by_ip, not pod.ip, pod.created, pod.name))
+    for row in rows:
+        endpoint = row.endpoint or {}
+        pod = by_uid.get(endpoint.get("pod_uid", ""))
+        if row.state in (NodeState.ENDING, NodeState.FAILED):
+            continue
+        if ray_node := endpoint.get("ray_node_id"):
+            node = by_ip.get(pod.ip) if pod else None
+            is_same = ray is None or (node is not None and node.id == ray_node)
+            if pod is None or not pod.is_alive or not is_same:
+                lost[row.id] = pod
+            continue
+        if pod is None or not pod.is_alive:
+            pod = next((pod for pod in free if _fits(row, pod, group)), None)
+            free = [other for other in free if other is not pod]
+        node = by_ip.get(pod.ip) if pod else None
+        if pod and node and node.is_head is row.is_head:
+            joined[row.id] = pod, node
+        else:
+            waiting[row.id] = pod
+    return Matched(lost, joined, waiting)
+
+
+def _fits(row: NodeRef, pod: Pod, group: str) -> bool:
+    return pod.is_head if row.is_head else pod.group == group and not pod.is_head

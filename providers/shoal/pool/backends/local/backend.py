@@ -1,4 +1,8 @@
-"""Start and end nodes on this machine. Each node is owned by a detached supervisor process."""
+"""Start and end nodes on this machine. Each node is owned by a detached supervisor process.
+
+Without bytecode of the installed packages, a node takes many seconds longer to start: installers such as uv do not
+compile packages, and a variable or a read-only folder may prevent that Python does.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,22 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
+from shoal import telemetry
 from shoal.errors import InvalidArgumentError, MissingExtraError
-from shoal.os_processes import ProcessId, python_command
+from shoal.os_processes import ProcessId, import_folders, python_command
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
-from shoal.pool.backends.local.environment import inherited_environment
 from shoal.pool.backends.local.gpus import SELECTORS, check_number
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import KILL_PATIENCE, START_TIMEOUT, START_TIMEOUT_PER_NODE, TERMINATE_PATIENCE
-from shoal.state.home import subfolder, write_file
+from shoal.state.home import home, subfolder, write_file
 from shoal.state.private_folders import (
     ROOT_VARIABLE,
     node_folders,
@@ -34,7 +38,32 @@ from shoal.state.private_folders import (
     remove_folder,
     remove_node_folders,
     runtime_root,
+    temp_folder,
 )
+
+_INHERITED = (
+    "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH",
+    "PYTHONPYCACHEPREFIX", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE",
+    "SHOAL_STATE_URL", "UV_CONFIG_FILE", *SELECTORS,
+)  # fmt: skip
+"""The only environment variables that a node inherits from the process that starts the node. So the secrets of an
+Airflow or Prefect task do not reach the pool. PYTHONDONTWRITEBYTECODE is not inherited, because each start of a node
+would compile all packages that are not compiled yet."""
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return the environment variables for a detached process: the variables of this process that are in `_INHERITED`,
+    the settings of OpenTelemetry without credentials, and SHOAL_HOME."""
+    kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    if "PYTHONPATH" in kept:
+        kept["PYTHONPATH"] = os.pathsep.join(import_folders(kept["PYTHONPATH"]))
+    if NODE_TAG in os.environ:
+        # This process belongs to a node, so its TMPDIR is the node's folder, which is removed when the node ends. The
+        # detached process may run longer than the node, so its TMPDIR is the host's temp folder.
+        kept["TMPDIR"] = str(temp_folder())
+    if "PYTHONPYCACHEPREFIX" not in kept and not all(map(can_be_written, sources_without_bytecode())):
+        kept["PYTHONPYCACHEPREFIX"] = str(subfolder("bytecode"))
+    return {**kept, **telemetry.settings(), "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
 
 
 class LocalBackend:
@@ -274,3 +303,22 @@ def node_environment(node: NodeRef, python: str = sys.executable) -> dict[str, s
         "TMPDIR": str(node_folder(node.id)),
         **ray_environment(token_path(node.pool)),
     }
+
+
+ADVICE = "compile the packages once with `python -m compileall -q` and the folder of the packages"
+
+_LARGE = ("ray", "sqlalchemy", "pydantic")
+"""Packages that each node imports."""
+
+
+def sources_without_bytecode() -> list[Path]:
+    """Return the files of packages that Python has not compiled yet."""
+    found = (find_spec(name) for name in _LARGE)
+    files = [Path(spec.origin) for spec in found if spec is not None and spec.origin]
+    return [file for file in files if not os.path.exists(cache_from_source(str(file)))]
+
+
+def can_be_written(source: Path) -> bool:
+    """Return whether Python can write the bytecode of a source file beside it."""
+    folder = source.parent / "__pycache__"
+    return os.access(folder if folder.exists() else source.parent, os.W_OK)

@@ -22,12 +22,12 @@ from shoal import telemetry
 from shoal.errors import PoolNotFoundError, StoreError
 from shoal.os_processes import python_command
 from shoal.own_pauses import waited_since
-from shoal.pool import recorded
-from shoal.pool.backends.local.environment import inherited_environment
+from shoal.pool import bound_host
+from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
 from shoal.pool.bound_host import is_here
-from shoal.pool.journal.retention import RETENTION_PERIOD, retain
-from shoal.pool.reconcile.rounds import reconcile
+from shoal.pool.journal.rows import RETENTION_PERIOD, retain
+from shoal.pool.reconciling import reconcile
 from shoal.pool.timeouts import RECONCILE_PERIOD, STORE_PATIENCE
 from shoal.state import Store
 from shoal.state.home import lock_file, open_locked, subfolder
@@ -48,8 +48,8 @@ does not answer does not delay the other pools."""
 
 def lock_path() -> Path:
     """Return the path of the file that this process keeps locked while it reconciles pools."""
-    recorded.adopt()  # before the lock of this version exists
-    return lock_file(recorded.RECONCILER)
+    bound_host.adopt()  # before the lock of this version exists
+    return lock_file(bound_host.RECONCILER)
 
 
 def ensure_running() -> None:

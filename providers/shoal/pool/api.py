@@ -1,48 +1,157 @@
-"""The class `ComputePool`, by which all parts of shoal start, scale, lease and end pools."""
+"""The class `ComputePool`, by which all parts of shoal start, scale, lease and end pools; the lease in the hands of its
+holder; and the same as plain functions, some of which work on all pools, such as `list_pools`.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from shoal.background_threads import BackgroundThread
 from shoal.errors import (
+    FencedError,
     InvalidArgumentError,
     ScaleError,
     StoreError,
     shown,
 )
 from shoal.os_processes import ProcessId
-from shoal.pool import recorded, teams
-from shoal.pool.api.requests import Requests
-from shoal.pool.backends import BACKENDS
+from shoal.pool import background_process, bound_host
+from shoal.pool.backends import BACKENDS, Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.holder import Ancestors, python_holder, runs_around
-from shoal.pool.journal import commands, lease_limits, rows, usage
-from shoal.pool.journal.steps import JournalStep, transaction
+from shoal.pool.holder import Ancestors, asking_team, python_holder, runs_around, stored_team
+from shoal.pool.journal import commands, rows, usage
+from shoal.pool.journal.rows import JournalStep, transaction
 from shoal.pool.journal.usage import USAGE_DAYS, HolderUsage
-from shoal.pool.lease_queue import nodes_for
-from shoal.pool.lease_renewal import PoolLease
-from shoal.pool.reconcile import background_process
-from shoal.pool.reconcile.rounds import Clock, reconcile
+from shoal.pool.reconciling import Clock, reconcile, sweep
+from shoal.pool.scaling_plan import Snapshot, nodes_for
 from shoal.pool.selection import which_pool
-from shoal.pool.snapshot import Snapshot
-from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri
-from shoal.pool.status import NodeInfo, PoolStatus, head_endpoint, status_of
+from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri, pool_name_of
+from shoal.pool.status import NodeInfo, PoolReport, PoolStatus, check_nodes, head_endpoint, report_of, status_of
 from shoal.pool.timeouts import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER
-from shoal.pool.waiting import OnProgress, pause
+from shoal.pool.waiting import OnProgress, Requests, pause
 from shoal.state import Store, stamps
 from shoal.state.databases import storable
 from shoal.state.schema import ActionKind, Lease, Operation, Pool, PoolState
 
 if TYPE_CHECKING:
     from shoal.pool.backends.base import Finding
+
+
+_RENEWALS_PER_TTL = 3
+"""Number of renewals within a lease's time to live. With 3, a lease stays valid even if two renewals in a row fail."""
+
+
+class PoolLease:
+    """Client handle of a lease, with methods to renew and release the lease.
+
+    In a ``with`` block, a background thread renews the lease, and the lease is released at the end of the block.
+
+    Attributes:
+        id: Id of the lease.
+        epoch: Number of times that the lease was requested. Only the object that the newest request returned may renew
+            the lease.
+        ttl: Seconds after which a lease that is not renewed expires.
+        lost: Reason why the lease expired or was taken over before it was released; None otherwise. If there is a
+            reason, the leased nodes may be gone.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        lease_id: str,
+        epoch: int,
+        ttl: float,
+        release: Callable[[], object],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.id = lease_id
+        self.epoch = epoch
+        self.ttl = ttl
+        self.lost: str | None = None
+        self._store = store
+        self._release = release
+        self._clock = clock
+        self._released = threading.Event()
+
+    def renew(self) -> None:
+        """Renew the lease: set its expiry to now plus the lease's time to live.
+
+        Raises:
+            FencedError: The lease has expired, was released, or was requested again, so that this object's `epoch` is
+                no longer the newest.
+        """
+        with transaction(self._store, JournalStep.REQUEST) as session:
+            commands.renew(session, self.id, self.epoch, self._clock())
+
+    def leave_to_job(self) -> None:
+        """Stop renewing the lease of a submitted job, and let the lease end together with the job.
+
+        If the same job was submitted again in the meantime, this method does nothing. The newest submission calls the
+        method, too.
+        """
+        try:
+            with transaction(self._store, JournalStep.REQUEST) as session:
+                commands.let_expire(session, self.id, self.epoch, self._clock())
+        except StoreError as error:
+            log.warning("the lease stays for up to %.0f s after the end of its job: %s", self.ttl, error)
+
+    def release(self) -> None:
+        """Release the lease. The lease's nodes are ended, unless another lease or the base demand (the size that `up`
+        or `scale` has set) needs them.
+
+        If the lease was already released or has expired, this method does nothing.
+        """
+        self._released.set()
+        self._release()
+
+    @contextmanager
+    def renewed(self) -> Iterator[None]:
+        """Renew the lease in a background thread inside the ``with`` block. The lease is not released at the end."""
+        ended = threading.Event()
+        self._renew_until(ended)
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def __enter__(self) -> PoolLease:
+        self._renew_until(self._released)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _renew_until(self, ended: threading.Event) -> None:
+        BackgroundThread(lambda: self._keep(ended), name=f"lease-{self.id}", stop=ended.set).start()
+
+    def _keep(self, ended: threading.Event) -> None:
+        while not ended.wait(self.ttl / _RENEWALS_PER_TTL):
+            try:
+                self.renew()
+            except FencedError as error:
+                if not ended.is_set():
+                    self.lost = str(error)
+                    log.warning("%s", error)
+                return
+            except StoreError as error:
+                log.warning("the lease could not be renewed; the next renewal may still be in time: %s", error)
+
 
 log = logging.getLogger("shoal.pool")
 
@@ -64,7 +173,7 @@ class ComputePool:
         store: The state store. Default: ``$SHOAL_STATE_URL``, else SQLite in ``$SHOAL_HOME``.
         clock: Function that returns seconds since the epoch. Tests pass a simulated clock.
         is_named: Whether the user has named the pool. False: `source` is from a row of the store, so it is no reason to
-            record the pool in this home (`shoal.pool.recorded`).
+            record the pool in this home (`shoal.pool.bound_host`).
 
     Raises:
         InvalidArgumentError: The URI or spec is invalid.
@@ -102,15 +211,15 @@ class ComputePool:
             self.name = self._spec.name
             with self._store.reading() as session:
                 if (pool := session.get(Pool, self.name)) is not None:
-                    recorded.accept(pool, self._spec)
+                    bound_host.accept(pool, self._spec)
         elif name and not is_named:
             self.name = name
         else:
             self.name = which_pool(self._store, name, team=team)
         self.holder = storable(holder or python_holder())
         self.ancestors = ancestors
-        team = teams.asking(team)
-        self.team = teams.stored(team)
+        team = asking_team(team)
+        self.team = stored_team(team)
         self._requests = Requests(self._store, self.name, self.holder, self._clock, self._spec, team=team)
 
     def __repr__(self) -> str:
@@ -567,9 +676,9 @@ class ComputePool:
             raise InvalidArgumentError(f"node_hours={shown(node_hours)}: it has to be a number above 0")
         with self._requests.changing() as session:
             pool = rows.load(session, self.name).pool
-            before = lease_limits.quota_text(pool, storable(team))
-            lease_limits.set_quota(pool, storable(team), max_nodes=max_nodes, node_hours=node_hours)
-            after = lease_limits.quota_text(pool, storable(team))
+            before = usage.quota_text(pool, storable(team))
+            usage.set_quota(pool, storable(team), max_nodes=max_nodes, node_hours=node_hours)
+            after = usage.quota_text(pool, storable(team))
             self._requests.record(session, ActionKind.ALTERED, f"quota of team {team}: {before} -> {after}")
         if is_here(pool) and pool.state is PoolState.UP:
             background_process.ensure_running()
@@ -663,3 +772,126 @@ def _check_lease(ttl: float, exclusive: bool) -> None:
         raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
     if not isinstance(exclusive, bool):
         raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
+
+
+_ASKED_AT_ONCE = 16
+"""Largest number of pools whose status `report_pools` reads at the same time."""
+
+
+def scale_cluster(
+    expected_cluster_size: int,
+    *,
+    pool_name: str | None = None,
+    is_async: bool = False,
+    options: Mapping[str, Any] | None = None,
+    notebook_name: str | None = None,
+) -> bool:
+    """Grow or shrink a pool to a number of nodes, including the head.
+
+    If the nodes are not ready at the deadline, or the call fails in any way, the previous demand is restored and all
+    nodes that this operation started are ended.
+
+    Args:
+        expected_cluster_size: Number of nodes, from MIN_NODES to MAX_NODES of the pool.
+        pool_name: Name of the pool. Optional inside a job, if ``$SHOAL_POOL`` is set, or if only one pool is up.
+        is_async: Return as soon as the request is written to the database. The reconciler (a background process on
+            this host) then starts or ends the nodes.
+        options: ``rollback_after_seconds`` is the time until the deadline (default: 720). With
+            ``block_until_min_cluster_size``, the call returns as soon as this number of nodes is ready. The other nodes
+            may still start until the deadline. Then the demand is set to the number of ready nodes.
+        notebook_name: Alias of `pool_name` that accepts any text, such as ``'"MY_NOTEBOOK"'``, which names the pool
+            ``my-notebook``; see `shoal.pool.spec.pool_name_of`.
+
+    Returns:
+        True when all nodes, or the minimum, are ready. With `is_async`: True when the request is accepted.
+
+    Raises:
+        InvalidArgumentError: The size or an option is invalid. Nothing was changed.
+        PoolNotFoundError: No pool has this name. Nothing was changed.
+        PoolDownError: The pool is down. Start it with `ComputePool.up`.
+        ScaleError: The size was not reached, and the operation was rolled back. The error names each failed node.
+    """
+    from_notebook = pool_name_of(notebook_name) if notebook_name else None
+    if pool_name and from_notebook and pool_name != from_notebook:
+        raise InvalidArgumentError(
+            f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} (pool {from_notebook!r}) differ: "
+            "pass only one of them"
+        )
+    size = checked_size(expected_cluster_size)
+    # Check the options first, so that wrong options are reported even if the store cannot be opened.
+    ScaleOptions.for_size(options, size)
+    return ComputePool(pool_name or from_notebook).scale(size, is_async=is_async, options=options)
+
+
+def get_nodes(pool_name: str | None = None) -> list[NodeInfo]:
+    """Return the nodes that are ready to work, the head first, as ``[{"name": …, "cpus": …, "gpus": …}, …]``.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+    """
+    return ComputePool(pool_name).get_nodes()
+
+
+def describe_pool(pool_name: str | None = None) -> PoolStatus:
+    """Return a pool's current status: state, limits, target size, nodes, leases (granted and waiting) and last
+    operation.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+    """
+    return ComputePool(pool_name).describe()
+
+
+def alter_pool(pool_name: str, *, min_nodes: int | None = None, max_nodes: int | None = None) -> None:
+    """Change a pool's MIN_NODES and MAX_NODES. The reconciler starts nodes if MIN_NODES was raised.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+        InvalidArgumentError: MIN_NODES is above MAX_NODES, or MAX_NODES is below the base demand, below the nodes that
+            the granted leases take together, or below the size of a waiting lease.
+    """
+    ComputePool(pool_name).alter(min_nodes=min_nodes, max_nodes=max_nodes)
+
+
+def list_pools(store: Store | None = None, *, embedded: bool = False) -> list[PoolStatus]:
+    """Return the status of every pool in the store.
+
+    Args:
+        store: The state store.
+        embedded: Whether to include embedded pools (pools that belong to a process or a job) that are not down.
+    """
+    return [report.status for report in report_pools(store, embedded=embedded)]
+
+
+def report_pools(
+    store: Store | None = None, *, embedded: bool = False, check: Callable[[Snapshot], Seen] = check_nodes
+) -> list[PoolReport]:
+    """Return the status and the operations of every pool in the store. The number of database queries does not depend
+    on the number of pools.
+
+    Args:
+        store: The state store.
+        embedded: Whether to include embedded pools (pools that belong to a process or a job) that are not down.
+        check: Function that returns which nodes of a pool are lost. Default: ask the pool's head, which may take
+            seconds.
+    """
+    with (store or Store()).reading() as session:
+        snapshots = rows.load_all(session)
+    listed = [each for each in snapshots if each.pool.owner is None or (embedded and each.pool.state != PoolState.DOWN)]
+    now = time.time()
+    # The head of a remote pool may take seconds to answer, so several pools are queried at the same time.
+    with ThreadPoolExecutor(max(1, min(len(listed), _ASKED_AT_ONCE))) as threads:
+        # The threads use the store of the caller (`shoal.state.home.use_store`).
+        reports = [threads.submit(copy_context().run, report_of, each, now, check) for each in listed]
+    return [each.result() for each in reports]
+
+
+def sweep_nodes(store: Store) -> list[str]:
+    """End the nodes on this host that no pool needs any more, and return one sentence for each action. The record of
+    actions gets no line; see `shoal.jobs.sweep`."""
+    did = sweep(store)
+    with store.reading() as session:
+        alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))
+    if alive:
+        background_process.ensure_running()
+    return did

@@ -9,27 +9,33 @@ Reconciling has four steps:
 4. In another transaction, delete the rows of the nodes that have ended, and record which nodes could not be ended.
 
 If the process is killed between two steps, the next run continues from the rows in the database.
+
+A sweep of this host also ends the nodes that have no row in the database.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
+from sqlalchemy import select
+
+from shoal.errors import PoolNotFoundError
 from shoal.os_processes import ProcessId
 from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef, Seen
-from shoal.pool.bound_host import is_here
-from shoal.pool.holder import job_of
-from shoal.pool.journal import commands, lease_limits, rows
+from shoal.pool.bound_host import is_here, unrecorded
+from shoal.pool.holder import Notice, job_of
+from shoal.pool.journal import commands, rows, usage
 from shoal.pool.journal.advance import advance, is_due, record_seen
-from shoal.pool.journal.steps import JournalStep, act, transaction
-from shoal.pool.snapshot import Snapshot
+from shoal.pool.journal.rows import JournalStep, act, retain, transaction
+from shoal.pool.scaling_plan import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, stamps
 from shoal.state.home import file_name
-from shoal.state.schema import NodeState, Pool, PoolState
+from shoal.state.schema import Node, NodeState, Pool, PoolState
 
 log = logging.getLogger("shoal.pool")
 
@@ -68,7 +74,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     with store.reading() as session:
         snapshot = rows.load(session, name, lock=False)
         shared_now = stamps.shared_now(session, clock())
-        spent = bool(lease_limits.spent_leases(session, snapshot, clock()))
+        spent = bool(usage.spent_leases(session, snapshot, clock()))
     if not is_here(snapshot.pool):
         return Changes()
     spec = PoolSpec.model_validate(snapshot.pool.spec)
@@ -137,7 +143,7 @@ def _clean_up(store: Store, backend: Backend, name: str, now: float) -> None:
         backend.discard(name, everything=forgotten)
         if forgotten:
             why = "the process that started the job, and to which its pool belonged, has ended: submit the job again"
-            lease_limits.end_jobs_of_pool(session, name, why, now)
+            usage.end_jobs_of_pool(session, name, why, now)
             session.delete(pool)
 
 
@@ -154,3 +160,63 @@ def is_abandoned(snapshot: Snapshot) -> bool:
 def owner_has_ended(pool: Pool) -> bool:
     """Return whether a pool is an embedded pool, and the process that it belongs to has ended."""
     return pool.owner is not None and ProcessId.from_json(pool.owner).known_dead()
+
+
+_PASSES = 5
+"""Largest number of times that one sweep reconciles each pool. Once may not be enough, because the workers are ended
+only after their head has ended. More than five times were never needed."""
+
+
+def sweep(store: Store, *, clock: Clock = time.time) -> list[str]:
+    """End the nodes on this host that no pool needs any more, and the nodes that have no row in the database.
+
+    The sweep is safe at any time, repeatedly and concurrently. After an error in one pool, it goes on with the next.
+    """
+    did: list[str] = []
+    with store.reading() as session:
+        names = rows.pool_names(session, embedded=True)
+    for name in names:
+        try:
+            did.extend(
+                Notice(f"{name}: {each}", Notice.of(each).holder, name) for each in _sweep_one(store, name, clock)
+            )
+        except Exception as error:
+            log.exception("pool %s could not be swept", name)
+            did.append(Notice(f"{name}: could not be swept: {type(error).__name__}: {error}", pool=name))
+    for backend, node_id in left_over(store):
+        with act(JournalStep.CLEAR):
+            problem = backend.clear(node_id)
+        did.append(f"left-over node {node_id}: {problem or 'ended'}")
+    return did
+
+
+def left_over(store: Store) -> list[tuple[Backend, str]]:
+    """Return the nodes that have processes or files on this host, but no row in the store."""
+    # The nodes' folders are listed before the rows are read. A node's row is written before its folder is created. So a
+    # listed folder without a row does not belong to a node that is about to start, and can be removed.
+    backends = [make() for make in BACKENDS.values()]
+    found = [(backend, node_id) for backend in backends for node_id in backend.existing()]
+    with store.reading() as session:
+        known = set(session.scalars(select(Node.id)))
+    return [(backend, node_id) for backend, node_id in found if node_id not in known]
+
+
+def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
+    with store.reading() as session:
+        pool = session.get(Pool, name)
+    if pool is not None and pool.state is not PoolState.DOWN and (why := unrecorded(pool)):
+        yield why
+        return
+    changes = Changes()
+    for _ in range(_PASSES):
+        try:
+            changes = reconcile(store, name, clock=clock)
+        except PoolNotFoundError:
+            # The pool belonged to a process that has ended, so its row was removed, and nothing is left to sweep.
+            return
+        yield from changes.sentences()
+        if changes == Changes():
+            with suppress(PoolNotFoundError):
+                retain(store, name, clock())
+            return
+    yield from changes.left

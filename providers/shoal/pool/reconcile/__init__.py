@@ -1,1 +1,0 @@
-"""Reconcile pools: start their missing nodes and end their surplus nodes."""
