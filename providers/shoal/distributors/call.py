@@ -15,7 +15,7 @@ import os
 import secrets
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -114,7 +114,9 @@ class Call(Generic[T]):
         with self._pool(job_id) as pool_name:
             job = submit(self._spec(pool_name), returns_model=returns_model, job_id=job_id, detached=True)
         job.outlive_interrupts()
-        return SubmittedCall(job, self._read)
+        # The copies of DataFrames that the spec holds are removed when the job has ended, even if the handle is kept.
+        read = replace(self, parts=call_of(spec.with_datasets(lambda each: each.model_copy().holding(None))), pool=None)
+        return SubmittedCall(job, read._read)
 
     def _pool(self, job_id: str | None) -> AbstractContextManager[str]:
         if self.pool is not None:
