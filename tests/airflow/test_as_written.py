@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from airflow.sdk import DAG, task
 
-from shoal.airflow.operators import BatchPredictOperator, DistributedTrainOperator
+from shoal.airflow.operators import BatchPredictOperator, DistributedTrainOperator, TuneOperator
 from shoal.airflow.operators.jobs import digest_as_written
 from tests.support.job_store import POOL
 
@@ -36,6 +36,10 @@ def train(train_func=len, op_args=("{{ ds }}",), spec=DATA, **others):
 
 def predict(dataset="/data/{{ ds }}"):
     BatchPredictOperator(task_id="train", model="models:/m@a", dataset={"paths": [dataset]}, output_path="/o")
+
+
+def tune(trials=2, **others):
+    TuneOperator(task_id="train", **{"train": FIELDS, "space": {"eta": [0.1, 0.3]}, "trials": trials, **others})
 
 
 def decorated(rate=1, expanded=None, values=(1, 2)):
@@ -91,6 +95,10 @@ def test_rendered_and_mapped_values_do_not_count(make, given, rendered):
         (train, {}, {"spec": {"dataset_map": {"train": {"paths": ["/others/{{ ds }}"]}}}}),
         (train, {**BOOSTING, "framework": "xgboost"}, {**BOOSTING, "framework": "lightgbm"}),
         (predict, {}, {"dataset": "/others/{{ ds }}"}),
+        (tune, {}, {"trials": 3}),
+        (tune, {}, {"space": {"eta": [0.1, 0.2]}}),
+        (tune, {}, {"train": FIELDS | {"label_col": "z"}}),
+        (tune, {}, {"spec": {"metric": "mae"}}),
         (decorated, {"rate": 1}, {"rate": 2}),
         (decorated, {"expanded": True}, {"expanded": True, "rate": 2}),
         (decorated, {"expanded": True}, {"expanded": True, "values": (3, 4)}),

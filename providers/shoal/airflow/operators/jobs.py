@@ -427,6 +427,9 @@ _ARGUMENTS = (
     "function",
     "function_kwargs",
     "estimator",
+    "train",
+    "space",
+    "trials",
 )
 """Arguments of operators that say what a job does."""
 
