@@ -374,7 +374,7 @@ def no_method_of_shoal(*args, **kwargs):
     ],
 )
 def test_no_operator_is_retried_after_a_permanent_error(made, calls, context, fresh_home, monkeypatch):
-    monkeypatch.setattr("shoal.airflow.connections.ComputePoolHook.pool", no_method_of_shoal)
+    monkeypatch.setattr("shoal.airflow.hooks.ComputePoolHook.pool", no_method_of_shoal)
     with DAG("a_dag", schedule=None):
         operator = made()
     with pytest.raises(AirflowFailException, match=r"^no rows$") as caught:

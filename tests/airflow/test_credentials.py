@@ -7,7 +7,7 @@ import json
 import pytest
 from airflow.sdk import Variable
 
-from shoal.airflow.connections import environment_of
+from shoal.airflow.hooks import environment_of
 from shoal.airflow.operators import DistributedTrainOperator
 from shoal.airflow.operators import jobs as operators
 from shoal.errors import InvalidArgumentError

@@ -77,7 +77,7 @@ def test_the_decorators_are_there():
 
 
 def test_the_form_has_every_option_of_a_pool(info):
-    from shoal.airflow.connections import ComputePoolHook
+    from shoal.airflow.hooks import ComputePoolHook
     from shoal.pool.spec import PoolSpec
 
     (connection,) = info["connection-types"]
@@ -99,7 +99,7 @@ from airflow.sdk import DAG, task
 from airflow.serialization.serialized_objects import DagSerialization
 from shoal.airflow import notifications, results
 from shoal.airflow.pool_for_run import pool_for_run
-from shoal.airflow.connections import ComputePoolHook
+from shoal.airflow.hooks import ComputePoolHook
 from shoal.airflow.operators import BatchPredictOperator, DistributedTrainOperator
 from shoal.airflow.sensors import NodesSensor
 from shoal.data import DataConnector

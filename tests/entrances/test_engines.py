@@ -36,7 +36,7 @@ extras = st.one_of(
 def test_connections(nothing_left, host: Any, schema: Any, login: Any, port: Any, extra: Any):
     from airflow.sdk import Connection
 
-    from shoal.airflow.connections import ComputePoolHook, spec_of
+    from shoal.airflow.hooks import ComputePoolHook, spec_of
 
     connection = Connection(
         conn_id="pool", conn_type="compute_pool", host=host, schema=schema, login=login, password=SECRET, port=port,

@@ -44,7 +44,7 @@ def get_provider_info() -> dict[str, Any]:
             {"name": name, "class-name": f"shoal.airflow.decorators.{name}_task"}
             for name in ("distributed", "ray_launch")
         ],
-        "hooks": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.connections"]}],
+        "hooks": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.hooks"]}],
         "extra-links": [
             f"shoal.airflow.operators.jobs.{name}"
             for name in ("JobPageLink", "MlflowRunLink", "ModelVersionLink", "RayDashboardLink")
@@ -53,7 +53,7 @@ def get_provider_info() -> dict[str, Any]:
         "connection-types": [
             {
                 "connection-type": CONNECTION_TYPE,
-                "hook-class-name": "shoal.airflow.connections.ComputePoolHook",
+                "hook-class-name": "shoal.airflow.hooks.ComputePoolHook",
                 "hook-name": HOOK_NAME,
                 "ui-field-behaviour": _UI_FIELDS,
                 "conn-fields": _pool_fields(),

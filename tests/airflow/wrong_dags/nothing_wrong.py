@@ -5,7 +5,7 @@ from datetime import timedelta
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import dag, task
 
-from shoal.airflow.connections import ComputePoolHook
+from shoal.airflow.hooks import ComputePoolHook
 from shoal.airflow.operators import (
     CheckModelsOperator,
     CleanupPoolOperator,

@@ -1,6 +1,6 @@
 from airflow.sdk import dag, task
 
-from shoal.airflow.connections import ComputePoolHook
+from shoal.airflow.hooks import ComputePoolHook
 
 
 @dag(schedule=None, default_args={"retries": 3})

@@ -21,8 +21,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from jinja2.nativetypes import NativeEnvironment
 from pydantic import BaseModel
 
-from shoal.airflow.connections import ComputePoolHook
 from shoal.airflow.deployment import holder_of, is_single_task_test, team_of
+from shoal.airflow.hooks import ComputePoolHook
 from shoal.data.dataset_spec import is_relative
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri

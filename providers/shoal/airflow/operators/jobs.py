@@ -23,8 +23,8 @@ from airflow.sdk import DAG, BaseOperator, BaseOperatorLink, TaskGroup, XComArg,
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
-from shoal.airflow.connections import database_url, environment_of, secret_variable
 from shoal.airflow.deployment import has_teams, task_key, team_of
+from shoal.airflow.hooks import database_url, environment_of, secret_variable
 from shoal.airflow.operators.base import (
     LabelledOperator,
     WaitingOperator,
@@ -149,7 +149,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
         task, or because the task times out. False: the job goes on until a try of the task attaches to it, or the
         teardown ends it.
     :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
-        `shoal.airflow.connections`). They are read when the job is submitted, and neither stored nor rendered.
+        `shoal.airflow.hooks`). They are read when the job is submitted, and neither stored nor rendered.
     """
 
     operator_extra_links = LINKS

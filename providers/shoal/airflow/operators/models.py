@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowFailException
 
-from shoal.airflow.connections import database_url, environment_of
 from shoal.airflow.deployment import holder_of, team_of
+from shoal.airflow.hooks import database_url, environment_of
 from shoal.airflow.operators.base import UNKNOWN, Arguments, CheckedOperator, LabelledOperator, is_known
 from shoal.airflow.results import PROMOTIONS, no_retry_of_permanent_errors, record_failure, record_success
 from shoal.errors import InvalidArgumentError, ShoalError, shown
@@ -120,7 +120,7 @@ class PromoteModelOperator(LabelledOperator):
     :param tracking_uri: URI of the MLflow server or database. By default, that of the training, that of the environment
         variable MLFLOW_TRACKING_URI, or else the database in ``$SHOAL_HOME``. (templated)
     :param credential_conn_ids: Ids of connections whose credentials the task uses, for storage and MLflow (see
-        `shoal.airflow.connections`).
+        `shoal.airflow.hooks`).
     """
 
     template_fields: Sequence[str] = ("training", "model", "version", "tracking_uri")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator, TriggerRule, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, AirflowTaskTimeout
 
-from shoal.airflow.connections import database_url
 from shoal.airflow.deployment import ENGINE, deployment_of_task, is_single_task_test, other_addresses, team_of
+from shoal.airflow.hooks import database_url
 from shoal.airflow.operators.base import (
     Arguments,
     CheckedOperator,

@@ -45,7 +45,7 @@ _SAMPLE_DATE = (2026, 1, 31)
 _RUN_AFTER_FAILURES = frozenset({TriggerRule.ALL_DONE, TriggerRule.ALWAYS, TriggerRule.ALL_DONE_SETUP_SUCCESS})
 
 _RAISES_PERMANENT_ERRORS = (
-    "shoal.airflow.connections",
+    "shoal.airflow.hooks",
     "shoal.data",
     "shoal.distributors",
     "shoal.jobs",

@@ -235,7 +235,7 @@ def wrong_connection(conn_id: str, *, of_pool: bool) -> str | None:
     define a pool. None if nothing is wrong."""
     from airflow.secrets.metastore import MetastoreBackend
 
-    from shoal.airflow.connections import ComputePoolHook, spec_of
+    from shoal.airflow.hooks import ComputePoolHook, spec_of
     from shoal.errors import InvalidArgumentError
 
     connection: Any = None

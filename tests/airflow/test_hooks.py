@@ -11,8 +11,8 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.pool import NullPool
 
 from examples.ports import free_port
-from shoal.airflow import connections
-from shoal.airflow.connections import ComputePoolHook, database_url, spec_of
+from shoal.airflow import hooks
+from shoal.airflow.hooks import ComputePoolHook, database_url, spec_of
 from shoal.airflow.operators.nodes import LeasePoolOperator
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.pool.api import ComputePool
@@ -239,7 +239,7 @@ def test_postgresql_gets_the_options_of_a_connection(monkeypatch, postgres):
         assert connected.exec_driver_sql("SHOW application_name").scalar() == "a b"
     # Without the fields of a connection, these are all options that the driver knows.
     options = {option.keyword.decode() for option in Conninfo.get_defaults()}
-    assert connections._DIALECTS["postgres"].passed <= options
+    assert hooks._DIALECTS["postgres"].passed <= options
 
 
 def test_either_name_or_connection():
