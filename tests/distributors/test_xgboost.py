@@ -87,7 +87,7 @@ def test_outside_of_ray_it_runs_elsewhere(rows: Path, monkeypatch: pytest.Monkey
     )
     with pytest.raises(InvalidArgumentError, match="stopped here"):
         estimator.fit(DataConnector.from_parquet(rows), COLUMNS, "y", {"eval": DataConnector.from_parquet(rows)})
-    request = JobSpec.model_validate_json(asked[0].model_dump_json())
+    request = JobSpec.model_validate_json(asked[0].model_dump_json(by_alias=True))
     assert request.params == {"objective": "reg:squarederror", "max_depth": 3}
     assert (request.n_estimators, request.run_config.pool_name, request.run_config.seed) == (7, "p", 5)
     assert list(request.eval_set) == ["eval"]

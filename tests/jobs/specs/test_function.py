@@ -121,7 +121,7 @@ def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.Mo
     entered: list[tuple[tuple[object, ...], dict[str, object]]] = []
     monkeypatch.setattr(function_work.loading, "load", lambda uri, columns: f"model of {uri}, {columns[0]}")
     monkeypatch.setattr(
-        function_work.promotion, "enter", lambda *args, **kwargs: entered.append((args, kwargs)) or "outcome"
+        function_work.gate, "enter", lambda *args, **kwargs: entered.append((args, kwargs)) or "outcome"
     )
     place = SimpleNamespace(store="store", key="key", is_current=bool, tags={"job": "j"})
     run = SimpleNamespace(logged_model=lambda: "models:/m-1")
