@@ -187,7 +187,7 @@ def test_every_step_is_tried():
 
 
 def test_every_transaction_is_a_step():
-    """What changes a pool goes through `shoal.pool.journal.rows`; removing old logs and operations there changes none."""
+    """What changes a pool goes through `journal.rows`; removing old logs and operations there changes none."""
     texts = {path.name: path.read_text() for path in Path(shoal.pool.__file__).parent.rglob("*.py")}
     found = {name: len(calls) for name, text in texts.items() if (calls := re.findall(r"tore\.transaction\(", text))}
     assert found == {"rows.py": 1}
