@@ -84,6 +84,13 @@ def call_of(spec: AnyJobSpec, code: Any = None) -> KindCall[Any, Any, Any]:
     return found
 
 
+def import_for_drivers() -> None:
+    """Import what drivers need of every kind, so that processes that are forked for drivers share these modules."""
+    for framework in _KINDS:
+        for part in ("spec", "driver"):
+            _class(framework, part)
+
+
 def _class(framework: str, part: str) -> Any:
     kind = _KINDS[framework]
     return getattr(import_module(f"{kind.folder}.{part}"), getattr(kind, part))

@@ -34,6 +34,7 @@ import psutil
 from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.jobs import mlflow_run
 from shoal.jobs.driver import main as driver
+from shoal.jobs.kind import import_for_drivers
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
 from shoal.os_processes import python_command
 from shoal.pool.endpoint import MLFLOW_STORE
@@ -117,6 +118,7 @@ class ForkServer:
 
     def serve(self) -> None:
         """Start drivers, and report their ends, until stdin is closed."""
+        import_for_drivers()
         # Without `gc.freeze`, the garbage collection of a driver would copy the memory that it shares with this
         # process.
         gc.freeze()
