@@ -815,7 +815,7 @@ class TestWait:
     def test_staged_data_of_a_process_that_was_killed_are_swept(self, store, submit, monkeypatch):
         frame = pd.DataFrame({"a": [1.0], "y": [0.0]})
         with monkeypatch.context() as killed:
-            killed.setattr(staged_data, "_this_process", lambda: ProcessId("an earlier boot", 1, 1, host_id()))
+            killed.setattr(ProcessId, "mine", lambda: ProcessId("an earlier boot", 1, 1, host_id()))
             used, unused, of_another_store = (stage_dataframe(frame, None) for _ in range(3))
         staged_data.claim(of_another_store, "job-of-another-store-1")
         dataset = DatasetSpec(paths=(used,), staging=used)
@@ -845,7 +845,7 @@ class TestWait:
                 raise PermissionError(13, "Permission denied")
             return claims(location)
 
-        monkeypatch.setattr(staged_data, "claims", readable_claims)
+        monkeypatch.setattr("shoal.jobs.files.retention.claims", readable_claims)
 
         done = jobs.sweep()
 
