@@ -17,7 +17,13 @@ from shoal.airflow import operators
 from shoal.airflow.sensors import NodesSensor
 
 HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "sklearn")
-NOT_FOR_CHECKS = ("shoal.jobs.submission", "shoal.jobs.handle", "shoal.models")
+NOT_FOR_CHECKS = (
+    "shoal.jobs.submission",
+    "shoal.jobs.handle",
+    "shoal.jobs.mlflow_run",
+    "shoal.models.registry",
+    "shoal.models.gate",
+)
 """Modules that a DAG file does not need, though its specs are checked."""
 
 
