@@ -27,17 +27,20 @@ class Program:
     name: str
     module: str
     package: str = "."
+    flags: str = "-s -w"
+    """Flags of the linker."""
 
     def path(self) -> Path:
         """Where it lies when it is built: another path after each change of its module."""
-        digest = hashlib.sha256(self.package.encode())
+        digest = hashlib.sha256(f"{self.package} {self.flags}".encode())
         for file in sorted((MODULES / self.module).iterdir()):
             digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
         return _cache() / f"{self.module}-{digest.hexdigest()[:16]}" / self.name
 
 
 ETCD = Program("etcd", "etcd")
-KUBERNETES = Program("kubernetes", "kubernetes")
+_GIT_VERSION = "-X k8s.io/component-base/version.gitVersion=v1.37.2"  # Kueue asks the API server for its version
+KUBERNETES = Program("kubernetes", "kubernetes", flags=f"-s -w {_GIT_VERSION}")
 OPERATOR_MODULE = "github.com/ray-project/kuberay/ray-operator"
 OPERATOR = Program("ray-operator", "operator", OPERATOR_MODULE)
 KUEUE_MODULE = "sigs.k8s.io/kueue"
@@ -90,7 +93,7 @@ def _build(program: Program, target: Path) -> None:
     began = time.monotonic()
     target.parent.mkdir(exist_ok=True)
     unfinished = target.with_suffix(".unfinished")
-    linked = ("-trimpath", "-ldflags", "-s -w", "-o", str(unfinished))
+    linked = ("-trimpath", "-ldflags", program.flags, "-o", str(unfinished))
     done = _go(
         "build", "-p", str(os.cpu_count()), *linked, program.package, folder=MODULES / program.module, check=False
     )

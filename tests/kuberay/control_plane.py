@@ -38,6 +38,17 @@ EVICTED_AFTER_S = 3
 """After how many more seconds its pods are ended. A cluster has 300."""
 
 
+_KUEUE = """
+mkdir -p $0/upper $0/work
+mount -t overlay overlay -o lowerdir=/etc,upperdir=$0/upper,workdir=$0/work /etc
+mkdir -p /etc/kueue/metrics
+ln -s $1 /etc/kueue/metrics/certs
+shift
+exec "$@"
+"""
+"""Starts Kueue, which reads the certificate of its metrics from a fixed folder in /etc: this is one of its own."""
+
+
 class ControlPlane:
     """The processes of a cluster. All of them live in one folder and on one bridge."""
 
@@ -112,6 +123,7 @@ class ControlPlane:
         for crd in build.crds(build.KUEUE):
             self._apply_crd(crd)
         port, health = free_port(self.address), f"127.0.0.1:{free_port()}"
+        certificates = self._webhook_certificate()
         settings = self.folder / "kueue.json"
         settings.write_text(
             json.dumps(
@@ -120,7 +132,7 @@ class ControlPlane:
                     "kind": "Configuration",
                     "health": {"healthProbeBindAddress": health},
                     "metrics": {"bindAddress": "0"},
-                    "webhook": {"host": self.address, "port": port, "certDir": str(self._webhook_certificate())},
+                    "webhook": {"host": self.address, "port": port, "certDir": str(certificates)},
                     "leaderElection": {"leaderElect": False},
                     "internalCertManagement": {"enable": False},
                     "integrations": {"frameworks": ["ray.io/raycluster"]},
@@ -129,6 +141,7 @@ class ControlPlane:
         )
         self._serve(
             "kueue",
+            *("unshare", "--mount", "sh", "-c", _KUEUE, str(self.folder / "kueue-etc"), str(certificates)),
             str(build.KUEUE.path()),
             f"--config={settings}",
             f"--kubeconfig={self.kubeconfig}",
