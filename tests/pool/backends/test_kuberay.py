@@ -231,6 +231,7 @@ CRASHED = {"lastState": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
             scheduled("Unschedulable", "0/3 nodes are available: 3 Insufficient cpu."),
             "is not scheduled: Unschedulable: 0/3 nodes are available: 3 Insufficient cpu.",
         ),
+        (scheduled("SchedulingGated", "Scheduling is blocked"), "its queue may have no quota left"),
         (
             container({"waiting": {"reason": "ImagePullBackOff", "message": "not found"}}),
             "image no/such:1 cannot be pulled (ImagePullBackOff: not found): check the image's name",

@@ -86,7 +86,8 @@ def why_waiting(pod: Pod, warnings: Mapping[str, str], log_end: LogEnd, silence:
     if not pod.is_alive:
         return f"pod {pod.name} has ended: {pod.message or pod.phase}"
     if pod.unscheduled:
-        return f"pod {pod.name} is not scheduled: {pod.unscheduled}"
+        gated = ". A controller such as Kueue has not admitted it: its queue may have no quota left"
+        return f"pod {pod.name} is not scheduled: {pod.unscheduled}" + gated * ("SchedulingGated" in pod.unscheduled)
     for container in pod.containers:
         if problem := _container_problem(container, lambda name: log_end(pod.name, name)):
             return f"pod {pod.name}: {problem}"
