@@ -130,7 +130,7 @@ def test_an_elastic_pool_scales_and_keeps_its_pods_also_above_the_quota(made: Ma
     assert three.items() <= uids(made).items(), "a pod was ended by the scale above the quota"
     assert len(pool.get_nodes()) == 3
     pool.scale(1)
-    wait_until(lambda: len(uids(made)) == 2, "the end of two pods", seconds=60)
+    wait_until(lambda: len(uids(made)) == 1, "the end of two pods", seconds=60)
     assert uids(made).items() <= three.items()
     pool.down()
     wait_until(lambda: made.everything() == before, "the end of all that was created", seconds=120)
