@@ -9,7 +9,7 @@ from shoal.errors import JobCancelledError
 from shoal.jobs import FlowTask, JobResult, attach
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec
 from shoal.state import Store
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job
 from tests.support.waiting import wait_until

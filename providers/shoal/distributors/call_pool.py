@@ -14,7 +14,7 @@ from hashlib import sha256
 from shoal.errors import JobError, NoPoolError, PoolNotFoundError
 from shoal.jobs.journal import attempts
 from shoal.jobs.scheduling import fewest_nodes
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec
 from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.backend import inherited_environment

@@ -16,7 +16,7 @@ from shoal.distributors.call import Call, packed
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.kind import call_of
-from shoal.jobs.specs.base import NOT_STORED
+from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.training.cluster import Node
 from shoal.training.pytorch.program import Program, name_of

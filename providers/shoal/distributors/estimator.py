@@ -18,7 +18,7 @@ from shoal.distributors.call import Call, submitted
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.kind import call_of
-from shoal.jobs.specs.base import NOT_STORED
+from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.training.spec import JobSpec
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.params import Direction

@@ -11,7 +11,7 @@ from shoal.distributors.call import Call, packed
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.kind import call_of
-from shoal.jobs.specs.base import NOT_STORED
+from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.function.call import Response as Response
 from shoal.kinds.function.call import value_of
 from shoal.kinds.function.spec import FunctionJobSpec

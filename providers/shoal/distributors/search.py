@@ -13,7 +13,7 @@ from shoal.distributors.estimator import BoostingEstimator, connector_of
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.register import Register
-from shoal.jobs.specs.base import NOT_STORED
+from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.search.call import SearchCall, SearchResult
 from shoal.kinds.search.code import SearchCode
 from shoal.kinds.search.spec import TuneJobSpec

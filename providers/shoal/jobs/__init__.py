@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from shoal.jobs.journal.tasks import FlowTask as FlowTask
     from shoal.jobs.journal.tasks import TaskTry as TaskTry
     from shoal.jobs.kind import parse_spec as parse_spec
-    from shoal.jobs.many.summary import Message as Message
-    from shoal.jobs.many.summary import ModelLine as ModelLine
-    from shoal.jobs.many.summary import NoResult as NoResult
-    from shoal.jobs.many.summary import StaleModel as StaleModel
-    from shoal.jobs.many.summary import WaitingJob as WaitingJob
-    from shoal.jobs.many.summary import stale_models as stale_models
-    from shoal.jobs.many.summary import summary as summary
-    from shoal.jobs.many.summary import summary_headline as summary_headline
-    from shoal.jobs.many.summary import summary_message as summary_message
-    from shoal.jobs.many.summary import summary_table as summary_table
-    from shoal.jobs.many.summary import waiting_jobs as waiting_jobs
+    from shoal.jobs.model_summary import Message as Message
+    from shoal.jobs.model_summary import ModelLine as ModelLine
+    from shoal.jobs.model_summary import NoResult as NoResult
+    from shoal.jobs.model_summary import StaleModel as StaleModel
+    from shoal.jobs.model_summary import WaitingJob as WaitingJob
+    from shoal.jobs.model_summary import stale_models as stale_models
+    from shoal.jobs.model_summary import summary as summary
+    from shoal.jobs.model_summary import summary_headline as summary_headline
+    from shoal.jobs.model_summary import summary_message as summary_message
+    from shoal.jobs.model_summary import summary_table as summary_table
+    from shoal.jobs.model_summary import waiting_jobs as waiting_jobs
     from shoal.jobs.register import Register as Register
     from shoal.jobs.results import ChampionResult as ChampionResult
     from shoal.jobs.results import JobResult as JobResult
     from shoal.jobs.results import PromotionResult as PromotionResult
     from shoal.jobs.results import RecentVersion as RecentVersion
     from shoal.jobs.results import SearchSummary as SearchSummary
-    from shoal.jobs.specs.base import AnyJobSpec as AnyJobSpec
+    from shoal.jobs.spec import AnyJobSpec as AnyJobSpec
     from shoal.jobs.status import JobStatus as JobStatus
     from shoal.jobs.submission import attach as attach
     from shoal.jobs.submission import cancel as cancel

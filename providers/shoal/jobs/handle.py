@@ -21,7 +21,7 @@ from shoal.jobs.reconcile.look import Target, bounded_pause, pause_after
 from shoal.jobs.reconcile.rounds import Waiter
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import Place
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec
 from shoal.jobs.status import JobStatus, progress_of
 from shoal.jobs.timeouts import CLEAN_UP_PATIENCE_S, CLEAN_UP_PERIOD_S, HEAD_CHECK_S, SHORTEST_PAUSE_S
 from shoal.os_processes import ProcessId

@@ -16,7 +16,7 @@ from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
-    from shoal.jobs.specs.base import AnyJobSpec
+    from shoal.jobs.spec import AnyJobSpec
     from shoal.training.locations import Claim
 
 SpecT = TypeVar("SpecT")

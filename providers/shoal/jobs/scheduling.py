@@ -24,7 +24,7 @@ from shoal.pool.spec import PoolSpec
 from shoal.training.demand import GangClaim, GangDemand, NodeSize, total_size
 
 if TYPE_CHECKING:
-    from shoal.jobs.specs.base import AnyJobSpec
+    from shoal.jobs.spec import AnyJobSpec
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ from shoal.jobs.reconcile.look import Target, address, find_head, pool_endpoint
 from shoal.jobs.remote import package, reachability
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import refuse_without_ray
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec
 from shoal.jobs.status import JobStatus
 from shoal.os_processes import ProcessId
 from shoal.pool.backends import versions

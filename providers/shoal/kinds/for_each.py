@@ -17,7 +17,7 @@ from shoal.data.sql import connection_variable, narrowed_query
 from shoal.errors import DataError, InvalidArgumentError, shown
 from shoal.jobs import credentials
 from shoal.jobs.kind import parse_spec
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec
 from shoal.training.run_config import RunConfig
 
 

@@ -16,7 +16,7 @@ from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs import ids, shipped_code
 from shoal.jobs.kind import spec_class
 from shoal.jobs.scheduling import refuse_too_many_workers, refuse_without_ray
-from shoal.jobs.specs.base import NOT_STORED, AnyJobSpec
+from shoal.jobs.spec import NOT_STORED, AnyJobSpec
 from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.kinds.partitions.spec import PARTITIONS, PartitionsJobSpec
 from shoal.pool.selection import pool_without_folder

@@ -15,7 +15,7 @@ from shoal.distributors.estimator import BoostingEstimator
 from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.kind import call_of
-from shoal.jobs.specs.base import NOT_STORED
+from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.partitions.keys import check_same_kinds, key_type, shown_key
 from shoal.kinds.partitions.models import SavedModel
 from shoal.kinds.partitions.predictions import NO_MODEL, PartitionPrediction, report_unknown

@@ -45,7 +45,7 @@ from shoal.jobs.reconcile import rounds
 from shoal.jobs.remote import package
 from shoal.jobs.remote.sealed_credentials import AttemptTakenError, receive
 from shoal.jobs.results import JobResult
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec
 from shoal.jobs.timeouts import DRIVER_END_S
 from shoal.models.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
 from shoal.node_register import NodeRegister

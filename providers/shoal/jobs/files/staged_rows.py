@@ -12,7 +12,7 @@ from shoal.errors import DataError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import storage
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec
 
 Spec = TypeVar("Spec", bound=AnyJobSpec)
 

@@ -31,7 +31,7 @@ from shoal.data.parquet.files import PACKAGED_SCHEME, PACKAGED_URI, packaged_pat
 from shoal.errors import DataError
 from shoal.jobs import ids, shipped_code
 from shoal.jobs.files import storage
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec
 from shoal.pool.backends import BACKENDS
 from shoal.pool.spec import PoolSpec
 from shoal.training.locations import local_path

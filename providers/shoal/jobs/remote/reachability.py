@@ -11,7 +11,7 @@ from shoal.jobs.files import storage
 from shoal.jobs.files.storage import default_uri
 from shoal.jobs.remote import package
 from shoal.jobs.remote.package import is_reachable, is_remote, path_here
-from shoal.jobs.specs.base import OBJECT_STORE, AnyJobSpec
+from shoal.jobs.spec import OBJECT_STORE, AnyJobSpec
 from shoal.pool.api import ComputePool
 from shoal.pool.journal import rows
 from shoal.pool.spec import PoolSpec

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, model_validator
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.register import Register
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec
 from shoal.training.demand import GangDemand
 from shoal.training.pytorch.program import is_name
 from shoal.training.pytorch.request import FunctionRequest

@@ -11,7 +11,7 @@ from shoal.boosting_libraries import Framework
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.register import Register
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec
 from shoal.option_validation import Settings, positive_or_all
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node, workers_on

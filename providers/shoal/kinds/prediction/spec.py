@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.specs.base import OBJECT_STORE, AnyJobSpec
+from shoal.jobs.spec import OBJECT_STORE, AnyJobSpec
 from shoal.training import tracking
 from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.locations import resolved

@@ -12,7 +12,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from shoal.data.dataset_spec import DatasetSpec, SplitSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.register import Register
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec
 from shoal.kinds.training.spec import JobSpec
 from shoal.option_validation import Settings
 from shoal.training.boosting.params import Direction, agreed

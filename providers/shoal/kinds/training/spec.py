@@ -9,7 +9,7 @@ from typing import ClassVar, Self
 from pydantic import Field, model_validator
 
 from shoal.data.dataset_spec import DatasetSpec
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.tracking import is_mlflow_uri
 

@@ -21,7 +21,7 @@ from shoal.jobs.kind import parse_spec
 from shoal.jobs.mlflow_run import metric_name
 from shoal.jobs.register import DEFAULT_ALIAS
 from shoal.jobs.results import JobResult, PlainResult, PromotionResult, RecentVersion
-from shoal.jobs.specs.base import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec
 from shoal.jobs.submission import MOST_LISTED, list_jobs
 from shoal.models.decision import figure, is_better
 from shoal.models.ledger import confirmed_promotions
@@ -234,7 +234,7 @@ def summary_message(lines: Sequence[ModelLine]) -> Message:
     last ten versions.
 
     Args:
-        lines: One line per model; see `shoal.jobs.many.summary`.
+        lines: One line per model; see `shoal.jobs.model_summary`.
 
     Example:
         >>> print(summary_message(summary(specs, results)).text)

@@ -1,1 +1,0 @@
-"""Train many models from one table: one spec per value of a column, and a summary of all results."""
