@@ -39,8 +39,9 @@ class Program:
 
 
 ETCD = Program("etcd", "etcd")
-_GIT_VERSION = "-X k8s.io/component-base/version.gitVersion=v1.37.2"  # Kueue asks the API server for its version
-KUBERNETES = Program("kubernetes", "kubernetes", flags=f"-s -w {_GIT_VERSION}")
+_VERSION = re.findall(r"k8s\.io/kubernetes (v[\d.]+)", (MODULES / "kubernetes" / "go.mod").read_text())[0]
+# Kueue asks the API server for its version.
+KUBERNETES = Program("kubernetes", "kubernetes", flags=f"-s -w -X k8s.io/component-base/version.gitVersion={_VERSION}")
 OPERATOR_MODULE = "github.com/ray-project/kuberay/ray-operator"
 OPERATOR = Program("ray-operator", "operator", OPERATOR_MODULE)
 KUEUE_MODULE = "sigs.k8s.io/kueue"
