@@ -117,21 +117,32 @@ def test_a_signal_waits_for_the_transaction(either_store):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_interrupt_while_a_connection_is_closed_is_raised_and_not_logged(fresh_home, monkeypatch, caplog):
-    store = Store()
+def interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
 
-    def interrupted(_: object) -> None:
-        raise KeyboardInterrupt
+
+@pytest.mark.parametrize("moment", ["do_execute_no_params", "do_close"])
+def test_an_interrupt_in_a_read_is_raised_as_it_is_and_not_logged(fresh_home, monkeypatch, caplog, moment):
+    store = Store()
 
     def read() -> None:
         with store.reading() as session, monkeypatch.context() as patched:
-            patched.setattr(session.get_bind().dialect, "do_close", interrupted)
+            patched.setattr(session.get_bind().dialect, moment, interrupted)
             session.execute(text("SELECT 1"))
             session.close()
 
     with pytest.raises(KeyboardInterrupt):
         read()
     assert not [record for record in caplog.records if record.name.startswith("sqlalchemy")]
+
+
+def test_an_error_while_an_interrupt_is_handled_is_told(fresh_home):
+    store = Store()
+    try:
+        interrupted()
+    except KeyboardInterrupt:
+        with pytest.raises(StoreError, match="no such table"), store.reading() as session:
+            session.execute(text("SELECT 1 FROM missing"))
 
 
 def test_a_newer_database_is_refused(either_store):

@@ -367,7 +367,7 @@ def _begin_late(made: Engine, *, writing: _Begin, reading: _Begin | None = None)
             return
         try:
             begin(connection)
-        except BaseException:
+        except Exception:
             # Let the next statement try again to begin the transaction, because no statement may run without a
             # transaction.
             connection.info[_TO_BEGIN] = begin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -72,11 +73,8 @@ class Store:
         Raises:
             StoreError: The database reported an error.
         """
-        try:
-            with uninterrupted(), _ThreadSession(self._engine) as session, session.begin():
-                yield session
-        except SQLAlchemyError as error:
-            raise explain(error, self.url) from error
+        with self._explained(), uninterrupted(), _ThreadSession(self._engine) as session, session.begin():
+            yield session
 
     @contextmanager
     def reading(self, *, snapshot: bool = True) -> Iterator[Session]:
@@ -91,11 +89,8 @@ class Store:
         Raises:
             StoreError: The database reported an error.
         """
-        try:
-            with _ThreadSession(databases.reading(self._engine, snapshot=snapshot)) as session:
-                yield session
-        except SQLAlchemyError as error:
-            raise explain(error, self.url) from error
+        with self._explained(), _ThreadSession(databases.reading(self._engine, snapshot=snapshot)) as session:
+            yield session
 
     def exists(self) -> bool:
         """Return whether the SQLite file still exists. For PostgreSQL, the result is always True."""
@@ -107,14 +102,11 @@ class Store:
         Raises:
             StoreError: The database reported an error.
         """
-        try:
-            with databases.reading(self._engine).connect() as connection:
-                return _version(connection) is not None
-        except SQLAlchemyError as error:
-            raise explain(error, self.url) from error
+        with self._explained(), databases.reading(self._engine).connect() as connection:
+            return _version(connection) is not None
 
     def _migrate(self) -> None:
-        try:
+        with self._explained():
             with databases.reading(self._engine).connect() as connection:
                 if _version(connection) == databases.SCHEMA_VERSION:
                     return
@@ -131,7 +123,25 @@ class Store:
                         "another store"
                     )
                 databases.upgrade(connection)
-        except SQLAlchemyError as error:
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Raise the errors of the database as errors of the user, but a signal's exception as it is.
+
+        If a signal handler raises an exception inside of SQLAlchemy, SQLAlchemy's handling of it can raise an error of
+        its own.
+        """
+        outer = sys.exc_info()[1]
+        try:
+            yield
+        except (SQLAlchemyError, AssertionError) as error:
+            cause = error.__context__
+            while cause is not None and cause is not outer:
+                if not isinstance(cause, Exception):
+                    raise cause from None
+                cause = cause.__context__
+            if isinstance(error, AssertionError):
+                raise
             raise explain(error, self.url) from error
 
 
