@@ -260,20 +260,18 @@ def clean_up_ended_runs(engine: str, end_of: Callable[[str], RunEnd | None]) -> 
         end = end_of(holder.removeprefix(f"{engine}:"))
         if end is None:
             continue
-        if end.is_doubtful and (awaited := _awaited_job(holder)):
-            done.append(f"{holder} was left alone, although {end.reason}: a process still waits for its job {awaited}")
-            continue
+        if end.is_doubtful:
+            now = time.time()
+            active = attempts.newest(Store(), pool=None, states=JOB_ACTIVE, limit=MOST_LISTED)
+            mine = (job for job in active if ends_with(job.holder, job.ancestors, holder))
+            awaited = next((job for job in mine if look.is_awaited(job, now)), None)
+            if awaited:
+                why = f"a process still waits for its job {awaited.id}"
+                done.append(f"{holder} was left alone, although {end.reason}: {why}")
+                continue
         with acting_as(f"{engine}:janitor"):
             done += clean_up_everywhere(holder, reason=end.reason, is_cancelled=end.is_cancelled, with_others=True)
     return done
-
-
-def _awaited_job(holder: str) -> str | None:
-    """Return the id of an unfinished job of a run for which a process still waits; None if there is none."""
-    now = time.time()
-    active = attempts.newest(Store(), pool=None, states=JOB_ACTIVE, limit=MOST_LISTED)
-    mine = [job for job in active if ends_with(job.holder, job.ancestors, holder)]
-    return next((job.id for job in mine if look.is_awaited(job, now)), None)
 
 
 def is_in_use(holder: str) -> bool:

@@ -179,17 +179,17 @@ class JobHandle:
         attempts.collect(self._store, self._key, self.target.clock())
 
     def __await__(self) -> Generator[Any, None, JobResult]:
-        return self._awaited().__await__()
-
-    async def _awaited(self) -> JobResult:
         import asyncio
 
-        steps = self._watch(with_log=False)
-        # A thread is used only while the job's row is read, and not during the pauses. So hundreds of handles can be
-        # awaited at the same time, although asyncio has few threads.
-        while (pause := await asyncio.to_thread(next, steps, None)) is not None:
-            await asyncio.sleep(float(pause))
-        return await asyncio.to_thread(self._outcome)
+        async def awaited() -> JobResult:
+            steps = self._watch(with_log=False)
+            # A thread is used only while the job's row is read, and not during the pauses. So hundreds of handles can
+            # be awaited at the same time, although asyncio has few threads.
+            while (pause := await asyncio.to_thread(next, steps, None)) is not None:
+                await asyncio.sleep(float(pause))
+            return await asyncio.to_thread(self._outcome)
+
+        return awaited().__await__()
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
         """Return the lines of the job's log.
@@ -339,20 +339,15 @@ class JobHandle:
             for traceback in self.log_follower().tracebacks():
                 error.add_note(traceback)
             raise error
-        self._await_clean_up(job)
+        # If the driver runs on this host, wait until it has ended the MLflow run and exited. Otherwise the caller could
+        # take the pool down before.
+        until = self.target.monotonic() + CLEAN_UP_PATIENCE_S
+        driver = ProcessId.from_json(job.driver) if job.driver else None
+        while driver and driver.alive() and self.target.monotonic() < until:
+            self.target.sleep(CLEAN_UP_PERIOD_S, driver)
         result = JobResult.model_validate(job.result)
         # The result is marked as returned to a caller only in this last step. If this process is killed before this
         # step, a new submission of the same job still gets the result.
         if collect:
             self.collect()
         return result
-
-    def _await_clean_up(self, job: Job) -> None:
-        """Wait until the job's driver has ended the MLflow run and exited, if the driver runs on this host.
-
-        Without this wait, the caller could take the pool down before the driver has ended the MLflow run.
-        """
-        until = self.target.monotonic() + CLEAN_UP_PATIENCE_S
-        driver = ProcessId.from_json(job.driver) if job.driver else None
-        while driver and driver.alive() and self.target.monotonic() < until:
-            self.target.sleep(CLEAN_UP_PERIOD_S, driver)

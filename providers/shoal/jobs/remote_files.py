@@ -28,11 +28,20 @@ from typing import Any
 from sqlalchemy import select
 
 from shoal.data.dataset_spec import DatasetSpec
-from shoal.data.parquet.files import PACKAGED_SCHEME, PACKAGED_URI, packaged_path, packaged_uri
+from shoal.data.parquet.files import (
+    PACKAGED_SCHEME,
+    PACKAGED_URI,
+    join,
+    list_files,
+    normalise,
+    packaged_path,
+    packaged_uri,
+    resolve,
+)
+from shoal.data.staged_data import release, staged
 from shoal.errors import DataError, InvalidArgumentError, PoolNotFoundError
 from shoal.jobs import ids, shipped_code
 from shoal.jobs.files import storage
-from shoal.jobs.files.storage import default_uri
 from shoal.jobs.spec import OBJECT_STORE, AnyJobSpec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import BACKENDS
@@ -160,9 +169,6 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[tuple[AnyJobSpec, dic
     if base is None or base == storage.IN_STORE or not is_reachable(base, pool):
         yield spec, {}
         return
-    from shoal.data.parquet.files import join, normalise
-    from shoal.data.staged_data import release, staged
-
     copies: dict[str, str] = {}
     try:
         for original in sorted(local):
@@ -176,8 +182,6 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[tuple[AnyJobSpec, dic
 
 
 def _copy(original: str, copy: str) -> None:
-    from shoal.data.parquet.files import normalise, resolve
-
     filesystem, inner = resolve(normalise(copy))
     for file in _files(original):
         with file.open("rb") as source, filesystem.open_output_stream(f"{inner}/{file.name}") as target:
@@ -198,8 +202,6 @@ def _packed(local: Collection[str], packed: dict[str, str], dataset: DatasetSpec
     """Add the files of a dataset to the package, and return a copy of the dataset that names the packaged files."""
     if dataset.staging not in local:
         return dataset
-    from shoal.data.parquet.files import list_files
-
     paths = []
     for file in list_files(dataset.paths):
         digest = hashlib.sha256(Path(file.path).read_bytes()).hexdigest()
@@ -272,7 +274,7 @@ def located(spec: AnyJobSpec, pool: PoolSpec) -> AnyJobSpec:
     if is_reachable(str(home()), pool):
         if spec.tracking is None or spec.tracking.uri is not None:
             return spec
-        return spec.model_copy(update={"tracking": spec.tracking.model_copy(update={"uri": default_uri()})})
+        return spec.model_copy(update={"tracking": spec.tracking.model_copy(update={"uri": storage.default_uri()})})
     if spec.run_config.artifact_location is not None:
         return spec
     config = spec.run_config.model_copy(update={"artifact_location": storage.IN_STORE})

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
+from shoal.data import staged_data
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import (
     BudgetError,
@@ -27,7 +28,7 @@ from shoal.errors import (
 )
 from shoal.jobs import credentials, ids, remote_files, shipped_code
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.files import artifacts, staged_rows
+from shoal.jobs.files import artifacts
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
@@ -90,7 +91,11 @@ def taken_over(call: Call, task: EngineTask, spec: AnyJobSpec) -> JobHandle | No
         task.check(job)
         target = call.target(job)
         if found is not None or not task.takes_over(job) or not _has_files(job, spec):
-            _leave(target, job)
+            # No later submission gets the job or its result.
+            if job.state not in JOB_ENDED:
+                acts.cancel(target, job, "a later try of the task does not use the job")
+            elif job.state is JobState.SUCCEEDED and job.collected_at is None:
+                attempts.collect(target.store, target.key, target.clock())
         elif stage_of(job) is Stage.UNQUEUED:
             _leave_unqueued(target, job, spec.fingerprint)
         else:
@@ -110,18 +115,9 @@ def _jobs(call: Call, task: EngineTask, spec: AnyJobSpec) -> list[Job]:
 
 def _has_files(job: Job, spec: AnyJobSpec) -> bool:
     """Return whether the result's files still exist, if the job has succeeded."""
-    if job.state is not JobState.SUCCEEDED:
-        return True
-    return artifacts.exist(JobResult.model_validate(job.result), spec.run_config.artifact_location)
-
-
-def _leave(target: Target, job: Job) -> None:
-    """End a job that this try does not take over, or mark its result as returned, so that no later submission gets
-    it."""
-    if job.state not in JOB_ENDED:
-        acts.cancel(target, job, "a later try of the task does not use the job")
-    elif job.state is JobState.SUCCEEDED and job.collected_at is None:
-        attempts.collect(target.store, target.key, target.clock())
+    return job.state is not JobState.SUCCEEDED or artifacts.exist(
+        JobResult.model_validate(job.result), spec.run_config.artifact_location
+    )
 
 
 def _leave_unqueued(target: Target, job: Job, fingerprint: str | None) -> None:
@@ -282,7 +278,10 @@ def submit(
     store, holder = Store(), storable(holder or python_holder())
     pool = which_pool(store, config.pool_name)
     is_detached = detached and "orphan_after" not in config.model_fields_set
-    spec = _identified(spec, pool, known_as=None if is_embedded(store, pool) else pool)
+    config = config.model_copy(update={"code": shipped_code.stored(config.code)})
+    spec = spec.model_copy(update={"run_config": config})
+    digest = fingerprint(spec.identifying(None if is_embedded(store, pool) else pool, os.environ))
+    spec = spec.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
     call = Call(
         store,
         holder,
@@ -325,14 +324,6 @@ def _submitted(call: Call, spec: AnyJobSpec) -> JobHandle:
         return handle
 
 
-def _identified(spec: AnyJobSpec, pool: str, *, known_as: str | None) -> AnyJobSpec:
-    """Complete a spec with the caller's settings and the job's fingerprint, and store its code."""
-    config = spec.run_config.model_copy(update={"code": shipped_code.stored(spec.run_config.code)})
-    given = spec.model_copy(update={"run_config": config})
-    digest = fingerprint(given.identifying(known_as, os.environ))
-    return given.completed(pool, os.environ).model_copy(update={"fingerprint": digest})
-
-
 def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHandle | None:
     """Find the job's unfinished attempt or create one, and send it; return None if the attempt found is of no use."""
     files = None
@@ -366,7 +357,11 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
     try:
         job = attempts.ask(call.store, order, call.clock(), refusal)
     except JobBusyError:
-        if _was_lost(call):
+        # The head is asked only if the driver has ended, because a head that does not answer would delay the refusal.
+        job = attempts.latest(call.store, call.job_id)
+        target = call.target(job)
+        has_no_driver = job.driver is not None and ProcessId.from_json(job.driver).known_dead()
+        if (has_no_driver or isinstance(find_head(target), Silence)) and rounds.host_round(target):
             return None
         raise
     target = call.target(job)
@@ -380,17 +375,6 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
             # process has the credentials.
             handle.deliver_credentials()
         return handle
-
-
-def _was_lost(call: Call) -> bool:
-    """Return whether the job's unfinished attempt was lost, and record its end.
-
-    The head is asked only if the driver has ended, because a head that does not answer would delay the refusal.
-    """
-    job = attempts.latest(call.store, call.job_id)
-    target = call.target(job)
-    has_no_driver = job.driver is not None and ProcessId.from_json(job.driver).known_dead()
-    return (has_no_driver or isinstance(find_head(target), Silence)) and rounds.host_round(target)
 
 
 @contextmanager
@@ -430,7 +414,8 @@ def _refusal(call: Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | N
 def _claim(target: Target, job: Job, locations: Collection[str]) -> None:
     """Record in directories of staged data that the attempt uses them. If this fails, the attempt has failed."""
     try:
-        staged_rows.claim(target.key, locations)
+        for location in locations:
+            staged_data.claim(location, target.key.submission_id)
     except Exception as error:  # Different storages raise different exceptions, so all types are caught.
         why = str(error) if isinstance(error, DataError) else f"the staged data cannot be used: {redact(str(error))}"
         # If another process has started the attempt meanwhile, the attempt goes on, and nothing is raised.

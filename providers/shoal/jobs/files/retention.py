@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy import Text, cast, func, select, update
 from sqlalchemy.orm import Session, defer
 
+from shoal.data import staged_data
 from shoal.data.staged_data import claims, default_location, discard_unused, is_held, unclaim
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.jobs import credentials
@@ -61,7 +62,12 @@ def discard_leftovers(store: Store) -> list[str]:
 
 
 def _staged_data(store: Store) -> Iterator[str]:
-    users = {location: found for location in _staged_here() if (found := _claims(location)) is not None}
+    users: dict[str, set[str]] = {}
+    for location in _staged_here():
+        try:
+            users[location] = claims(location)
+        except OSError as error:
+            log.warning("the staged data in %s cannot be read, so they are not removed: %s", location, error)
     if not users:
         return
     remaining = set(users)
@@ -83,51 +89,39 @@ def _staged_data(store: Store) -> Iterator[str]:
                 named |= dict.fromkeys(remaining.intersection(_staged(spec)), Key(job_id, attempt))
         gone = {location: [user for user in users[location] if _has_ended(session, user)] for location in remaining}
     for location, key in filled.items():
-        if _tried(location, staged_rows.discard, [location]):
+        with _logged(location):
+            staged_data.discard(location)
             yield _about(key, "removed its staged data")
     for location in sorted(remaining):
-        if _tried(location, _discard_unused, location, gone[location], location in named):
-            if key := named.get(location):
-                yield _about(key, "removed its staged data")
-            else:
-                yield f"removed staged data {location}, which no process and no job uses any more"
+        with _logged(location):
+            for user in gone[location]:
+                unclaim(location, user)
+            key = named.get(location)
+            if (key or not is_held(location, unknown=True)) and discard_unused(location):
+                unused = f"removed staged data {location}, which no process and no job uses any more"
+                yield _about(key, "removed its staged data") if key else unused
 
 
 def _about(key: Key, action: str) -> Notice:
     return Notice(f"job {key.job_id}, attempt {key.attempt}: {action}", job_holder(key.job_id))
 
 
-def _claims(location: str) -> set[str] | None:
-    """Return the ids of the attempts that use a folder of staged data; None if the folder cannot be read."""
+@contextmanager
+def _logged(location: str) -> Iterator[None]:
+    """Only log errors of a `with` block that removes a folder, so that the sweep goes on with the other folders."""
     try:
-        return claims(location)
-    except OSError as error:
-        log.warning("the staged data in %s cannot be read, so they are not removed: %s", location, error)
-        return None
-
-
-def _discard_unused(location: str, gone: Collection[str], known: bool) -> bool:
-    """Remove a folder of staged data if no job and no process uses it any more, and return whether it was removed."""
-    for user in gone:
-        unclaim(location, user)
-    return (known or not is_held(location, unknown=True)) and discard_unused(location)
-
-
-def _tried(location: str, act: Callable[..., bool | None], *args: Any) -> bool:
-    """Call a function that removes a folder, and return False if the function returns False or raises an error. The
-    error is only logged, so that the sweep goes on with the other folders."""
-    try:
-        return act(*args) is not False
+        yield
     except (ShoalError, OSError) as error:
         log.warning("the staged data in %s could not be removed: %s", location, error)
-        return False
 
 
 def discard_staged(store: Store, job: Job) -> None:
     """Remove the staged data of one ended attempt from this host's `$SHOAL_HOME`, unless another job still uses the
     data."""
     here, key = _staged_here(), Key(job.id, job.attempt)
-    staged_rows.discard(location for location in here if _of_query(location) == key)
+    for location in here:
+        if _of_query(location) == key:
+            staged_data.discard(location)
     if mine := here.intersection(_staged(job.spec)):
         with store.reading() as session:
             mine -= _needed(session)

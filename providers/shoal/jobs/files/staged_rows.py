@@ -7,7 +7,8 @@ from typing import TypeVar
 
 from shoal.data import staged_data
 from shoal.data.dataset_spec import DatasetSpec
-from shoal.data.sql import connection_variable
+from shoal.data.parquet.files import join, normalise
+from shoal.data.sql import connection_variable, stage_select
 from shoal.errors import DataError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import storage
@@ -23,14 +24,11 @@ def locations(spec: AnyJobSpec, key: Key) -> dict[str, str]:
     The directories' names depend only on the spec and the attempt, so that another process can find and remove the
     directories after the driver was killed.
     """
-    from shoal.data.parquet.files import join, normalise
-    from shoal.data.staged_data import default_location
-
     queries = list(dict.fromkeys(query for dataset in spec.datasets() if (query := dataset.query_key())))
     if not queries:
         return {}
     location = spec.run_config.artifact_location
-    base = join(normalise(storage.root(location)), "staging") if location else default_location()
+    base = join(normalise(storage.root(location)), "staging") if location else staged_data.default_location()
     return {query: join(base, f"{key.submission_id}.{number}") for number, query in enumerate(queries)}
 
 
@@ -42,9 +40,6 @@ def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
     Raises:
         DataError: A query failed, or there is no URL for a connection.
     """
-    from shoal.data.sql import stage_select
-    from shoal.data.staged_data import staged as staged_in
-
     done: set[str] = set()
     where = locations(spec, key)
 
@@ -60,20 +55,13 @@ def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
                     f"{connection_variable(dataset.connection)} in the environment of the process that submits the job"
                 )
             base, _, name = where[query].rpartition("/")
-            with staged_in(base, name) as directory:
+            with staged_data.staged(base, name) as directory:
                 rows = stage_select(dataset.sql, dataset.params or {}, url, directory)
             print(f'the query of connection "{dataset.connection}" returned {rows} rows', flush=True)
             done.add(query)
         return dataset.model_copy(update={"paths": (where[query],), "staging": where[query]})
 
     return spec.with_datasets(replaced)
-
-
-def claim(key: Key, locations: Iterable[str]) -> None:
-    """Record in directories of staged data that an attempt uses the data, so that they are kept until the attempt
-    ends."""
-    for location in locations:
-        staged_data.claim(location, key.submission_id)
 
 
 def give_up(key: Key, locations: Iterable[str]) -> None:

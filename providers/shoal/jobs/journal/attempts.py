@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sqlalchemy import BigInteger, Select, bindparam, case, func, select, tuple_, update
+from sqlalchemy import BigInteger, bindparam, case, func, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer
 
@@ -208,7 +208,7 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
 def find_latest(store: Store, job_id: str) -> Job | None:
     """Return the row of a job's newest attempt; None if there is no such job."""
     with store.reading(snapshot=False) as session:
-        return session.scalars(_newest_of(job_id)).first()
+        return session.scalars(select(Job).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1)).first()
 
 
 def latest(store: Store, job_id: str) -> Job:
@@ -537,10 +537,6 @@ def submissions(job: Job) -> int:
 def note_polled(job: Job, now: float) -> None:
     """Set an attempt's `last_polled_at` to the given time, inside the caller's transaction."""
     job.last_polled_at, job.last_polled_clock = now, stamps.stamp(now)
-
-
-def _newest_of(job_id: str) -> Select[Job]:
-    return select(Job).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1)
 
 
 def _in_parts(keys: Collection[Key]) -> Iterator[list[tuple[str, int]]]:

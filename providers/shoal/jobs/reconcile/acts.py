@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import get_args
 
 from shoal.boosting_libraries import Framework
@@ -53,7 +52,20 @@ def send(target: Target, supplies: Supplies) -> bool:
         PoolDownError: The pool is down.
         JobError: The head does not answer, or refused the attempt, which is now recorded as failed.
     """
-    return _or_fail(target, supplies, partial(_queue_and_submit, target, supplies))
+    with _failing(target, supplies):
+        # The credentials are written before the attempt joins the queue, because any process may send a queued attempt
+        # to the head, and the driver then needs the credentials.
+        submission_id = target.key.submission_id
+        if supplies.secrets is not None and not attempts.load(target.store, target.key).needs_credentials:
+            with act(JobStep.HAND_OVER):
+                credentials.hand_over(submission_id, supplies.secrets)
+        head = target.endpoint_of(target.pool)
+        if supplies.files:
+            with act(JobStep.HAND_OVER):
+                JobClient.at(head).upload(remote_files.name(submission_id), remote_files.archived(supplies.files))
+        admitted = job_queue.admit(target.store, target.key, target.clock(), address(head))
+        return admitted is Admission.WAITS or _submit(target, head)
+    return False
 
 
 def admit(target: Target) -> None:
@@ -64,24 +76,16 @@ def admit(target: Target) -> None:
     if job_queue.admit(target.store, target.key, target.clock(), address(head)) is not Admission.NOW:
         return
     try:
-        _or_fail(target, Supplies(), partial(_submit_or_put_back, target, head))
+        with _failing(target, Supplies()):
+            try:
+                _submit(target, head)
+            except (HeadBusyError, HeadGoneError, PoolDownError) as error:
+                # The head may have received this submission in spite of the error. In that case the head starts the
+                # driver, and the driver runs as usual.
+                job_queue.put_back(target.store, target.key)
+                log.warning("job %s, attempt %d waits again: %s", target.key.job_id, target.key.attempt, error)
     except (JobError, PoolDownError) as error:
         log.warning("job %s, attempt %d was not started: %s", target.key.job_id, target.key.attempt, error)
-
-
-def _queue_and_submit(target: Target, supplies: Supplies) -> bool:
-    # The credentials are written before the attempt joins the queue, because any process may send a queued attempt to
-    # the head, and the driver then needs the credentials.
-    submission_id = target.key.submission_id
-    if supplies.secrets is not None and not attempts.load(target.store, target.key).needs_credentials:
-        with act(JobStep.HAND_OVER):
-            credentials.hand_over(submission_id, supplies.secrets)
-    head = target.endpoint_of(target.pool)
-    if supplies.files:
-        with act(JobStep.HAND_OVER):
-            JobClient.at(head).upload(remote_files.name(submission_id), remote_files.archived(supplies.files))
-    admitted = job_queue.admit(target.store, target.key, target.clock(), address(head))
-    return admitted is Admission.WAITS or _submit(target, head)
 
 
 def _submit(target: Target, head: Endpoint) -> bool:
@@ -107,22 +111,11 @@ def _submit(target: Target, head: Endpoint) -> bool:
     return submitted
 
 
-def _submit_or_put_back(target: Target, head: Endpoint) -> bool:
-    """Submit the admitted attempt; if the head does not answer, queue the attempt again and return False."""
+@contextmanager
+def _failing(target: Target, supplies: Supplies) -> Iterator[None]:
+    """Record the attempt as failed if the `with` block, which sends the attempt to the head, raises an error."""
     try:
-        return _submit(target, head)
-    except (HeadBusyError, HeadGoneError, PoolDownError) as error:
-        # The head may have received this submission in spite of the error. In that case the head starts the driver, and
-        # the driver runs as usual.
-        job_queue.put_back(target.store, target.key)
-        log.warning("job %s, attempt %d waits again: %s", target.key.job_id, target.key.attempt, error)
-        return False
-
-
-def _or_fail(target: Target, supplies: Supplies, submit: Callable[[], bool]) -> bool:
-    """Call `submit`, which sends the attempt to the head, and record the attempt as failed if `submit` raises."""
-    try:
-        return submit()
+        yield
     except BaseException as error:
         if supplies.secrets is None and not isinstance(error, Exception):
             # Another process has submitted the job, so Ctrl-C in this process must not end it. Another process sends
@@ -137,9 +130,8 @@ def _or_fail(target: Target, supplies: Supplies, submit: Callable[[], bool]) -> 
         seen = JOB_ACTIVE if interrupted else {JobState.PENDING}
         attempts.end(target.store, target.key, JobState.FAILED, target.clock(), seen=seen, error=reason)
         job = _discard_unneeded_credentials(target)
-        if isinstance(error, Exception) and job.state in (JobState.RUNNING, JobState.SUCCEEDED):
-            return False
-        raise
+        if not isinstance(error, Exception) or job.state not in (JobState.RUNNING, JobState.SUCCEEDED):
+            raise
 
 
 def _discard_unneeded_credentials(target: Target) -> Job:

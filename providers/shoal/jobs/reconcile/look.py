@@ -165,12 +165,14 @@ def pool_endpoint(name: str, store: Store | None = None) -> Endpoint:
 def facts(target: Target, job: Job, view: View, silent_for: float = 0.0) -> Facts:
     """Return what this process knows of an unfinished attempt."""
     now = target.clock()
+    # Without a measured time, the driver itself ends a job that no process polls.
+    is_measured = stamps.silence(job.last_polled_at, job.last_polled_clock) is not None
     return Facts(
         job,
         view,
         now,
         silent_for,
-        unpolled_for=_unpolled_for(job, now),
+        unpolled_for=_age_of_poll(job, now) if is_measured or job.heartbeat_at is None else None,
         waited_too_long=why_waited_too_long(job, now),
         submitter_is_gone=job.state is JobState.PENDING and _submitter_is_gone(job, now),
         last_words=lambda: last_line("\n".join(log_follower(target).lines(ended=True))),
@@ -240,16 +242,6 @@ def is_awaited(job: Job, now: float) -> bool:
     """Return whether a process still waits for the attempt: it has polled the attempt a short time ago."""
     is_alive = ProcessId.from_json(job.submitter).alive()
     return _age_of_poll(job, now) < (LIVE_SUBMITTER_SILENT_AFTER_S if is_alive else UNPOLLED_AFTER_S)
-
-
-def _unpolled_for(job: Job, now: float) -> float | None:
-    """Return the seconds since a process last polled the job. None: not known, and not needed, because the driver
-    itself ends a job that no process polls.
-    """
-    measured = stamps.silence(job.last_polled_at, job.last_polled_clock)
-    if measured is not None or job.heartbeat_at is not None:
-        return measured
-    return now - job.last_polled_at
 
 
 def _submitter_is_gone(job: Job, now: float) -> bool:

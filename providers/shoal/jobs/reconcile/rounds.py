@@ -218,12 +218,12 @@ def settle_jobs(store: Store | None = None) -> list[str]:
         except Exception as error:  # log the unexpected error, and go on with the check of the other jobs
             log.exception("job %s could not be checked", key.job_id)
             sentence = f"job {key.job_id}: could not be checked: {type(error).__name__}: {error}"
-            did.append(Notice(sentence, job_holder(key.job_id)))
-            continue
-        if lost:
+        else:
+            if not lost:
+                continue
             ended = attempts.load(store, key)
             sentence = f"job {key.job_id}, attempt {key.attempt}: {ended.state.value}, {ended.error}"
-            did.append(Notice(sentence, job_holder(key.job_id)))
+        did.append(Notice(sentence, job_holder(key.job_id)))
     return [*did, *discard_leftovers(store)]
 
 
@@ -236,20 +236,18 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
     store = Store()
     with open_locked(lock_file("queue"), wait=False) as mine:
         rounds = 0
-        while mine and store.exists() and (pools := _pools_with_queue(store)):
-            for pool in pools:
+        while mine and store.exists():
+            with store.reading() as session:
+                here = {pool.name for pool in session.scalars(select(Pool)) if is_here(pool)}
+            pools = job_queue.pools_with_queue(store) & here
+            if not pools:
+                return
+            for pool in sorted(pools):
                 start_next(store, pool)
             sleep(QUEUE_PERIOD_S)
             rounds += 1
             if rounds % SETTLE_EVERY == 0:
                 settle_jobs()
-
-
-def _pools_with_queue(store: Store) -> list[str]:
-    """Return the sorted names of those pools of this host on which at least one job waits."""
-    with store.reading() as session:
-        here = {pool.name for pool in session.scalars(select(Pool)) if is_here(pool)}
-    return sorted(job_queue.pools_with_queue(store) & here)
 
 
 if __name__ == "__main__":
