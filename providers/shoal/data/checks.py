@@ -74,8 +74,17 @@ def validate_columns(
 
 def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -> dict[str, str]:
     """Check that all columns exist in every file that has rows, and have a type that torch supports in all files."""
-    if columns is not None:
-        _check_listed(columns)
+    if isinstance(columns, str):
+        raise InvalidArgumentError(f'columns must be a list of column names, such as ["{columns}"], not "{columns}"')
+    if columns is not None and not columns:
+        raise InvalidArgumentError(
+            "columns is empty: name at least one column, or omit the argument to read all columns"
+        )
+    for name in columns or ():
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"a column name must be a str, not {name!r}")
+        if list(columns or ()).count(name) > 1:
+            raise InvalidArgumentError(f'"{name}" occurs more than once in columns: name each column once')
     _check_any_row(source)
     path, schema = source.reference().path, source.schema()
     names = schema.names if columns is None else list(columns)
@@ -333,20 +342,6 @@ def check_roles(
 def _used_columns(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str]) -> list[str]:
     """Return the names of the input columns, the label column and the extra columns in one list, without duplicates."""
     return list(dict.fromkeys([*input_cols, *([label_col] if label_col is not None else []), *extra_cols]))
-
-
-def _check_listed(columns: Sequence[str]) -> None:
-    if isinstance(columns, str):
-        raise InvalidArgumentError(f'columns must be a list of column names, such as ["{columns}"], not "{columns}"')
-    if not columns:
-        raise InvalidArgumentError(
-            "columns is empty: name at least one column, or omit the argument to read all columns"
-        )
-    for name in columns:
-        if not isinstance(name, str):
-            raise InvalidArgumentError(f"a column name must be a str, not {name!r}")
-        if list(columns).count(name) > 1:
-            raise InvalidArgumentError(f'"{name}" occurs more than once in columns: name each column once')
 
 
 def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:

@@ -175,9 +175,6 @@ def secrets_of(
         names: Names of the variables.
         environment: Environment of this process.
         secret_of: Function that returns the value of a variable that is not in the environment; None if it has none.
-
-    Raises:
-        InvalidArgumentError: A variable is not set.
     """
     values = {name: environment.get(name) or (secret_of(name) if secret_of else None) or "" for name in names}
     if missing := [name for name, value in values.items() if not value]:
@@ -192,11 +189,7 @@ def secrets_of(
 def connections(
     names: Iterable[str], environment: Mapping[str, str], url_of: Callable[[str], str | None] | None = None
 ) -> dict[str, str]:
-    """Find the URLs of the database connections that a spec names.
-
-    Raises:
-        InvalidArgumentError: There is no URL for a connection, or two connections have the same environment variable.
-    """
+    """Find the URLs of the database connections that a spec names."""
     found: dict[str, str] = {}
     named: dict[str, str] = {}
     for name in dict.fromkeys(names):
@@ -222,11 +215,7 @@ def _is_connection(name: str) -> bool:
 
 
 def hide(document: Any) -> tuple[Any, dict[str, str]]:
-    """Remove credentials from a JSON document: credentials inside texts, and the values of keys such as "password".
-
-    Raises:
-        InvalidArgumentError: A name in the document contains credentials.
-    """
+    """Remove credentials from a JSON document: credentials inside texts, and the values of keys such as "password"."""
     found: dict[str, str] = {}
 
     def leaf(name: str, value: Any, place: str) -> Any:
@@ -422,11 +411,7 @@ def receive(
 
 
 def deliver(store: Store, job: Job, secrets: Secrets) -> bool:
-    """Encrypt the credentials of an attempt and write them into its row, if its driver has asked for them.
-
-    Raises:
-        JobError: The driver's key is not valid.
-    """
+    """Encrypt the credentials of an attempt and write them into its row, if its driver has asked for them."""
     if job.state is not JobState.PENDING or job.driver_key is None or job.sealed_credentials is not None:
         return False
     key = Key(job.id, job.attempt)
@@ -456,11 +441,7 @@ class DriverKey:
         self.public = b64encode(self._private.public_key().public_bytes_raw()).decode()
 
     def open(self, sealed: str, submission_id: str) -> bytes:
-        """Decrypt a message that :func:`seal` has encrypted for this driver.
-
-        Raises:
-            SealError: The message is for another attempt or another driver, or was changed.
-        """
+        """Decrypt a message that :func:`seal` has encrypted for this driver."""
         from cryptography.exceptions import InvalidTag
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -479,11 +460,7 @@ class DriverKey:
 
 
 def seal(content: bytes, driver_key: str, submission_id: str) -> str:
-    """Encrypt a text so that only one driver can decrypt it.
-
-    Raises:
-        SealError: The row contains no valid key.
-    """
+    """Encrypt a text so that only one driver can decrypt it."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 

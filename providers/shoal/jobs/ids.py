@@ -51,11 +51,7 @@ def is_legal(given: str) -> bool:
 
 
 def checked(given: str) -> str:
-    """Check that a job id from the user can be a part of paths and URLs, and return the id.
-
-    Raises:
-        InvalidArgumentError: The id is not legal, or is reserved.
-    """
+    """Check that a job id from the user can be a part of paths and URLs, and return the id."""
     if not is_legal(given):
         raise InvalidArgumentError(
             f'run_config.job_id "{given}" is not legal: use 1 to 100 letters, digits, ".", "_" and "-", '

@@ -61,11 +61,7 @@ _PLACES = ("program", "user_code", "init_model")
 
 
 def archived(files: Mapping[str, str]) -> bytes:
-    """Return a package as a zip archive, from the path on this machine of each file, by its path in the package.
-
-    Raises:
-        JobError: A file cannot be read, or was changed.
-    """
+    """Return a package as a zip archive, from the path on this machine of each file, by its path in the package."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as written:
         for inside, path in sorted(files.items()):
@@ -151,9 +147,6 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[tuple[AnyJobSpec, dic
     Data that the nodes can reach are not copied. All other data are sent with the code if they are small; otherwise
     they are copied to the spec's `artifact_location`. At the end of the block, the copies that no job uses are removed.
     All other copies are removed when the jobs that use them have ended.
-
-    Raises:
-        DataError: The data cannot be read, or a copy cannot be written.
     """
     local = {each.staging for each in spec.datasets() if each.staging and not is_reachable(each.staging, pool)}
     if not is_remote(pool) or not local:
@@ -174,18 +167,14 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[tuple[AnyJobSpec, dic
         for original in sorted(local):
             with staged(join(normalise(base), "staging")) as copy:
                 copies[original] = copy
-                _copy(original, copy)
+                filesystem, inner = resolve(normalise(copy))
+                for file in _files(original):
+                    with file.open("rb") as source, filesystem.open_output_stream(f"{inner}/{file.name}") as target:
+                        shutil.copyfileobj(source, target, _CHUNK_BYTES)
         yield spec.with_datasets(partial(_moved, copies)), {}
     finally:
         for copy in copies.values():
             release(copy)
-
-
-def _copy(original: str, copy: str) -> None:
-    filesystem, inner = resolve(normalise(copy))
-    for file in _files(original):
-        with file.open("rb") as source, filesystem.open_output_stream(f"{inner}/{file.name}") as target:
-            shutil.copyfileobj(source, target, _CHUNK_BYTES)
 
 
 def _files(directory: str) -> list[Path]:
@@ -250,11 +239,7 @@ _TOO_LARGE = (
 
 
 def spec_of(store: Store, pool: str) -> PoolSpec:
-    """Return the settings of a pool.
-
-    Raises:
-        PoolNotFoundError: There is no such pool.
-    """
+    """Return the settings of a pool."""
     with store.reading() as session:
         spec = session.scalar(select(Pool.spec).where(Pool.name == pool))
         if spec is None:
@@ -285,9 +270,6 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
     """Refuse a job that names a file on this machine, if the pool's nodes may be on other hosts.
 
     A file in one of the pool's `shared_folders` is allowed.
-
-    Raises:
-        InvalidArgumentError: The nodes cannot reach a path that the job needs. The message names the option to set.
     """
     if not is_remote(pool):
         return
@@ -316,11 +298,7 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
 
 
 def check_nodes(store: Store, pool: PoolSpec) -> None:
-    """Check whether jobs can run on the nodes, once for each pool and environment (`ComputePool.check_nodes`).
-
-    Raises:
-        InvalidArgumentError: No job can run on the nodes.
-    """
+    """Check whether jobs can run on the nodes, once for each pool and environment (`ComputePool.check_nodes`)."""
     if is_remote(pool) and (broken := ComputePool(pool.name, store=store, is_named=False).check_nodes()):
         problems = "; ".join(str(each) for each in broken)
         raise InvalidArgumentError(

@@ -134,11 +134,7 @@ _DRIVERS_SHARE = 4
 
 
 def refuse_without_ray(spec: AnyJobSpec, pool: PoolSpec) -> None:
-    """Refuse a job that needs Ray on a pool without Ray.
-
-    Raises:
-        InvalidArgumentError: The pool runs without Ray, and the job needs it.
-    """
+    """Refuse a job that needs Ray on a pool without Ray."""
     if not pool.ray and spec.demand().needs_ray:
         raise InvalidArgumentError(
             f'pool "{pool.name}" runs without Ray (ray=false), but this job needs Ray: name another pool. The options '
@@ -152,9 +148,6 @@ def refuse_too_many_workers(spec: AnyJobSpec, pool: PoolSpec) -> None:
 
     The nodes of an existing Ray cluster may be larger than the pool's spec says, and the number of GPUs of a node is
     not known if a node takes all of its machine. For such pools, the job's driver decides.
-
-    Raises:
-        InvalidArgumentError: The workers do not fit.
     """
     if pool.backend != "local" or pool.gpus_per_node < 0:
         return

@@ -51,20 +51,12 @@ def store(content: bytes) -> str:
 
 
 def read(path: str) -> bytes:
-    """Read pickled code that :func:`store` has written.
-
-    Raises:
-        JobError: The file cannot be read, or was changed.
-    """
+    """Read pickled code that :func:`store` has written."""
     return storage.read_unchanged(path, path.rpartition("/")[2])
 
 
 def store_user_code(user_code: UserCode) -> str:
-    """Pickle the user's callbacks, objective and metrics, and write them into a file; see :func:`store`.
-
-    Raises:
-        InvalidArgumentError: A callback, the objective or a metric cannot be pickled.
-    """
+    """Pickle the user's callbacks, objective and metrics, and write them into a file; see :func:`store`."""
     return store(pickled(user_code, "callbacks, objective or metrics"))
 
 
@@ -85,33 +77,9 @@ def stored(paths: Sequence[str]) -> tuple[str, ...]:
     """Pack folders and files with code into one archive that the driver can read, and return the archive's path.
 
     The archive's name is the digest of its content. So the name is equal if the same job is submitted again.
-
-    Raises:
-        InvalidArgumentError: A path does not exist or cannot be imported under its name, or the code is too large.
     """
     if not paths or all(_STORED.fullmatch(path) for path in paths):
         return tuple(paths)
-    archive = _packed(paths)
-    if len(archive) > MAX_BYTES:
-        raise InvalidArgumentError(
-            f"run_config.code is {len(archive) / 2**20:.0f} MiB large, but the limit is {MAX_BYTES / 2**20:.0f} MiB: "
-            "name only folders with code, and pass data as datasets"
-        )
-    return (store(archive),)
-
-
-def unpack(paths: Sequence[str], folder: Path) -> None:
-    """Unpack the archives from :func:`stored` into a folder, so that Python can import the code from this folder.
-
-    Raises:
-        JobError: An archive cannot be read, or was changed.
-    """
-    for path in paths:
-        with zipfile.ZipFile(io.BytesIO(read(path))) as archive:
-            archive.extractall(folder)
-
-
-def _packed(paths: Sequence[str]) -> bytes:
     content = io.BytesIO()
     names: set[str] = set()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -122,7 +90,19 @@ def _packed(paths: Sequence[str]) -> bytes:
             names.add(name)
             for file in _files(path):
                 add_to_zip(archive, str(file.relative_to(path.parent)), file.read_bytes(), mode=0o644)
-    return content.getvalue()
+    if (size := len(content.getvalue())) > MAX_BYTES:
+        raise InvalidArgumentError(
+            f"run_config.code is {size / 2**20:.0f} MiB large, but the limit is {MAX_BYTES / 2**20:.0f} MiB: "
+            "name only folders with code, and pass data as datasets"
+        )
+    return (store(content.getvalue()),)
+
+
+def unpack(paths: Sequence[str], folder: Path) -> None:
+    """Unpack the archives from :func:`stored` into a folder, so that Python can import the code from this folder."""
+    for path in paths:
+        with zipfile.ZipFile(io.BytesIO(read(path))) as archive:
+            archive.extractall(folder)
 
 
 def add_to_zip(archive: zipfile.ZipFile, name: str, content: bytes, *, mode: int) -> None:
@@ -161,11 +141,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def runtime_env(config: RunConfig, pool: str, gcs: str) -> dict[str, Any]:
-    """Return Ray's runtime environment for a job with packages or code of its own; empty for any other job.
-
-    Raises:
-        JobError: A package cannot be installed, or the code cannot be read.
-    """
+    """Return Ray's runtime environment for a job with packages or code of its own; empty for any other job."""
     shipped: list[str] = []
     if config.packages:
         key = ["packages", sys.executable, sys.version, sorted(config.packages)]
@@ -224,9 +200,6 @@ def install(packages: Sequence[str], folder: Path, variables: Mapping[str, str])
     """Install packages into a folder, together with the dependencies that the Python of this process lacks.
 
     uv takes its settings (indexes and their credentials) from its configuration on this node, and from `variables`.
-
-    Raises:
-        JobError: uv is not installed, does not find a package, or would replace Ray or shoal.
     """
     pip = [*_uv(), "pip", "install", "--python", sys.executable, "--color", "never", "--no-progress"]
     # This dry run of uv finds the packages that are missing. The installation below uses --no-deps. Without --no-deps,

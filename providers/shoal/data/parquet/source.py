@@ -55,24 +55,16 @@ def read_ranges(
                 )
         for part in ranges:
             with wrap_read_errors(footer.path, f"row group {part.row_group}"):
-                if (
-                    matcher is not None
-                    and matching is not None
-                    and matching[part.row_group] < footer.groups[part.row_group][0]
-                ):
-                    if indices_of is None:
-                        table = _read_part(file, footer, part, stored, matcher)
-                    else:
-                        every = RowRange(part.path, part.row_group, 0, matching[part.row_group])
-                        table = _read_part(file, footer, every, stored, matcher)
-                        table = table.take(indices_of(part.row_group)[part.positions()])
-                elif indices_of is not None:
-                    table = file.read_row_group(part.row_group, columns=stored)
-                    table = table.take(indices_of(part.row_group)[part.positions()])
-                elif part.rows == footer.groups[part.row_group][0]:
+                rows = footer.groups[part.row_group][0]
+                found = rows if matching is None else matching[part.row_group]
+                # Of a split, all matching rows of the row group are read, and those of the range are taken from them.
+                wanted = part if indices_of is None else RowRange(part.path, part.row_group, 0, found)
+                if wanted.rows == rows:
                     table = file.read_row_group(part.row_group, columns=stored)
                 else:
-                    table = _read_part(file, footer, part, stored)
+                    table = _read_part(file, footer, wanted, stored, matcher if found < rows else None)
+                if indices_of is not None:
+                    table = table.take(indices_of(part.row_group)[part.positions()])
                 table = table.replace_schema_metadata(None)
                 # Pass the number of rows to `_append`, because a table without columns does not know its number of
                 # rows.

@@ -48,21 +48,13 @@ def claim_of(store: Store, key: Key) -> Claim:
 
 
 def check(folder: str, claim: Claim, artifact_location: str | None) -> None:
-    """Check, before the training, that an attempt can write to its folder and may replace the folder's content.
-
-    Raises:
-        InvalidArgumentError: The folder cannot be written or must not be replaced; the message says what to do.
-    """
+    """Check, before the training, that an attempt can write to its folder and may replace the folder's content."""
     locations.try_out(storage.root(artifact_location))
     claim.check(folder, shared=storage.root(artifact_location), beside=_LOGS)
 
 
 def mark(folder: str, claim: Claim) -> None:
-    """Create the folder of an attempt, and mark it as the attempt's.
-
-    Raises:
-        InvalidArgumentError: The folder must not be replaced.
-    """
+    """Create the folder of an attempt, and mark it as the attempt's."""
     shared = folder.rsplit("/", 2)[0]  # see `folder`: the folder of the job and that of its attempt belong to shoal
     claim.check(folder, shared=shared, beside=_LOGS)
     claim.mark(folder, shared=shared)

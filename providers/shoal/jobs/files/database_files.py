@@ -31,11 +31,7 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     protocol = "shoal-store"
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """Return the files and folders in a folder, or the file at a path.
-
-        Raises:
-            FileNotFoundError: There is no such file or folder.
-        """
+        """Return the files and folders in a folder, or the file at a path."""
         path = self._strip_protocol(path)
         found: dict[str, dict[str, Any]] = {}
         query = select(StoredFile.path, func.length(StoredFile.content)).order_by(StoredFile.path)
@@ -53,11 +49,7 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         return list(found.values()) if detail else list(found)
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Return a dict with name, size and type of a file or folder.
-
-        Raises:
-            FileNotFoundError: There is no such file or folder.
-        """
+        """Return a dict with name, size and type of a file or folder."""
         path = self._strip_protocol(path)
         inside: list[dict[str, Any]] = self.ls(path)
         if [each["name"] for each in inside] == [path]:
@@ -93,18 +85,14 @@ class _Written(io.BytesIO):
         if not self.closed:
             content = self.getvalue()
             super().close()
-            _write(self._path, content)
-
-
-def _write(path: str, content: bytes) -> None:
-    if len(content) > MAX_BYTES:
-        raise InvalidArgumentError(
-            f"{path.rpartition('/')[2]} is {len(content) / 2**20:.0f} MiB large, but the store keeps results of at "
-            f"most {MAX_BYTES / 2**20:.0f} MiB per file: set run_config.artifact_location to a URI in an object "
-            "store, such as s3://bucket/folder"
-        )
-    with _store().transaction() as session:
-        session.merge(StoredFile(path=path, content=content, written_at=time.time()))
+            if len(content) > MAX_BYTES:
+                raise InvalidArgumentError(
+                    f"{self._path.rpartition('/')[2]} is {len(content) / 2**20:.0f} MiB large, but the store keeps "
+                    f"results of at most {MAX_BYTES / 2**20:.0f} MiB per file: set run_config.artifact_location to a "
+                    "URI in an object store, such as s3://bucket/folder"
+                )
+            with _store().transaction() as session:
+                session.merge(StoredFile(path=self._path, content=content, written_at=time.time()))
 
 
 def remove_folder(session: Session, folder: str) -> None:

@@ -36,9 +36,6 @@ def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
     """Run the queries of a spec's datasets, and write their rows into directories that the workers read.
 
     If several datasets have the same query, the query is run only once, and the datasets share the rows.
-
-    Raises:
-        DataError: A query failed, or there is no URL for a connection.
     """
     done: set[str] = set()
     where = locations(spec, key)

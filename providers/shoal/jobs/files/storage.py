@@ -41,11 +41,7 @@ def as_given(path: str, artifact_location: str | None) -> str:
 
 
 def read_unchanged(path: str, digest: str) -> bytes:
-    """Check the digest of a file that belongs to a job, and return the file's content.
-
-    Raises:
-        JobError: The file cannot be read, or was changed.
-    """
+    """Check the digest of a file that belongs to a job, and return the file's content."""
     try:
         content = read(path)
     except OSError as error:
@@ -97,11 +93,7 @@ def exists(uri: str) -> bool:
 
 
 def read(path: str) -> bytes:
-    """Return the content of a file at a local path or a URI.
-
-    Raises:
-        OSError: The file does not exist, or cannot be reached.
-    """
+    """Return the content of a file at a local path or a URI."""
     if "://" not in path:
         with open_file(path) as local:
             return local.read()

@@ -78,20 +78,12 @@ class Key:
 
     @property
     def submission_id(self) -> str:
-        """Return the id under which the attempt is submitted to Ray; Ray accepts each id only once.
-
-        Raises:
-            JobError: As for `folder`.
-        """
+        """Return the id under which the attempt is submitted to Ray; Ray accepts each id only once."""
         return self.folder.replace("/", "-")
 
     @property
     def folder(self) -> str:
-        """Return the relative path of the folder with the attempt's files.
-
-        Raises:
-            JobError: The id or the number cannot be that of a submitted attempt (`problem`).
-        """
+        """Return the relative path of the folder with the attempt's files."""
         if self.problem:
             raise JobError(self.problem)
         return f"{self.job_id}/{self.attempt}"
@@ -152,9 +144,6 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
 def join(store: Store, key: Key, now: float, task: EngineTask | None = None, *, detach: bool = False) -> Job | None:
     """Record that a process has attached to a pending or running attempt, or that a task takes the result of an attempt
     that has succeeded. Return the attempt's row, or None if the attempt has ended otherwise.
-
-    Raises:
-        JobError: The attempt belongs to another try or run of the task (`EngineTask.check`).
     """
     with transaction(store, JobStep.ASK) as session:
         job = session.get(Job, (key.job_id, key.attempt), with_for_update=True)
@@ -212,11 +201,7 @@ def find_latest(store: Store, job_id: str) -> Job | None:
 
 
 def latest(store: Store, job_id: str) -> Job:
-    """Return the row of a job's newest attempt.
-
-    Raises:
-        JobNotFoundError: There is no such job.
-    """
+    """Return the row of a job's newest attempt."""
     job = find_latest(store, job_id)
     if job is None:
         raise JobNotFoundError(f'job "{job_id}" does not exist: `shoal jobs list` shows all jobs')
@@ -224,11 +209,7 @@ def latest(store: Store, job_id: str) -> Job:
 
 
 def load(store: Store, key: Key) -> Job:
-    """Return the row of an attempt.
-
-    Raises:
-        JobError: There is no such attempt.
-    """
+    """Return the row of an attempt."""
     with store.reading(snapshot=False) as session:
         return get(session, key, lock=False)
 
@@ -307,9 +288,6 @@ def touch(store: Store, key: Key, now: float) -> Job:
     """Update the `last_polled_at` of an attempt, and return its row.
 
     A job ends itself if `last_polled_at` is not updated for `orphan_after` seconds.
-
-    Raises:
-        JobError: There is no such attempt.
     """
     with transaction(store, JobStep.TOUCH) as session:
         job = get(session, key)
@@ -446,9 +424,6 @@ def end(
     """Record the end of an attempt if its present state is one of the given states.
 
     `within` is called in the same transaction, in any state.
-
-    Raises:
-        JobError: There is no such attempt.
     """
     assert state in JOB_ENDED
     error = error and redact(error)
@@ -498,11 +473,7 @@ def budget_spent(used: float, budget: float) -> str:
 
 
 def check_budget(store: Store, job_id: str, budget_node_hours: float | None, now: float) -> None:
-    """Refuse a further attempt of a job that has used up its budget.
-
-    Raises:
-        BudgetError: The attempts have used all node-hours of the budget.
-    """
+    """Refuse a further attempt of a job that has used up its budget."""
     if budget_node_hours is None:
         return
     with store.reading() as session:
@@ -547,11 +518,7 @@ def _in_parts(keys: Collection[Key]) -> Iterator[list[tuple[str, int]]]:
 
 
 def get(session: Session, key: Key, *, lock: bool = True) -> Job:
-    """Return the row of an attempt, inside the caller's transaction.
-
-    Raises:
-        JobError: There is no such attempt.
-    """
+    """Return the row of an attempt, inside the caller's transaction."""
     job = session.get(Job, (key.job_id, key.attempt), with_for_update=lock)
     if job is None:
         raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist: `shoal jobs list` shows all jobs')

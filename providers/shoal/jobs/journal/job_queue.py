@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
+from typing import Any
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -62,9 +63,6 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
     now.
 
     The attempt may start if no other attempt comes before it and there is room for it (see `shoal.jobs.scheduling`).
-
-    Raises:
-        JobError: There is no such attempt.
     """
     # The function first decides in a read transaction, because a write transaction makes all other writers wait. In a
     # new process and with 100 waiting attempts, the decision takes 120 ms of CPU.
@@ -112,9 +110,6 @@ def free_gang(store: Store, key: Key, now: float, used: tuple[int, float]) -> No
     """Record that a running attempt no longer needs CPUs and GPUs, so that they count as free for the waiting attempts.
 
     The attempt's driver still counts as running.
-
-    Raises:
-        JobError: There is no such attempt.
     """
     with transaction(store, JobStep.FREE) as session:
         job = get(session, key)
@@ -142,11 +137,7 @@ def why_waited_too_long(job: Job, now: float) -> str | None:
 
 
 def put_back(store: Store, key: Key) -> None:
-    """Put an admitted attempt back into the queue, at its old place. Do nothing if the attempt is not pending any more.
-
-    Raises:
-        JobError: There is no such attempt.
-    """
+    """Put an admitted attempt back into the queue, at its old place; do nothing if it is not pending any more."""
     with transaction(store, JobStep.ADMIT) as session:
         job = get(session, key)
         if may(job, Event.PUT_BACK):
@@ -187,18 +178,8 @@ def _places(entries: list[Entry]) -> dict[Key, Place]:
 
 def _may_start(session: Session, job: Job, now: float) -> bool:
     """Return whether an attempt may start: there is room for it, and no other attempt comes before it."""
-    queued_at = now if job.queued_at is None else job.queued_at
     kept = _kept_nodes(session, job.pool)
-    most = kept(job.id, job.holder, job.ancestors)
-    mine = Entry(
-        (job.id, job.attempt),
-        job.holder,
-        job.priority,
-        queued_at,
-        waits=True,
-        gang=GangClaim(**job.gang),
-        most_nodes=most,
-    )
+    mine = _entry(job, now if job.queued_at is None else job.queued_at, waits=True, kept=kept)
     others = [entry for entry in _entries(session, job.pool, kept) if entry.key != mine.key]
     return mine in scheduling.next_up([*others, mine], _room(session, job.pool))
 
@@ -233,11 +214,15 @@ def _entries_by_pool(session: Session, pool: str | None, kept: _KeptNodes | None
         stage = stage_of(row)
         if stage is Stage.UNQUEUED:
             continue
-        waits, gang = stage is Stage.WAITING, GangClaim(**row.gang)
-        most = kept(row.id, row.holder, row.ancestors) if kept else None
-        entry = Entry((row.id, row.attempt), row.holder, row.priority, row.queued_at or 0.0, waits, gang, most)
+        entry = _entry(row, row.queued_at or 0.0, waits=stage is Stage.WAITING, kept=kept)
         found.setdefault(row.pool, []).append(entry)
     return found
+
+
+def _entry(row: Any, queued_at: float, *, waits: bool, kept: _KeptNodes | None) -> Entry:
+    most = kept(row.id, row.holder, row.ancestors) if kept else None
+    gang = GangClaim(**row.gang)
+    return Entry((row.id, row.attempt), row.holder, row.priority, queued_at, waits, gang, most)
 
 
 def kept_nodes(store: Store, job: Job) -> int | None:

@@ -31,11 +31,7 @@ class EngineTask(ABC):
 
     @abstractmethod
     def check(self, job: Job) -> None:
-        """Check that this try may use a job that it has found.
-
-        Raises:
-            JobError: The job belongs to another try or task run.
-        """
+        """Check that this try may use a job that it has found."""
 
     @abstractmethod
     def takes_over(self, job: Job) -> bool:
@@ -134,11 +130,7 @@ class FlowTask(EngineTask):
     anew: bool = False
 
     def check(self, job: Job) -> None:
-        """Check that the job does not belong to another task run of the same try.
-
-        Raises:
-            JobTakenError: It does.
-        """
+        """Check that the job does not belong to another task run of the same try."""
         flow_try, _, run = (job.task_run or "").partition(" ")
         if job.task_key == self.key and flow_try == self.flow_try and run != self.run:
             raise JobTakenError(f'job "{job.id}" belongs to another task run: {run}')
@@ -189,9 +181,6 @@ def require(job: Job, actor: str | None) -> bool:
 
     Returns:
         Whether the actor is not the run of the job.
-
-    Raises:
-        TeamError: The job belongs to another team.
     """
     is_foreign = actor not in (job.holder, *(job.ancestors or {}))
     if is_foreign or ids.is_interactive(job.holder):  # several persons may act as `cli:root@host`
@@ -207,9 +196,6 @@ def require_for_run(store: Store, pool: str, holder: str) -> None:
         store: Store with the jobs and leases.
         pool: Name of the pool.
         holder: Name of the run.
-
-    Raises:
-        TeamError: A job or lease belongs to another team.
     """
     with store.reading() as session:
         leases = session.scalars(select(Lease).filter_by(pool=pool, holder=holder)).all()
@@ -229,9 +215,6 @@ def require_for_version(store: Store, job_id: str, attempt: int, actor: str) -> 
         job_id: Id of the job that has registered the version.
         attempt: Number of its attempt.
         actor: Holder that promotes the version, or withdraws its promotion.
-
-    Raises:
-        TeamError: The job belongs to another team.
     """
     with store.reading(snapshot=False) as session:
         job = session.get(Job, (job_id, attempt))

@@ -117,23 +117,21 @@ def patiently(store: Store, action: Callable[[], T]) -> T:
     """Call a function. While the store cannot be used, repeat the call for up to `STORE_PATIENCE` seconds.
 
     The nodes of a pool also wait for `STORE_PATIENCE` seconds if the store cannot be used.
-
-    Raises:
-        StoreError: The store could not be used for `STORE_PATIENCE` seconds, or its file was removed.
     """
+
+    def may_pass(error: BaseException) -> bool:
+        # If the database refused the data, it refuses them again.
+        is_refused = isinstance(error.__cause__, IntegrityError | DataError)
+        return isinstance(error, StoreError) and not is_refused and store.exists()
+
     retrying = Retrying(
-        retry=retry_if_exception(lambda error: _may_pass(error) and store.exists()),
+        retry=retry_if_exception(may_pass),
         stop=stop_after_delay(STORE_PATIENCE),
         wait=wait_fixed(STORE_PERIOD),
         before_sleep=_print_first_error,
         reraise=True,
     )
     return retrying(action)
-
-
-def _may_pass(error: BaseException) -> bool:
-    """Return whether a transaction that failed may succeed on a retry; False if the database refused the data."""
-    return isinstance(error, StoreError) and not isinstance(error.__cause__, IntegrityError | DataError)
 
 
 def _print_first_error(state: RetryCallState) -> None:
@@ -190,9 +188,6 @@ def store_lock(
     If the process is paused for longer than `ttl`, or its clock is set forward, another process may take the lock while
     the block still runs. Therefore the block must call :meth:`HeldLock.renew` before each write, and must not write if
     the result is False.
-
-    Raises:
-        JobError: Other processes held the lock for `patience` seconds.
     """
     held = HeldLock(name, uuid4().hex, ttl, clock)
     began = since = monotonic()
@@ -213,7 +208,14 @@ def store_lock(
     try:
         yield held
     finally:
-        _release(store, held)
+        try:
+            with transaction(store, JobStep.UNLOCK) as session:
+                lock = session.get(Lock, name)
+                if lock is not None and lock.holder == held.holder:
+                    session.delete(lock)
+        except StoreError as error:
+            # The error is only logged, because the work under the lock is complete and the lock expires by itself.
+            log.warning("the lock %s could not be released: %s", name, error)
 
 
 def _take(store: Store, held: HeldLock, dead: _Claim | None) -> _Claim | None:
@@ -230,14 +232,3 @@ def _take(store: Store, held: HeldLock, dead: _Claim | None) -> _Claim | None:
             return claim
         lock.holder, lock.expires_at = held.holder, now + held.ttl
         return None
-
-
-def _release(store: Store, held: HeldLock) -> None:
-    try:
-        with transaction(store, JobStep.UNLOCK) as session:
-            lock = session.get(Lock, held.name)
-            if lock is not None and lock.holder == held.holder:
-                session.delete(lock)
-    except StoreError as error:
-        # The error is only logged, because the work under the lock is complete and the lock expires by itself.
-        log.warning("the lock %s could not be released: %s", held.name, error)

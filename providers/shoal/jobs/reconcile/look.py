@@ -90,11 +90,7 @@ class JobClient(RayHead):
 
     @classmethod
     def at(cls, endpoint: Endpoint) -> Self:
-        """Return the client of a pool's head.
-
-        Raises:
-            PoolDownError: The token file is gone because the pool went down.
-        """
+        """Return the client of a pool's head."""
         return cls(endpoint.api, endpoint.token(), ca=endpoint.ca_path, access=endpoint.access)
 
     def _job_error(self, failure: Failure) -> JobError:
