@@ -20,7 +20,7 @@ from typing import get_args
 import numpy as np
 import pyarrow.parquet as pq
 
-from shoal.data.matrix import to_matrix
+from shoal.data.numpy_columns import to_matrix
 from tests.benchmarks import peers
 from tests.benchmarks.datasets import MAKE, Data, small
 from tests.benchmarks.peers import Fit, Library, Trained

@@ -27,7 +27,7 @@ def loops(data: Data) -> Iterator[Epoch]:
     from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset
 
     from shoal.data import DataConnector
-    from shoal.data.matrix import to_matrix, to_vector
+    from shoal.data.numpy_columns import to_matrix, to_vector
 
     pa.set_cpu_count(1)
     torch.set_num_threads(1)

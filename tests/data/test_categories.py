@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from shoal.data import DataConnector, matrix
-from shoal.data.matrix import encoded, find_categories, from_lists, to_lists, to_matrix
+from shoal.data import DataConnector, numpy_columns
+from shoal.data.numpy_columns import encoded, find_categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError
 
 from .conftest import Write
@@ -89,9 +89,9 @@ def test_lists_are_json_and_back(write: Write) -> None:
 
 def test_too_many(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("a.parquet", 2, x=["a", "b", "c", "d"])
-    monkeypatch.setattr(matrix, "MOST_CATEGORIES", 4)
+    monkeypatch.setattr(numpy_columns, "MOST_CATEGORIES", 4)
     assert len(found(path, "x")["x"]) == 4
-    monkeypatch.setattr(matrix, "MOST_CATEGORIES", 3)
+    monkeypatch.setattr(numpy_columns, "MOST_CATEGORIES", 3)
     exceeded = r'"x" has more than 3 categories \(the limit was exceeded in .*a\.parquet, row group 1\)'
     with pytest.raises(DataError, match=exceeded):
         found(path, "x")

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import ArrowIngester, DataConnector
-from shoal.data.matrix import find_categories
+from shoal.data.numpy_columns import find_categories
 from shoal.data.planning import RowRange, Shard
 from shoal.errors import DataError, InvalidArgumentError
 from tests.support.waiting import wait_until

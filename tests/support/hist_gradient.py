@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shoal.data.matrix import to_matrix
+from shoal.data.numpy_columns import to_matrix
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.library import Library
 from shoal.training.boosting.messages import Boosted, Checkpoint, Prepared, Segment, Task

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.data.filters import check_present, describe_filters
-from shoal.data.matrix import category_type
+from shoal.data.numpy_columns import OBJECTS, category_type, dtype_of, list_shape
 from shoal.data.parquet.schema import common_type, distinct, largest_integer, lossy
 from shoal.data.planning import RowRange
-from shoal.data.tensor_columns import OBJECTS, dtype_of, list_shape
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:

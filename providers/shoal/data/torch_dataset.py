@@ -22,8 +22,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shoal.data.checks import check_tensor_columns
+from shoal.data.numpy_columns import OBJECTS, Column, copied, rearranged, to_column
 from shoal.data.planning import RowRange, Shard, cut, shuffled
-from shoal.data.tensor_columns import OBJECTS, Column, copied, rearranged, to_column
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:

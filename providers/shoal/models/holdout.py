@@ -68,7 +68,7 @@ class Holdout:
         import pyarrow as pa
 
         from shoal.data.connector import DataConnector
-        from shoal.data.matrix import to_vector
+        from shoal.data.numpy_columns import to_vector
 
         connector: DataConnector = DataConnector.from_spec(register.holdout)
         group_col = group_col if register.ranks else None

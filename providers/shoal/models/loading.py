@@ -144,7 +144,7 @@ def _as_frame(table: pa.Table, schema: Any) -> Any:
 
 
 def _as_tensor(table: pa.Table, schema: Any) -> np.ndarray:
-    from shoal.data.matrix import to_matrix
+    from shoal.data.numpy_columns import to_matrix
 
     [tensor] = schema.inputs
     if tensor.type.kind in "iu" and (nulls := [name for name in table.column_names if table[name].null_count]):

@@ -20,7 +20,7 @@ import pytest
 
 from shoal.data import DataConnector, ShardedDataConnector
 from shoal.data.checks import check_categories, validate_columns
-from shoal.data.matrix import as_categories, encoded, find_categories
+from shoal.data.numpy_columns import as_categories, encoded, find_categories
 from shoal.errors import DataError
 from tests.data.conftest import Write
 

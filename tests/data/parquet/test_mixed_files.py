@@ -14,7 +14,7 @@ import pytest
 
 from shoal.data import DataConnector, ShardedDataConnector
 from shoal.data.checks import decimals_of, validate_columns
-from shoal.data.matrix import find_categories, to_matrix, to_vector
+from shoal.data.numpy_columns import find_categories, to_matrix, to_vector
 from shoal.data.parquet.schema import common_type
 from shoal.errors import DataError
 from tests.data.conftest import Write

@@ -24,7 +24,7 @@ from werkzeug.serving import make_server
 
 from shoal.data import DataConnector, staged_data
 from shoal.data.dataset_spec import DatasetSpec
-from shoal.data.matrix import encoded, find_categories, to_matrix
+from shoal.data.numpy_columns import encoded, find_categories, to_matrix
 from shoal.data.staged_data import staged as staged_in
 from shoal.errors import (
     CapacityError,

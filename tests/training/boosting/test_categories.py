@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shoal.data import DataConnector, matrix
-from shoal.data.matrix import encoded, to_lists, to_matrix
+from shoal.data import DataConnector, numpy_columns
+from shoal.data.numpy_columns import encoded, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
@@ -205,7 +205,7 @@ def test_what_is_refused_before_anything_starts(
     numbers = {"paths": (str(tmp_path / "numbers.parquet"),)}
     with pytest.raises(DataError, match=r'eval_set "eval": .*"carrier" is of type int64, but its .*string'):
         train(request(framework, flights, eval_set={"eval": numbers}))
-    monkeypatch.setattr(matrix, "MOST_CATEGORIES", 11)
+    monkeypatch.setattr(numpy_columns, "MOST_CATEGORIES", 11)
     with pytest.raises(DataError, match='"carrier" has more than 11 categories'):
         train(request(framework, flights))
 
@@ -213,7 +213,7 @@ def test_what_is_refused_before_anything_starts(
 def session(path: Path, **changes: Any) -> worker.Session:
     connector = DataConnector.from_parquet(path)
     part = Part(connector, connector.plan(1, 0)[0])
-    known = matrix.find_categories(connector.source, ["carrier", "flight", "late"])
+    known = numpy_columns.find_categories(connector.source, ["carrier", "flight", "late"])
     columns = Columns(FEATURES, "y", categories=known)
     return worker.Session(Task(part, {}, columns, {"nthread": 1, "max_depth": 4}, **changes), gang_context())
 
@@ -254,7 +254,7 @@ def frame(table: pa.Table, **lists: list[Any]) -> Any:
 
 def test_plain_xgboost_predicts_frames_with_the_categories_noted_in_the_model(flights: Path, tmp_path: Path) -> None:
     table = DataConnector.from_parquet(flights).to_arrow()
-    known = matrix.find_categories(DataConnector.from_parquet(flights).source, ["carrier", "flight", "late"])
+    known = numpy_columns.find_categories(DataConnector.from_parquet(flights).source, ["carrier", "flight", "late"])
     booster = plain_xgboost(to_matrix(encoded(table, known), FEATURES), table["y"].to_numpy())
     note(booster, known)
     booster = booster_of(bytes(booster[:3].save_raw("ubj")))

@@ -14,7 +14,7 @@ import pytest
 import xgboost
 
 from shoal.data import DataConnector
-from shoal.data.matrix import find_categories
+from shoal.data.numpy_columns import find_categories
 from shoal.data.planning import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.boosting import rows as rows_module

@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import decimals_of
-from shoal.data.matrix import find_categories
+from shoal.data.numpy_columns import find_categories
 from shoal.errors import CapacityError, MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
 from shoal.training.boosting.library import Library, library_of

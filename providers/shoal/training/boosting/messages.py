@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.matrix import Categories
+from shoal.data.numpy_columns import Categories
 from shoal.training.boosting.params import Direction
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.reporting import GangContext

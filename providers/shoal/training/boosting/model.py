@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import check_categories
-from shoal.data.matrix import Categories, as_categories, encoded
+from shoal.data.numpy_columns import Categories, as_categories, encoded
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting.messages import Checkpoint
 from shoal.training.boosting.rows import margins_of

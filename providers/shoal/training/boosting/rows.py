@@ -22,7 +22,7 @@ from shoal.data.checks import (
     validate_columns,
 )
 from shoal.data.ingest import ArrowIngester
-from shoal.data.matrix import encoded, to_matrix, to_vector
+from shoal.data.numpy_columns import encoded, to_matrix, to_vector
 from shoal.data.parquet.files import is_local
 from shoal.data.parquet.source import group_starts
 from shoal.data.planning import RowRange, Shard

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import lightgbm
 import numpy as np
 
-from shoal.data.matrix import Categories, to_matrix, to_vector
+from shoal.data.numpy_columns import Categories, to_matrix, to_vector
 from shoal.errors import DataError
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Batch, ShardRows

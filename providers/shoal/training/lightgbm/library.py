@@ -14,7 +14,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.matrix import Categories, from_lists, to_lists, to_matrix
+from shoal.data.numpy_columns import Categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting.library import Library, OnAll
 from shoal.training.boosting.messages import Prepared, Task

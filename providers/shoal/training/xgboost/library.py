@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shoal.data.matrix import Categories, from_lists, to_lists, to_matrix
+from shoal.data.numpy_columns import Categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.training.boosting.library import Library
 from shoal.training.boosting.model import BoosterPredictor, InitModel, Output, Predict, class_probabilities

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data.matrix import to_matrix, to_vector
+from shoal.data.numpy_columns import to_matrix, to_vector
 
 COLUMNS = {
     "int": pa.array([1, None, -3], pa.int64()),
@@ -49,7 +49,7 @@ def test_vector_is_the_matrix_column(name: str, dtype: str) -> None:
 @given(st.lists(st.lists(st.one_of(st.none(), st.integers(-1000, 1000)), max_size=30), max_size=5), st.integers(1, 9))
 def test_chunks_and_blocks_make_no_difference(chunks: list[list[int | None]], block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoal.data.matrix._BLOCK_ROWS", block)
+        patch.setattr("shoal.data.numpy_columns._BLOCK_ROWS", block)
         flat = [value for chunk in chunks for value in chunk]
         table = pa.table({"a": pa.chunked_array(chunks, pa.int32()), "b": pa.array(range(len(flat)), pa.int64())})
         matrix = to_matrix(table.slice(1), ["b", "a"])
@@ -68,7 +68,7 @@ def test_pandas_is_not_imported(tmp_path: Path) -> None:
     code = f"""
 import sys
 import pyarrow.parquet as pq
-from shoal.data.matrix import to_matrix, to_vector
+from shoal.data.numpy_columns import to_matrix, to_vector
 table = pq.ParquetFile({str(tmp_path / "x.parquet")!r}).read_row_group(0)
 print(to_matrix(table, ["a", "b", "c"]).tolist(), to_vector(table, "b").tolist(), "pandas" in sys.modules)
 """
