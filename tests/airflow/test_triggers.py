@@ -210,7 +210,7 @@ def test_a_task_that_is_killed_before_it_is_deferred_takes_its_job_with_it(store
 
 
 def test_another_triggerer_goes_on_where_the_killed_one_was(store, at, spec, shown, monkeypatch):
-    monkeypatch.setattr("shoal.jobs.reconcile.look.POLL_PERIOD_S", 0.0)
+    monkeypatch.setattr("shoal.jobs.timeouts.POLL_PERIOD_S", 0.0)
     handle = submit(spec)
     runs(handle, "one", "two")
 
@@ -260,7 +260,7 @@ def test_all_waits_share_one_thread_and_none_reads_the_store_in_the_event_loop(s
 
 def test_a_wait_polls_its_job_and_finds_that_its_driver_was_lost(store, at, spec, shown, monkeypatch):
     monkeypatch.setattr("shoal.airflow.triggers._SILENT_S", 0.0)
-    monkeypatch.setattr("shoal.jobs.reconcile.look.POLL_PERIOD_S", 0.0)
+    monkeypatch.setattr("shoal.jobs.timeouts.POLL_PERIOD_S", 0.0)
     handle = submit(spec)
     runs(handle)
     polled = attempts.load(Store(), key_of(handle)).last_polled_at

@@ -379,29 +379,6 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._resumed = (os.getpid(), state) if in_worker or (items and not ended) else None
         self._progress = _Progress()
 
-    def _begin(self) -> tuple[int, int | None]:
-        """Begin an epoch, and return the number of the epoch and the number of items to skip.
-
-        Items are skipped to continue at a saved position.
-
-        The number of items to skip is None if the saved position is the end of the epoch.
-        """
-        if self._resumed is None:
-            epoch = self._epochs.next()
-            items: int | None = 0
-        else:
-            process, state = self._resumed
-            if get_worker_info() is not None and process != os.getpid():
-                raise InvalidArgumentError(
-                    "load_state_dict() was called in the main process, but DataLoader's workers read the rows, and "
-                    "these workers cannot continue at a position of the main process: use num_workers=0, or "
-                    "torchdata's StatefulDataLoader, which calls load_state_dict() in its workers"
-                )
-            self._resumed = None
-            epoch, items = int(state["epoch"]), None if state["ended"] else int(state["items"])
-        self._epochs.begin(epoch)
-        return epoch, items
-
     # Items
 
     def _items(self, progress: _Progress) -> Iterator[Item]:
@@ -411,10 +388,23 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
                 "RayDataIngester reads in Ray tasks, which DataLoader's workers cannot start: use num_workers=0 or "
                 "ingestor_class=ArrowIngester"
             )
-        progress.epoch, before = self._begin()
         number, of = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         share = share_of(self._rows, self.batch_size, self.drop_last_batch, number, of)
-        progress.items = share.items if before is None else before
+        if self._resumed is None:
+            progress.epoch = self._epochs.next()
+        else:
+            process, state = self._resumed
+            if worker is not None and process != os.getpid():
+                raise InvalidArgumentError(
+                    "load_state_dict() was called in the main process, but DataLoader's workers read the rows, and "
+                    "these workers cannot continue at a position of the main process: use num_workers=0, or "
+                    "torchdata's StatefulDataLoader, which calls load_state_dict() in its workers"
+                )
+            self._resumed = None
+            progress.epoch = int(state["epoch"])
+            # A saved position at the end of the epoch leaves no items.
+            progress.items = share.items if state["ended"] else int(state["items"])
+        self._epochs.begin(progress.epoch)
         for item in itertools.islice(self._read(progress, share, number), share.items - progress.items):
             # The item is counted before `yield`, because the generator is suspended at `yield` while the caller uses
             # the item and may ask for the position.

@@ -6,14 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from shoal.jobs import timeouts
 from shoal.jobs.journal.stages import is_waiting
-from shoal.jobs.timeouts import (
-    FAR_HEAD_PATIENCE_S,
-    FAR_SUBMISSION_GRACE_S,
-    HEAD_PATIENCE_S,
-    ORPHAN_GRACE_S,
-    SUBMISSION_GRACE_S,
-)
 from shoal.os_processes import how_ended
 from shoal.pool.backends.ray_http import RayJob, last_line
 from shoal.state.schema import Job, JobState
@@ -37,7 +31,7 @@ class Silence(Enum):
     """The pool is bound to another machine, and only that machine can ask its head."""
 
 
-PATIENCE_S = {Silence.NO_ANSWER: HEAD_PATIENCE_S, Silence.NO_CONNECTION: FAR_HEAD_PATIENCE_S}
+PATIENCE_S = {Silence.NO_ANSWER: timeouts.HEAD_PATIENCE_S, Silence.NO_CONNECTION: timeouts.FAR_HEAD_PATIENCE_S}
 """Seconds without an answer of the head and a heartbeat after which a job counts as lost."""
 
 
@@ -115,7 +109,7 @@ def for_waiter(facts: Facts) -> Step | End:
     if lost is not None:
         return lost
     sent_at = facts.job.admitted_at or facts.job.created_at
-    return Step.SEND if _is_unsent(facts) and facts.now - sent_at > SUBMISSION_GRACE_S else Step.WAIT
+    return Step.SEND if _is_unsent(facts) and facts.now - sent_at > timeouts.SUBMISSION_GRACE_S else Step.WAIT
 
 
 def for_host(facts: Facts) -> Step | End | Cancel:
@@ -132,9 +126,9 @@ def for_host(facts: Facts) -> Step | End | Cancel:
         pid = job.submitter["pid"]
         why = f"the submitter (pid {pid}) died before it sent the job to the pool's head: submit the job again"
         return End(JobState.FAILED, why)
-    if _is_orphan(facts, ORPHAN_GRACE_S):
+    if _is_orphan(facts, timeouts.ORPHAN_GRACE_S):
         return Cancel("no process polled the job for longer than orphan_after, and the driver did not end the job")
-    long_ago = job.admitted_at is not None and facts.now - job.admitted_at > FAR_SUBMISSION_GRACE_S
+    long_ago = job.admitted_at is not None and facts.now - job.admitted_at > timeouts.FAR_SUBMISSION_GRACE_S
     return Step.SEND if is_unsent and (long_ago or facts.submitter_is_gone) else Step.WAIT
 
 

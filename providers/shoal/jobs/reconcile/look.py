@@ -11,24 +11,13 @@ from typing import Self
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from shoal.errors import JobError, PoolDownError, PoolElsewhereError, PoolNotFoundError, ShoalError
+from shoal.jobs import timeouts
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.job_queue import why_waited_too_long
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.reconcile.decide import Facts, Silence, View
-from shoal.jobs.timeouts import (
-    FAR_SUBMISSION_GRACE_S,
-    HEAD_TIMEOUT_S,
-    LIVE_SUBMITTER_SILENT_AFTER_S,
-    LONGEST_PAUSE_S,
-    POLL_PERIOD_S,
-    SHORTEST_PAUSE_S,
-    SUBMISSION_GRACE_S,
-    TURN_CHECK_PER_PLACE_S,
-    TURN_CHECK_S,
-    UNPOLLED_AFTER_S,
-)
 from shoal.os_processes import ProcessId, sleep_until_end
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead, last_line
 from shoal.pool.endpoint import Endpoint, HeadAccess
@@ -85,7 +74,13 @@ class JobClient(RayHead):
             reraise=True,
         )
         super().__init__(
-            api, token, ca=ca, timeout_s=HEAD_TIMEOUT_S, retrying=retrying, error=self._job_error, access=access
+            api,
+            token,
+            ca=ca,
+            timeout_s=timeouts.HEAD_TIMEOUT_S,
+            retrying=retrying,
+            error=self._job_error,
+            access=access,
         )
 
     @classmethod
@@ -97,7 +92,7 @@ class JobClient(RayHead):
         head, refused = f"the pool's head at {self._api}", f"the pool's head refused ({failure.status})"
         match failure.problem:
             case Problem.SLOW:
-                return _SlowError(f"{head} has not answered for {HEAD_TIMEOUT_S:.0f} s")
+                return _SlowError(f"{head} has not answered for {timeouts.HEAD_TIMEOUT_S:.0f} s")
             case Problem.NOTHING_LISTENS | Problem.NO_CONNECTION | Problem.NO_ANSWER as problem:
                 return (HeadGoneError if problem is Problem.NOTHING_LISTENS else HeadUnreachableError)(
                     f"the pool's head does not answer at {self._api} ({failure.reason}): "
@@ -237,7 +232,7 @@ def _log_over_http(target: Target) -> str:
 def is_awaited(job: Job, now: float) -> bool:
     """Return whether a process still waits for the attempt: it has polled the attempt a short time ago."""
     is_alive = ProcessId.from_json(job.submitter).alive()
-    return _age_of_poll(job, now) < (LIVE_SUBMITTER_SILENT_AFTER_S if is_alive else UNPOLLED_AFTER_S)
+    return _age_of_poll(job, now) < (timeouts.LIVE_SUBMITTER_SILENT_AFTER_S if is_alive else timeouts.UNPOLLED_AFTER_S)
 
 
 def _submitter_is_gone(job: Job, now: float) -> bool:
@@ -250,7 +245,8 @@ def _submitter_is_gone(job: Job, now: float) -> bool:
     submitter = ProcessId.from_json(job.submitter)
     if submitter.alive():
         return False
-    return _age_of_poll(job, now) > (SUBMISSION_GRACE_S if submitter.known_dead() else FAR_SUBMISSION_GRACE_S)
+    grace_s = timeouts.SUBMISSION_GRACE_S if submitter.known_dead() else timeouts.FAR_SUBMISSION_GRACE_S
+    return _age_of_poll(job, now) > grace_s
 
 
 def _age_of_poll(job: Job, now: float) -> float:
@@ -265,7 +261,7 @@ POLLS_PER_ORPHAN_AFTER = 3
 
 def bounded_pause(wanted_s: float) -> float:
     """Return the seconds to pause before the next read of a job's row: `wanted_s`, but between 0.1 and 2 seconds."""
-    return min(max(SHORTEST_PAUSE_S, wanted_s), LONGEST_PAUSE_S)
+    return min(max(timeouts.SHORTEST_PAUSE_S, wanted_s), timeouts.LONGEST_PAUSE_S)
 
 
 def pause_after(waited_s: float) -> float:
@@ -275,7 +271,7 @@ def pause_after(waited_s: float) -> float:
 
 def turn_check_s(position: int) -> float:
     """Return the seconds after which a process whose job waits in the queue checks again whether the job may start."""
-    return TURN_CHECK_S + TURN_CHECK_PER_PLACE_S * position
+    return timeouts.TURN_CHECK_S + timeouts.TURN_CHECK_PER_PLACE_S * position
 
 
 class PollTimer:
@@ -296,9 +292,8 @@ class PollTimer:
         if job.last_polled_at != self._seen:
             self._since = job.last_polled_at if self._seen is None else now
             self._seen = job.last_polled_at
-        period = min(
-            POLL_PERIOD_S, (job.orphan_after or POLL_PERIOD_S * POLLS_PER_ORPHAN_AFTER) / POLLS_PER_ORPHAN_AFTER
-        )
+        longest = timeouts.POLL_PERIOD_S
+        period = min(longest, job.orphan_after / POLLS_PER_ORPHAN_AFTER) if job.orphan_after else longest
         # `now - self._since` is negative if this host's clock was set back, or is behind the clock that wrote
         # `last_polled_at`. In both cases the age of the last update is not known, so a new update is due.
         return not 0 <= now - self._since < period
