@@ -277,7 +277,11 @@ def deal_rows(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tu
         groups, whichever is more.
     """
     groups = checked(row_groups, num_workers)
-    subgangs = _subgangs(len(groups), num_workers)
+    for_fair_sample = -(-FAIR_GROUPS * num_workers // len(groups))
+    limit = max(_SUBGANG_WORKERS, -(-_SUBGANG_GROUPS * num_workers // len(groups)))
+    number = max(1, num_workers // min(for_fair_sample, limit))
+    bounds = [num_workers * i // number for i in range(number + 1)]
+    subgangs = [range(first, after) for first, after in itertools.pairwise(bounds)]
     dealt = _deal_whole(groups, [len(subgang) for subgang in subgangs], seed)
     sizes = [(sum(mine.values()), len(subgang)) for mine, subgang in zip(dealt, subgangs, strict=True)]
     if not is_even([(rows + place) // workers for rows, workers in sizes for place in range(workers)]):
@@ -299,15 +303,6 @@ def deal_rows(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tu
             parts[rank].append(RowRange(group.path, group.index, 0, group.rows, deal))
             loads[rank] += counts[rank]
     return tuple(Shard(tuple(mine)) for mine in parts)
-
-
-def _subgangs(num_groups: int, num_workers: int) -> list[range]:
-    """Divide the ranks into subgangs of nearly equal size."""
-    for_fair_sample = -(-FAIR_GROUPS * num_workers // num_groups)
-    limit = max(_SUBGANG_WORKERS, -(-_SUBGANG_GROUPS * num_workers // num_groups))
-    number = max(1, num_workers // min(for_fair_sample, limit))
-    bounds = [num_workers * i // number for i in range(number + 1)]
-    return [range(bounds[i], bounds[i + 1]) for i in range(number)]
 
 
 def _deal_whole(groups: Sequence[RowGroup], sizes: Sequence[int], seed: int) -> list[dict[int, int]]:

@@ -97,7 +97,12 @@ def taken_over(call: Call, task: EngineTask, spec: AnyJobSpec) -> JobHandle | No
             elif job.state is JobState.SUCCEEDED and job.collected_at is None:
                 attempts.collect(target.store, target.key, target.clock())
         elif stage_of(job) is Stage.UNQUEUED:
-            _leave_unqueued(target, job, spec.fingerprint)
+            # Only the submitter, which has not put the job into the queue yet, has the job's credentials. So the job is
+            # not taken over, and is ended unless its spec is the spec of this try.
+            why = "another try of the task submits the task's job with another spec"
+            is_other = job.spec["fingerprint"] != spec.fingerprint
+            if is_other and not acts.record(target, job, End(JobState.CANCELLED, why)):
+                acts.cancel(target, job, why)  # a driver has started the job meanwhile, so the job is running
         else:
             found = _joined(call, target, task, spec)
     return found
@@ -118,17 +123,6 @@ def _has_files(job: Job, spec: AnyJobSpec) -> bool:
     return job.state is not JobState.SUCCEEDED or artifacts.exist(
         JobResult.model_validate(job.result), spec.run_config.artifact_location
     )
-
-
-def _leave_unqueued(target: Target, job: Job, fingerprint: str | None) -> None:
-    """End a job that its submitter has not put into the queue yet, unless its spec is the spec of this try.
-
-    This try does not take over such a job, because only the submitter has the job's credentials.
-    """
-    why = "another try of the task submits the task's job with another spec"
-    is_other = job.spec["fingerprint"] != fingerprint
-    if is_other and not acts.record(target, job, End(JobState.CANCELLED, why)):
-        acts.cancel(target, job, why)  # a driver has started the job meanwhile, so the job is running
 
 
 def _joined(call: Call, target: Target, task: EngineTask, spec: AnyJobSpec) -> JobHandle | None:

@@ -78,7 +78,12 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     if types.is_null(one) or types.is_null(other):
         return other if types.is_null(one) else one
     if types.is_dictionary(one) or types.is_dictionary(other):
-        return _common_dictionary(one, other)
+        both = types.is_dictionary(one) and types.is_dictionary(other)
+        values = common_type(*(type_.value_type if types.is_dictionary(type_) else type_ for type_ in (one, other)))
+        if values is None or not both:
+            return values
+        index = _common_number(one.index_type, other.index_type)
+        return pa.dictionary(index, values, ordered=one.ordered and other.ordered)
     if _is_number(one) and _is_number(other):
         return _common_number(one, other)
     for kind, wide in (("text", pa.large_string()), ("bytes", pa.large_binary())):
@@ -209,17 +214,6 @@ def _common_number(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     if digits + scale > 76:
         return None
     return pa.decimal128(digits + scale, scale) if digits + scale <= 38 else pa.decimal256(digits + scale, scale)
-
-
-def _common_dictionary(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    import pyarrow as pa
-
-    both = pa.types.is_dictionary(one) and pa.types.is_dictionary(other)
-    values = common_type(*(type_.value_type if pa.types.is_dictionary(type_) else type_ for type_ in (one, other)))
-    if values is None or not both:
-        return values
-    index = _common_number(one.index_type, other.index_type)
-    return pa.dictionary(index, values, ordered=one.ordered and other.ordered)
 
 
 def _common_nested(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:

@@ -73,7 +73,16 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         may_start = _may_start(session, job, now)
     if not may_start:
         if job.queued_at is None:
-            _queue(store, key, now)
+            # The UPDATE is the transaction's only statement, so that other writers wait for a short time only. An
+            # attempt that is already in the queue, or has ended, does not change.
+            joins = (
+                update(Job)
+                .where(Job.id == key.job_id, Job.attempt == key.attempt, *not_admitted(is_queued=False))
+                .values(queued_at=now, queued_clock=stamps.stamp(now))
+                .execution_options(synchronize_session=False)
+            )
+            with transaction(store, JobStep.ADMIT) as session:
+                session.execute(joins)
         return Admission.WAITS
     with transaction(store, JobStep.ADMIT) as session:
         job = get(session, key)
@@ -89,21 +98,6 @@ def admit(store: Store, key: Key, now: float, endpoint: Mapping[str, str]) -> Ad
         job.submitter = job.submitter | ProcessId.mine().to_json()
         note_polled(job, now)
         return Admission.NOW
-
-
-def _queue(store: Store, key: Key, now: float) -> None:
-    """Put an attempt into its pool's queue, unless the attempt is already in the queue or has ended.
-
-    The UPDATE is the transaction's only statement, so that other writers wait for a short time only.
-    """
-    joins = (
-        update(Job)
-        .where(Job.id == key.job_id, Job.attempt == key.attempt, *not_admitted(is_queued=False))
-        .values(queued_at=now, queued_clock=stamps.stamp(now))
-        .execution_options(synchronize_session=False)
-    )
-    with transaction(store, JobStep.ADMIT) as session:
-        session.execute(joins)
 
 
 def free_gang(store: Store, key: Key, now: float, used: tuple[int, float]) -> None:
