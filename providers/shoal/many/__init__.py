@@ -11,8 +11,8 @@ from shoal.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from shoal.distributors.call import SubmittedCall as SubmittedCall
-    from shoal.kinds.partitions.context import PartitionContext as PartitionContext
-    from shoal.kinds.partitions.context import get_context as get_context
+    from shoal.kinds.partitions.messages import PartitionContext as PartitionContext
+    from shoal.kinds.partitions.messages import get_context as get_context
     from shoal.kinds.partitions.results import PartitionFailedError as PartitionFailedError
     from shoal.kinds.partitions.results import PartitionResult as PartitionResult
     from shoal.kinds.partitions.results import PartitionResults as PartitionResults

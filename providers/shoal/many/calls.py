@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.data.connector import DataConnector
 from shoal.data.output_tables import kept_columns
-from shoal.distributors.call import Call, check_submit, submitted
+from shoal.distributors.call import Call, check_submit, same_arguments, submitted
 from shoal.distributors.estimator import BoostingEstimator
-from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.partitions.keys import check_same_kinds, key_type, shown_key
-from shoal.kinds.partitions.models import SavedModel
+from shoal.kinds.partitions.messages import SavedModel
 from shoal.kinds.partitions.predictions import NO_MODEL, PartitionPrediction, report_unknown
 from shoal.kinds.partitions.program import PartitionProgram, program_of
 from shoal.kinds.partitions.results import PartitionResults, load_partitions

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from shoal.boosting_libraries import Framework
 from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
 from shoal.jobs.mlflow_run import MARK
-from shoal.kinds.partitions import pyfunc_loader
-from shoal.kinds.partitions.pyfunc_loader import PartitionedModel
+from shoal.kinds.partitions import logged_model
+from shoal.kinds.partitions.logged_model import PartitionedModel
 from shoal.models.registry import is_ours, is_unreachable
 from shoal.secrets.redaction import redact_value
 from shoal.training.boosting.library import libraries, library_of, owner_of
@@ -207,7 +207,7 @@ def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
         if library is None:
             with ending_forks():
                 model = mlflow.pyfunc.load_model(folder)
-            if info.flavors["python_function"].get("loader_module") == pyfunc_loader.__name__:
+            if info.flavors["python_function"].get("loader_module") == logged_model.__name__:
                 model = model.get_raw_model()
         else:
             if (why := library.why_unloadable(Path(folder) / info.flavors[library.name]["data"])) is not None:

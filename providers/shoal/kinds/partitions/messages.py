@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.boosting_libraries import Framework
 from shoal.data.parquet.source import ParquetSource
+from shoal.errors import InvalidArgumentError
 from shoal.kinds.partitions.bucket_rows import BatchInfo
 from shoal.kinds.partitions.keys import Key
+from shoal.training.boosting.library import library_of, owner_of
+from shoal.training.boosting.user_code import UserCode
+from shoal.training.host.imports import import_lean
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
+
 
 Status = Literal["succeeded", "failed"]
 
@@ -158,3 +165,155 @@ class Outcome:
     error: str
     log: str
     value: ModelBytes | None
+
+
+@dataclass(frozen=True)
+class PartitionContext:
+    """Facts about the partition that a function processes. `get_context` returns it inside the function.
+
+    Attributes:
+        key: Key of the partition.
+        seed: Seed of the partition, computed from the seed of the run and the key. The random numbers of Python, NumPy
+            and PyTorch begin with this seed.
+        attempt: 1, or 2 if the process of the first attempt was lost.
+        threads: Number of threads that the function may use.
+    """
+
+    key: Key
+    seed: int
+    attempt: int = 1
+    threads: int = 1
+    _metrics: dict[str, float] = field(default_factory=dict)
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """Record metrics of the partition, such as the error of its model. A later value replaces an earlier one.
+
+        Raises:
+            InvalidArgumentError: A value is not a number.
+        """
+        for name, value in metrics.items():
+            try:
+                self._metrics[str(name)] = float(value)
+            except (TypeError, ValueError):
+                raise InvalidArgumentError(f"the metric {name}={value!r} is not a number: report numbers") from None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics that were reported so far."""
+        return dict(self._metrics)
+
+
+_context: PartitionContext | None = None
+
+
+def get_context() -> PartitionContext:
+    """Return the context of the partition that this process processes.
+
+    Raises:
+        InvalidArgumentError: No partition is processed.
+    """
+    if _context is None:
+        raise InvalidArgumentError(
+            "get_context() can be called only inside a function that shoal.many.run or shoal.many.train calls"
+        )
+    return _context
+
+
+def set_context(context: PartitionContext | None) -> None:
+    """Set the context of the partition that this process processes."""
+    global _context
+    _context = context
+
+
+def stored(model: Any) -> ModelBytes:
+    """Return a model as bytes: a booster in its library's format, any other model pickled."""
+    library = owner_of(model)
+    if library is not None and library.is_booster(model):
+        return ModelBytes(library.name, library.content_of(model))
+    import cloudpickle
+
+    return ModelBytes("pickle", cloudpickle.dumps(model))
+
+
+def loaded(kind: Kind, content: bytes) -> Any:
+    """Return the object of which :func:`stored` has returned the bytes, or the DataFrame of :func:`rows_bytes`."""
+    if kind == "rows":
+        return rows_in(content).to_pandas()
+    if kind != "pickle":
+        return library_of(kind).booster_of(content)
+    import cloudpickle
+
+    return cloudpickle.loads(content)
+
+
+def rows_bytes(table: pa.Table) -> ModelBytes:
+    """Return rows as bytes, in Arrow's format."""
+    import pyarrow as pa
+
+    with io.BytesIO() as file:
+        with pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+        return ModelBytes("rows", file.getvalue())
+
+
+def rows_in(content: bytes) -> pa.Table:
+    """Return the rows of which :func:`rows_bytes` has returned the bytes."""
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(content).read_all()
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """Function that stores the model that another function returns.
+
+    Args:
+        train: Function of the rows and the key of a partition that returns a model.
+    """
+
+    train: Callable[..., Any]
+
+    def __call__(self, rows: pd.DataFrame, key: Key) -> ModelBytes:
+        """Call the function, and return its model as bytes.
+
+        Raises:
+            InvalidArgumentError: The function has returned no model.
+        """
+        model = self.train(rows, key)
+        if model is None:
+            raise InvalidArgumentError("the function returned None: return the model")
+        return stored(model)
+
+
+@dataclass(frozen=True)
+class EstimatorTraining(PartitionFunction):
+    """Function that trains a booster on the rows of a partition, as the plain library does in one process.
+
+    Args:
+        framework: Name of the library.
+        params: All parameters of the library, with the seed.
+        rounds: Number of boosting rounds.
+        input_cols: Feature columns.
+        label_col: Column of the labels.
+        weight_col: Column of the weights; None: all rows have the same weight.
+        user_code: Callbacks and objective.
+    """
+
+    framework: Framework
+    params: Mapping[str, Any]
+    rounds: int
+    input_cols: tuple[str, ...]
+    label_col: str
+    weight_col: str | None = None
+    user_code: UserCode = field(default_factory=UserCode)
+
+    def prepare(self, keys: pa.DataType, by: Sequence[str]) -> None:
+        """Import the library. Keys of any kind can be trained."""
+        import_lean([self.framework], complete=bool(self.user_code))
+
+    def __call__(self, table: pa.Table, key: Key) -> ModelBytes:
+        """Train a booster on the rows."""
+        rows = table.to_pandas()
+        weight = None if self.weight_col is None else rows[self.weight_col]
+        given = {"data": rows[list(self.input_cols)], "label": rows[self.label_col], "weight": weight}
+        return stored(library_of(self.framework).train_rows(given, self.params, self.rounds, self.user_code))

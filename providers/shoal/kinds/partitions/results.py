@@ -16,7 +16,7 @@ from shoal.errors import InvalidArgumentError, JobError, TrainingError
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.kinds.partitions import models, work_folder
+from shoal.kinds.partitions import messages, work_folder
 from shoal.kinds.partitions.keys import Key as PartitionKey
 from shoal.kinds.partitions.keys import key_text, shown_key
 from shoal.kinds.partitions.messages import Kind, Status
@@ -80,7 +80,7 @@ class PartitionResult:
             JobError: The file was removed or changed.
         """
         content = self.content()
-        return models.loaded(self.kind, content)
+        return messages.loaded(self.kind, content)
 
     @property
     def kind(self) -> Kind:
@@ -298,7 +298,7 @@ class PartitionResults:
         import pyarrow as pa
 
         if row.kind == "rows":
-            return models.rows_in(PartitionResult(row, self._reader).content())
+            return messages.rows_in(PartitionResult(row, self._reader).content())
         return pa.Table.from_pandas(self._frame(row), preserve_index=False)
 
     def _frame(self, row: ManifestRow) -> pd.DataFrame:
