@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from shoal.kinds.partitions import partition_process
-from shoal.kinds.partitions.messages import Begun, Ended, Message
+from shoal.kinds.partitions.partition_messages import Begun, Ended, Message
 from shoal.kinds.partitions.partition_process import LOG_BYTES, ForkedProcess
 from tests.support.waiting import wait_until
 

@@ -20,11 +20,11 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event
 
 from shoal import history
-from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.kinds.partitions.messages import ModelBytes, Outcome
+from shoal.kinds.partitions.partition_messages import ModelBytes, Outcome
 from shoal.kinds.partitions.result_files import ResultWriter, complete_files, manifest_of
 from shoal.kinds.search import study_storage
 from shoal.links import Link

@@ -13,7 +13,7 @@ from shoal.errors import CapacityError
 from shoal.kinds.partitions import bucket_rows
 from shoal.kinds.partitions.bucket_rows import BatchInfo, BucketReader, chunks_of, read_index, write_chunk
 from shoal.kinds.partitions.keys import bucket_of, key_text
-from shoal.kinds.partitions.messages import Bucket, Work
+from shoal.kinds.partitions.partition_messages import Bucket, Work
 from shoal.kinds.partitions.partition_process import _Partitions
 
 BUCKETS = 4

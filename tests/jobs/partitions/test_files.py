@@ -14,7 +14,8 @@ from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.files import storage
 from shoal.jobs.remote import reachability
 from shoal.kinds.partitions import result_files
-from shoal.kinds.partitions.messages import ModelBytes, Outcome, Status
+from shoal.kinds.partitions.partition_messages import ModelBytes, Outcome, Status
+from shoal.kinds.partitions.partition_results import PartitionFailedError, PartitionResults
 from shoal.kinds.partitions.result_files import (
     KEEP_EVERY_S,
     ResultWriter,
@@ -22,7 +23,6 @@ from shoal.kinds.partitions.result_files import (
     kept_outcomes,
     manifest_of,
 )
-from shoal.kinds.partitions.results import PartitionFailedError, PartitionResults
 from shoal.kinds.partitions.spec import PartitionsJobSpec
 from shoal.kinds.partitions.work_folder import WorkFolder, remove_tree
 from shoal.pool.spec import PoolSpec

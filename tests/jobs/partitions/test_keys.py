@@ -30,10 +30,10 @@ from shoal.kinds.partitions.keys import (
     seed_of,
     type_of_columns,
 )
-from shoal.kinds.partitions.messages import Bucket, ModelBytes, Outcome, Work
+from shoal.kinds.partitions.partition_messages import Bucket, ModelBytes, Outcome, Work
 from shoal.kinds.partitions.partition_process import _Partitions
+from shoal.kinds.partitions.partition_results import PartitionResults
 from shoal.kinds.partitions.result_files import ResultWriter, complete_files, manifest_of
-from shoal.kinds.partitions.results import PartitionResults
 
 BERLIN = ZoneInfo("Europe/Berlin")
 D = decimal.Decimal

@@ -10,7 +10,7 @@ from typing import Any
 import optuna
 import pytest
 
-from shoal.kinds.search.search import Search, pruner_named, sampler_named
+from shoal.kinds.search.ask_and_tell import Search, pruner_named, sampler_named
 from shoal.kinds.search.study_storage import STUDY, Ended
 
 WORKERS, TRIALS, STEPS = 3, 45, 30

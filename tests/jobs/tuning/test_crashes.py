@@ -11,7 +11,7 @@ import pytest
 from shoal.jobs.journal import attempts, study_logs
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.kinds.search import study_storage
-from shoal.kinds.search.search import Search
+from shoal.kinds.search.ask_and_tell import Search
 from shoal.kinds.search.study_storage import STUDY, StudyJournal, storage_of
 from shoal.state import Store
 from shoal.state.schema import JobState

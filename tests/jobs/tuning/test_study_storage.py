@@ -14,7 +14,7 @@ from shoal.jobs import prune_jobs
 from shoal.jobs.journal import attempts, study_logs
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.kinds.search import study_storage
-from shoal.kinds.search.search import Search
+from shoal.kinds.search.ask_and_tell import Search
 from shoal.kinds.search.study_storage import STUDY, Ended, StudyJournal, ended_in, storage_of
 from shoal.state import Store
 from shoal.state.schema import JobState

@@ -20,7 +20,7 @@ from shoal.jobs.files import storage
 from shoal.kinds.partitions import worker
 from shoal.kinds.partitions.bucket_rows import BatchInfo, chunks_of, dealt, largest_first, number_of_buckets, read_index
 from shoal.kinds.partitions.keys import key_type, keys_in, shown_key
-from shoal.kinds.partitions.program import PartitionProgram
+from shoal.kinds.partitions.partition_program import PartitionProgram
 from shoal.kinds.partitions.result_files import complete_files, kept_outcomes, manifest_of
 from shoal.kinds.partitions.spec import PartitionsJobSpec
 from shoal.kinds.partitions.work_folder import WorkFolder

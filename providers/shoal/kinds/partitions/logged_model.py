@@ -28,10 +28,10 @@ from shoal.kinds.partitions.keys import (
     shown_key,
     type_of_columns,
 )
-from shoal.kinds.partitions.messages import ModelBytes, Outcome
+from shoal.kinds.partitions.partition_messages import ModelBytes, Outcome
+from shoal.kinds.partitions.partition_results import PartitionResult, PartitionResults
 from shoal.kinds.partitions.predictions import predicted_by
 from shoal.kinds.partitions.result_files import MANIFEST, ResultWriter, complete_files, manifest_of
-from shoal.kinds.partitions.results import PartitionResult, PartitionResults
 from shoal.training.boosting.library import library_of
 
 if TYPE_CHECKING:

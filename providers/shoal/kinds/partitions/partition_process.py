@@ -31,7 +31,7 @@ from shoal.data.output_tables import described
 from shoal.errors import CapacityError, TrainingError
 from shoal.kinds.partitions.bucket_rows import BatchInfo, BucketReader
 from shoal.kinds.partitions.keys import Key, encoded, key_text, seed_of, shown_key
-from shoal.kinds.partitions.messages import (
+from shoal.kinds.partitions.partition_messages import (
     Begun,
     Bucket,
     BucketEnded,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.parquet.files import is_local, resolve
 from shoal.errors import JobError
 from shoal.kinds.partitions.keys import Key, key_column, key_text, keys_in
-from shoal.kinds.partitions.messages import Kind, Outcome, Status
+from shoal.kinds.partitions.partition_messages import Kind, Outcome, Status
 from shoal.training.reporting import say
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from shoal.data.parquet.source import ParquetSource
 from shoal.errors import TrainingError
 from shoal.kinds.partitions.bucket_rows import BatchInfo, Chunk, write_chunk
 from shoal.kinds.partitions.keys import shown_key
-from shoal.kinds.partitions.messages import (
+from shoal.kinds.partitions.partition_messages import (
     Begun,
     Bucket,
     BucketFailed,

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.jobs import shipped_code
-from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
+from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import study_logs
 from shoal.jobs.journal.steps import patiently

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.dataset_spec import content_of
 from shoal.data.parquet.source import take_rows
 from shoal.jobs import mlflow_run, shipped_code
-from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
+from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.steps import patiently

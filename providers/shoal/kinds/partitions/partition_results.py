@@ -16,10 +16,10 @@ from shoal.errors import InvalidArgumentError, JobError, TrainingError
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.kinds.partitions import messages, work_folder
+from shoal.kinds.partitions import partition_messages, work_folder
 from shoal.kinds.partitions.keys import Key as PartitionKey
 from shoal.kinds.partitions.keys import key_text, shown_key
-from shoal.kinds.partitions.messages import Kind, Status
+from shoal.kinds.partitions.partition_messages import Kind, Status
 from shoal.kinds.partitions.result_files import (
     MANIFEST,
     ManifestRow,
@@ -80,7 +80,7 @@ class PartitionResult:
             JobError: The file was removed or changed.
         """
         content = self.content()
-        return messages.loaded(self.kind, content)
+        return partition_messages.loaded(self.kind, content)
 
     @property
     def kind(self) -> Kind:
@@ -298,7 +298,7 @@ class PartitionResults:
         import pyarrow as pa
 
         if row.kind == "rows":
-            return messages.rows_in(PartitionResult(row, self._reader).content())
+            return partition_messages.rows_in(PartitionResult(row, self._reader).content())
         return pa.Table.from_pandas(self._frame(row), preserve_index=False)
 
     def _frame(self, row: ManifestRow) -> pd.DataFrame:
