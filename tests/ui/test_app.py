@@ -197,7 +197,7 @@ def test_a_job_and_a_pool_have_a_page_as_soon_as_they_exist(client, store):
 
 def test_the_trials_of_a_search_are_on_its_page_the_best_first(client, store, monkeypatch):
     key = ui_systems.search(store)
-    found = study_storage.read(store, key.job_id, 1)
+    found = study_storage.read_trials(store, key.job_id, 1)
 
     page = client.get("/jobs/a-search").text
 

@@ -379,7 +379,7 @@ def _trials(result: JobResult) -> list[Ended]:
     from shoal.kinds.search import study_storage
     from shoal.state import Store
 
-    return study_storage.read(Store(), result.job_id, result.search.study)
+    return study_storage.read_trials(Store(), result.job_id, result.search.study)
 
 
 def _result_table(result: JobResult) -> Any:

@@ -67,7 +67,7 @@ def trials_view(store: Store, key: Key, job: Job, result: JobResult | None) -> T
     if job.spec.get("framework") != TUNE:
         return None
     study = study_logs.study_of(store, key)
-    found = study_storage.read(store, key.job_id, study)
+    found = study_storage.read_trials(store, key.job_id, study)
     # Before the result, the direction is known only if the spec has it; the table then has the newest trials first.
     direction = result.search.direction if result and result.search else job.spec.get("direction")
     if not found:

@@ -14,6 +14,7 @@ from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.files import storage
 from shoal.jobs.remote import reachability
 from shoal.kinds.partitions import result_files
+from shoal.kinds.partitions.engine import WorkFolder
 from shoal.kinds.partitions.partition_messages import ModelBytes, Outcome, Status
 from shoal.kinds.partitions.partition_results import PartitionFailedError, PartitionResults
 from shoal.kinds.partitions.result_files import (
@@ -22,9 +23,9 @@ from shoal.kinds.partitions.result_files import (
     complete_files,
     kept_outcomes,
     manifest_of,
+    remove_tree,
 )
 from shoal.kinds.partitions.spec import PartitionsJobSpec
-from shoal.kinds.partitions.work_folder import WorkFolder, remove_tree
 from shoal.pool.spec import PoolSpec
 from shoal.training.locations import Claim
 

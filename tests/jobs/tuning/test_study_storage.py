@@ -103,7 +103,7 @@ def test_the_trials_are_read_without_optuna_as_with_it(store):
     journal.flush()
 
     assert answers[-1] is None
-    assert study_storage.read(store, "job", 1) == ended == ended_in(study)
+    assert study_storage.read_trials(store, "job", 1) == ended == ended_in(study)
     assert [(each.state, each.value) for each in ended] == [
         ("complete", 0.25), ("pruned", 1.0), ("failed", None), ("complete", math.inf), ("failed", None)
     ]  # fmt: skip

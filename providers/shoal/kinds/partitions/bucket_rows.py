@@ -4,6 +4,9 @@ Each chunk of the dataset becomes one file in Arrow's IPC format, with a record 
 MiB of the chunk. Unlike a Parquet file, which repeats the description of every column in every row group, such a file
 opens in a fraction of a millisecond, however many batches it has. An index in JSON, which is written last, says which
 batch belongs to which bucket, and that the file is complete.
+
+Chunks and buckets depend only on the dataset, so that another attempt, with another number of workers, can use what an
+earlier one has written.
 """
 
 from __future__ import annotations

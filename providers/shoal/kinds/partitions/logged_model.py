@@ -1,4 +1,7 @@
-"""Log the models of all partitions to MLflow as one model, which takes the champion's model for a failed partition."""
+"""Log the models of all partitions to MLflow as one model, which predicts each row with the model of its partition.
+
+MLflow loads the model by the name of this module. A partition that has failed keeps the champion's model.
+"""
 
 from __future__ import annotations
 

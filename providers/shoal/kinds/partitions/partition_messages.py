@@ -1,4 +1,5 @@
-"""What a worker and its partition process, which calls the user's function, send to each other."""
+"""The functions that are called for partitions, with their context, and what a worker and its partition process send to
+each other."""
 
 from __future__ import annotations
 

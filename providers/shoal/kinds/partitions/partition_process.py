@@ -1,4 +1,4 @@
-"""Call the user's function for the partitions of buckets, in a process that a worker has forked for this purpose.
+"""Call the user's function for the partitions of buckets, in a process that a worker forks for this purpose.
 
 If the function ends the process, by a segmentation fault, ``os._exit`` or lack of memory, the worker goes on with
 another process.

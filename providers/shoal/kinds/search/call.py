@@ -1,4 +1,4 @@
-"""A call that searches for parameters, in the process of its caller, and what it has found."""
+"""A call that searches for parameters, in the process of its caller: its code, and what it has found."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class SearchCode:
         return pickled(self, "the space, sampler or pruner of a search")
 
 
-def load(path: str | None) -> SearchCode:
+def load_code(path: str | None) -> SearchCode:
     """Return the code in a file of a job; without a file, no code."""
     if path is None:
         return SearchCode()

@@ -1,4 +1,7 @@
-"""Run a search for parameters in its job's driver: its trials, and the training of the winner on all rows."""
+"""Run a search for parameters in its job's driver: its trials, and the training of the winner on all rows.
+
+A thread records each trial as a child of the job's MLflow run. A server that is away never ends the search.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from shoal.jobs.kind import KindDriver
 from shoal.jobs.mlflow_run import legal_name
 from shoal.jobs.results import JobResult, SearchSummary
 from shoal.jobs.timeouts import METRICS_PERIOD_S, TRIAL_RUNS_END_S
-from shoal.kinds.search import call
+from shoal.kinds.search.call import load_code
 from shoal.kinds.search.engine import Found, run
 from shoal.kinds.search.spec import TuneJobSpec
 from shoal.kinds.search.study_storage import STUDY, Ended, StudyJournal, require_optuna, storage_of
@@ -136,7 +139,10 @@ class TrialRuns:
 
 
 class SearchDriver(KindDriver[TuneJobSpec, AttemptContext]):
-    """A search: its trials, and the training of the winner on all rows."""
+    """A search: its trials, and the training of the winner on all rows.
+
+    A thread records each trial as a child of the job's MLflow run. A server that is away never ends the search.
+    """
 
     def begin(self) -> None:
         """Prepare the imports of the workers, so that the first trials start sooner."""
@@ -254,7 +260,7 @@ def _search(spec: TuneJobSpec, place: AttemptContext, study: int, folder: str) -
     try:
         found = run(
             spec,
-            call.load(spec.program),
+            load_code(spec.program),
             user_code,
             storage=storage_of(journal),
             flush=journal.flush,

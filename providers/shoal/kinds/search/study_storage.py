@@ -1,6 +1,7 @@
 """Keep an Optuna study in the store, as the two methods that `optuna.storages.JournalStorage` asks of a backend.
 
-Optuna's own storage in a database cannot be used, because its migrations and those of shoal use the same table.
+Optuna's own storage in a database cannot be used, because its migrations and those of shoal use the same table. The
+page reads the trials that have ended from the entries in the store, without Optuna.
 """
 
 from __future__ import annotations
@@ -207,7 +208,7 @@ def ended_in(study: optuna.Study) -> list[Ended]:
     return sorted((Ended.of(each) for each in found if REPEATED not in each.user_attrs), key=lambda each: each.number)
 
 
-def read(store: Store, job_id: str, study: int) -> list[Ended]:
+def read_trials(store: Store, job_id: str, study: int) -> list[Ended]:
     """Return the trials of a study in the store that have ended, in the order of their numbers."""
     return of_entries(map(load_json, study_logs.read(store, job_id, study)))
 

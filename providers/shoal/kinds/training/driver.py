@@ -1,6 +1,7 @@
 """Run an XGBoost or LightGBM job in its driver: train a model, save it, log it to MLflow, and register it there.
 
-If the job registers the model, the model is compared with the champion, the version that has the alias.
+If the job registers the model, the model is compared with the champion, the version that has the alias. An
+attempt continues with the training that an earlier attempt has saved before it failed, such as while MLflow was away.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from shoal.training.boosting.request import TrainResult
 
 
-def inputs_of(spec: JobSpec, dataset: DataConnector, rows: str, init_model: bytes | None) -> dict[str, str] | None:
+def _input_digests(spec: JobSpec, dataset: DataConnector, rows: str, init_model: bytes | None) -> dict[str, str] | None:
     """Return a digest of each input of a training. Trainings with equal inputs train the same model.
 
     Args:
@@ -72,7 +73,7 @@ def inputs_of(spec: JobSpec, dataset: DataConnector, rows: str, init_model: byte
     return {name: hashlib.sha256(repr(value).encode()).hexdigest() for name, value in found.items()}
 
 
-def of_earlier_attempt(spec: JobSpec, place: AttemptContext, inputs: Mapping[str, str]) -> TrainResult | None:
+def _saved_by_earlier_attempt(spec: JobSpec, place: AttemptContext, inputs: Mapping[str, str]) -> TrainResult | None:
     """Return the training that an earlier attempt has saved before it failed; None if this attempt has to train.
 
     Only a digest in the store shows that an attempt has written the files: anybody may write to a shared folder.
@@ -187,7 +188,7 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
     if place.run and spec.register_as:
         gate.try_champion(place.run, spec.register_as)
     inputs = _logged_inputs(spec, place.run, place, checked) if place.run else None
-    trained = of_earlier_attempt(spec, place, inputs) if inputs else None
+    trained = _saved_by_earlier_attempt(spec, place, inputs) if inputs else None
     if trained is None:
         trained = _train(spec, place, checked)
     else:
@@ -279,7 +280,7 @@ def _logged_inputs(spec: JobSpec, run: Run, place: AttemptContext, checked: _Che
     with before_work(run.uri, place.environment):
         run.log_params({**_params(spec), **base, **checked.user_code.names()})
         run.log_dataset(spec.label_col, checked.data.digest, spec.dataset.origin, context="training")
-    return inputs_of(spec, checked.dataset, checked.data.digest, checked.init_model)
+    return _input_digests(spec, checked.dataset, checked.data.digest, checked.init_model)
 
 
 def _published(
