@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from shoal.data.sql import connection_variable
 from shoal.errors import DataError, InvalidArgumentError, JobError, ModelNotFoundError, shown
-from shoal.jobs import credentials, teams
-from shoal.jobs.journal import attempts
+from shoal.jobs import credentials
+from shoal.jobs.journal import attempts, owners
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow_run import Run, metric_name, tracking_at, uri_of
 from shoal.jobs.register import DEFAULT_ALIAS, Register
@@ -104,7 +104,8 @@ def promote_model(
                 on_log(f"decided before, so nothing changes: {earlier.decision.sentence}")
                 return earlier
             holder = holder or python_holder()
-            teams.require_for_version(Store(), _key_of(found), holder)
+            key = _key_of(found)
+            owners.require_for_version(Store(), key.job_id, key.attempt, holder)
             record = waiting_version.load(found)
         run = Run(registry.client, uri, "", found.run_id or "", "")
         with _present_holdout(record.options(), connection_url) as register:

@@ -23,8 +23,7 @@ from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from shoal import history
-from shoal.jobs.journal.locks import HeldLock
-from shoal.jobs.journal.steps import JobStep, transaction
+from shoal.jobs.journal.steps import HeldLock, JobStep, transaction
 from shoal.jobs.register import Register
 from shoal.models.registry import VersionId
 from shoal.pool.holder import job_holder

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, RegistryError
-from shoal.jobs import teams
-from shoal.jobs.journal import attempts
-from shoal.jobs.journal.locks import HeldLock, store_lock
-from shoal.jobs.journal.steps import JobStep, act, patiently
+from shoal.jobs.journal import attempts, owners
+from shoal.jobs.journal.steps import HeldLock, JobStep, act, patiently, store_lock
 from shoal.jobs.kind import parse_spec
 from shoal.jobs.results import JobResult
 from shoal.jobs.submission import attach
@@ -66,7 +64,7 @@ def withdraw_promotion(
     job = attempts.load(store, key)
     promotion = _promotion_of(store, job)
     holder = holder or python_holder()
-    teams.require_for_version(store, key, holder)
+    owners.require_for_version(store, key.job_id, key.attempt, holder)
     attempts.give_up(store, key, time.time())
     registry = Registry.open(tracking_uri or _tracking_uri(job))
     if registry is None or registry.uri != promotion.registry_uri:
