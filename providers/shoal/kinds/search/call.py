@@ -1,4 +1,4 @@
-"""A call that searches for parameters, in the process of its caller: its code, and what it has found."""
+"""A call that searches for parameters, in the process of its caller, and what it has found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +14,9 @@ from shoal.jobs import shipped_code
 from shoal.jobs.files import storage
 from shoal.jobs.kind import KindCall
 from shoal.jobs.results import JobResult, SearchSummary
-from shoal.kinds.search.spec import TuneJobSpec
+from shoal.kinds.search.spec import SearchCode, TuneJobSpec
 from shoal.training import locations
 from shoal.training.boosting.user_code import UserCode
-from shoal.training.pickling import pickled
 from shoal.training.reporting import say
 
 if TYPE_CHECKING:
@@ -26,44 +24,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shoal.training.locations import Claim
-
-
-@dataclass(frozen=True)
-class SearchCode:
-    """Code of a search that its spec cannot contain as data.
-
-    Args:
-        function: Pickled function ``(params, context)``, which only the workers unpickle; None: a boosting training.
-        space: Function that suggests the parameters of a trial; None: the spec has ranges.
-        sampler: Sampler of Optuna; None: the spec names one.
-        pruner: Pruner of Optuna; None: the spec names one.
-    """
-
-    function: bytes | None = None
-    space: Callable[[Any], Any] | None = None
-    sampler: Any = None
-    pruner: Any = None
-
-    def __bool__(self) -> bool:
-        return any(each is not None for each in (self.function, self.space, self.sampler, self.pruner))
-
-    def dumps(self) -> bytes:
-        """Pickle the code.
-
-        Raises:
-            InvalidArgumentError: The code contains an object that cannot be pickled.
-        """
-        return pickled(self, "the space, sampler or pruner of a search")
-
-
-def load_code(path: str | None) -> SearchCode:
-    """Return the code in a file of a job; without a file, no code."""
-    if path is None:
-        return SearchCode()
-    import cloudpickle
-
-    code: SearchCode = cloudpickle.loads(shipped_code.read(path))
-    return code
 
 
 class SearchResult:

@@ -24,9 +24,8 @@ from shoal.jobs.kind import KindDriver
 from shoal.jobs.mlflow_run import legal_name
 from shoal.jobs.results import JobResult, SearchSummary
 from shoal.jobs.timeouts import METRICS_PERIOD_S, TRIAL_RUNS_END_S
-from shoal.kinds.search.call import load_code
 from shoal.kinds.search.engine import Found, run
-from shoal.kinds.search.spec import TuneJobSpec
+from shoal.kinds.search.spec import TuneJobSpec, load_code
 from shoal.kinds.search.study_storage import STUDY, Ended, StudyJournal, require_optuna, storage_of
 from shoal.kinds.training.driver import check_training, train_and_publish
 from shoal.secrets.redaction import redact_all
