@@ -20,12 +20,11 @@ from shoal.jobs import Register
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.prediction import engine
 from shoal.models import contest, describe_model, gate, list_models, model_history, promote_model, prune_models
-from shoal.models.contest import Outcome
+from shoal.models.contest import Outcome, Withdrawal
 from shoal.models.decision import Candidate, Evaluation
 from shoal.models.ledger import Ledger, is_of, predecessor
 from shoal.models.registry import Registry as Access
 from shoal.models.registry import VersionId
-from shoal.models.withdrawal import Withdrawal
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 from tests.support.job_results import result_of

@@ -34,8 +34,8 @@ from shoal.jobs import FunctionRegister, JobResult, ModelLine, PromotionResult
 from shoal.jobs.journal import attempts
 from shoal.models import contest, list_models, loading, model_history, promote_model
 from shoal.models.contest import Outcome
+from shoal.models.gate import WaitingVersion
 from shoal.models.ledger import Ledger
-from shoal.models.waiting_version import WaitingVersion
 from shoal.pool.teams import acting_for
 from shoal.state.schema import ActionKind, Job, JobState
 from tests.support.gate import KEY, Gate, frame
