@@ -44,7 +44,7 @@ def test_a_champion_that_cannot_be_read_is_never_replaced(gate: Gate, monkeypatc
         def load(uri: str, *_: Any, **__: Any) -> Any:
             raise error
 
-        monkeypatch.setattr("shoal.models.gate.loading.load", load)
+        monkeypatch.setattr("shoal.models.loading.load", load)
 
     exact = loading.load(gate.uris["exact"])
     fail(ImportError("no module named catboost"))
@@ -412,8 +412,8 @@ def test_a_report_that_cannot_be_stored_fails_no_job(gate: Gate, monkeypatch, ca
     def refuse(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("shoal.models.gate.comparison_report.store", refuse)
-    monkeypatch.setattr("shoal.models.gate._recent", refuse)
+    monkeypatch.setattr("shoal.models.comparison_report.store", refuse)
+    monkeypatch.setattr("shoal.models.contest._recent", refuse)
 
     outcome = gate.enter("good")
 

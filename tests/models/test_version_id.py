@@ -142,7 +142,7 @@ def test_the_reports_and_the_earlier_versions_know_the_promotions_of_the_present
     assert [(each.version, each.promoted) for each in details.challengers] == [("2", True), ("1", None)]
     register = Register.parse({"model": "m", "metric": "rmse", "holdout": {"paths": ["/holdout"]}})
     ledger = Ledger.of(registry.client, Store(), register)
-    [earlier] = gate._recent(registry.client, ledger, register, last.challenger.version.number)
+    [earlier] = contest._recent(registry.client, ledger, register, last.challenger.version.number)
     assert (earlier.version, earlier.promoted) == ("1", False)
 
 

@@ -12,9 +12,8 @@ from shoal import history
 from shoal.errors import InvalidArgumentError, JobNotFoundError, RegistryError, TeamError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.models import contest, withdraw_promotion
-from shoal.models.contest import Withdrawal
-from shoal.models.ledger import Ledger
+from shoal.models import ledger, withdraw_promotion
+from shoal.models.ledger import Ledger, Withdrawal
 from shoal.models.registry import Registry as Access
 from shoal.pool.teams import acting_for
 from shoal.state import Store
@@ -29,7 +28,7 @@ CONFIRMED, WITHDRAWN = PromotionState.CONFIRMED, PromotionState.WITHDRAWN
 @pytest.fixture(autouse=True)
 def short_lock(monkeypatch):
     """A lock that is lost at once to the next process that wants it."""
-    monkeypatch.setattr(contest, "PROMOTION_LOCK_TTL_S", 0.0)
+    monkeypatch.setattr(ledger, "PROMOTION_LOCK_TTL_S", 0.0)
 
 
 def withdraw(registry: Registry, version: str, client: Client | None = None) -> str:  # noqa: F811

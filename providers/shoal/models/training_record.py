@@ -1,4 +1,4 @@
-"""Record what a version was trained with: its rows, to find them in a holdout, and its settings, to skip a repetition."""
+"""Record what a version was trained with: its rows, to find them in a holdout, and its settings, not to repeat it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,7 @@ from shoal.jobs.results import DATA_TAGS, PROMOTING
 from shoal.jobs.specs.register import Register
 from shoal.jobs.specs.training import JobSpec
 from shoal.models.decision import Recency
-from shoal.models.registry import (
-    ATTEMPT_TAG,
-    HOLDER_TAG,
-    JOB_TAG,
-    REASON_TAG,
-    WITHDRAWN,
-    digest_tag,
-    newest_versions,
-)
+from shoal.models.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, REASON_TAG, WITHDRAWN, digest_tag, newest_versions
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.mlflow.model_uris import VERSION
@@ -39,7 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from shoal.data.connector import DataConnector
-
 
 ROWS_TAG = "shoal.training_rows"
 """Name of the tag that contains the URI of the record of a registered version's training rows."""
@@ -185,10 +176,7 @@ def store_rows(run: Run, rows: TrainingRows) -> dict[str, str]:
     if not rows.files:
         return {}
     document = {"files": [file.to_json() for file in rows.files], "times": [asdict(each) for each in rows.times]}
-    text = json.dumps(document, separators=(",", ":"))
-    path = f"{_FOLDER}/{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-    run.client.log_text(run.run_id, text, path)
-    return {ROWS_TAG: f"runs:/{run.run_id}/{path}"}
+    return {ROWS_TAG: run.log_record(_FOLDER, json.dumps(document, separators=(",", ":")))}
 
 
 def load_rows(run: Run, model: str, version: str) -> TrainingRows | None:
