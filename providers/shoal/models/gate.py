@@ -21,7 +21,6 @@ from shoal.errors import DataError, InvalidArgumentError, JobError, ModelNotFoun
 from shoal.jobs import credentials, teams
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.kind import parse_spec
 from shoal.jobs.mlflow_run import Run, metric_name, tracking_at, uri_of
 from shoal.jobs.register import DEFAULT_ALIAS, Register
 from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, PromotionResult, Reason
@@ -283,7 +282,7 @@ def promote_model(
         >>> promote_model(training=result).decision.sentence
     """
     name, number, job_id, is_own = _named(model, version, training)
-    uri = uri_of(tracking_uri or (job_id and _tracking_uri_of(job_id)))
+    uri = uri_of(tracking_uri or (job_id and _tracking_uri_of(attempts.find_latest(Store(), job_id))))
     registry = Registry.open(uri)
     if registry is None:
         raise ModelNotFoundError(f"the model {shown(name)} does not exist: no job has registered a model yet")
@@ -372,12 +371,11 @@ def _named(
     return result.model_name, result.model_version, result.job_id, result.skipped is None
 
 
-def _tracking_uri_of(job_id: str) -> str | None:
+def _tracking_uri_of(job: Job | None) -> str | None:
     """Return the tracking URI that a job has used; None if the store does not have it, or had to hide its password.
 
     All promotions of a model have to use the same URI, because the lock and the records of promotions belong to it.
     """
-    job = attempts.find_latest(Store(), job_id)
     uri: str | None = ((job.spec.get("tracking") if job else None) or {}).get("uri")
     return None if uri is None or HIDDEN in uri else uri
 
@@ -497,8 +495,7 @@ def withdraw_promotion(
     holder = holder or python_holder()
     teams.require_for_version(store, key, holder)
     attempts.give_up(store, key, time.time())
-    tracking = parse_spec(job.spec).tracking
-    registry = Registry.open(tracking_uri or (tracking.uri if tracking else None))
+    registry = Registry.open(tracking_uri or _tracking_uri_of(job))
     if registry is None or registry.uri != promotion.registry_uri:
         raise RegistryError(
             f"the model {promotion.model} was promoted in the MLflow registry {promotion.registry_uri}: "
