@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from mlflow import MlflowClient
 
-    from shoal.jobs.journal.metric_series import MetricPoint
+    from shoal.jobs.journal.metric_points import MetricPoint
 
 _METRICS_PER_CALL = 1000
 """Largest number of metrics that MLflow accepts in one call of `log_batch`."""

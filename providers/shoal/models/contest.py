@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import JobError, RegistryError
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.locks import HeldLock, store_lock
-from shoal.jobs.journal.steps import JobStep, act, patiently
+from shoal.jobs.journal.steps import HeldLock, JobStep, act, patiently, store_lock
 from shoal.jobs.mlflow_run import Run, legal_name, metric_name
 from shoal.jobs.register import Register
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion

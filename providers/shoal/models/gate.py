@@ -18,8 +18,8 @@ from sqlalchemy import select
 from shoal.data.connector import DataConnector
 from shoal.data.sql import connection_variable
 from shoal.errors import DataError, InvalidArgumentError, JobError, ModelNotFoundError, RegistryError, shown
-from shoal.jobs import credentials, teams
-from shoal.jobs.journal import attempts
+from shoal.jobs import credentials
+from shoal.jobs.journal import attempts, owners
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow_run import Run, metric_name, tracking_at, uri_of
 from shoal.jobs.register import DEFAULT_ALIAS, Register
@@ -293,7 +293,8 @@ def promote_model(
                 on_log(f"decided before, so nothing changes: {earlier.decision.sentence}")
                 return earlier
             holder = holder or python_holder()
-            teams.require_for_version(Store(), _key_of(found), holder)
+            key = _key_of(found)
+            owners.require_for_version(Store(), key.job_id, key.attempt, holder)
             record = WaitingVersion.load(found)
         run = Run(registry.client, uri, "", found.run_id or "", "")
         with _present_holdout(record.options(), connection_url) as register:
@@ -493,7 +494,7 @@ def withdraw_promotion(
     job = attempts.load(store, key)
     promotion = _promotion_of(store, job)
     holder = holder or python_holder()
-    teams.require_for_version(store, key, holder)
+    owners.require_for_version(store, key.job_id, key.attempt, holder)
     attempts.give_up(store, key, time.time())
     registry = Registry.open(tracking_uri or _tracking_uri_of(job))
     if registry is None or registry.uri != promotion.registry_uri:

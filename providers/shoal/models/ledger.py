@@ -24,8 +24,7 @@ from sqlalchemy.orm import Session
 
 from shoal import history
 from shoal.errors import RegistryError
-from shoal.jobs.journal.locks import HeldLock, store_lock
-from shoal.jobs.journal.steps import JobStep, act, patiently, transaction
+from shoal.jobs.journal.steps import HeldLock, JobStep, act, patiently, store_lock, transaction
 from shoal.jobs.register import Register
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
 from shoal.models.registry import DECISION_TAG, REASON_TAG, WITHDRAWN, Registry, VersionId, aliases_of, answering
