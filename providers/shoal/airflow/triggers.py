@@ -1,4 +1,5 @@
-"""Triggers with which deferred tasks wait for jobs and for nodes in Airflow's triggerer, without a slot of a worker."""
+"""Triggers with which deferred tasks wait for jobs and for nodes in Airflow's triggerer, without a slot of a worker,
+and the thread that reads the store for all of them."""
 
 from __future__ import annotations
 
@@ -36,6 +37,8 @@ from shoal.pool.status import PoolStatus, status_of
 from shoal.state import Store
 from shoal.state.home import default_url
 from shoal.state.schema import JOB_ENDED, Job, JobState, Operation, OperationState
+
+log = logging.getLogger(__name__)
 
 _DEFERRED = "deferred"
 
@@ -153,8 +156,6 @@ class WaitTrigger(BaseTrigger):
         state = states.get(ti.task_id if ti.map_index < 0 else f"{ti.task_id}_{ti.map_index}")
         return None if state is None else str(getattr(state, "value", state))
 
-
-log = logging.getLogger(__name__)
 
 _ROUND_S = 0.5
 """Shortest time between two rounds of a poller. Waits that are due within this time share their queries."""

@@ -1,4 +1,5 @@
-"""Commands `shoal train`, `shoal tune` (submit a job) and `shoal jobs …` (list, show, follow, cancel, remove jobs)."""
+"""Commands `shoal train`, `shoal tune` (submit a job), `shoal jobs …` (list, show, follow, cancel, remove jobs) and
+`shoal many …` (process the partitions of a table in one job, list and show them)."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.training.reporting import ProgressDisplay
 
 if TYPE_CHECKING:
-    from shoal.jobs import AnyJobSpec, JobResult, PartitionResult, PartitionResults
+    from shoal.jobs import AnyJobSpec, JobResult, PartitionResult
     from shoal.jobs.handle import JobHandle
     from shoal.jobs.journal.metric_series import MetricPoint
     from shoal.jobs.status import JobStatus
@@ -426,7 +427,9 @@ def list_partitions(
     as_json: Json = False,
 ) -> None:
     """List the partitions of a job that have ended: those that failed first, then the slowest first."""
-    found = _partitions_of(job_id)
+    from shoal.jobs import partitions_so_far
+
+    found = partitions_so_far(job_id)
     chosen = sorted(
         (each for each in found if state in (None, each.status)),
         key=lambda each: (each.status == "succeeded", -each.seconds),
@@ -461,7 +464,9 @@ def show_partition(
     as_json: Json = False,
 ) -> None:
     """Show the outcome of a partition, and the end of what its function has printed."""
-    found = next((each for each in _partitions_of(job_id) if str(each.key) == key), None)
+    from shoal.jobs import partitions_so_far
+
+    found = next((each for each in partitions_so_far(job_id) if str(each.key) == key), None)
     if found is None:
         raise InvalidArgumentError(
             f"job {job_id} has no partition {key} that has ended: see `shoal many list {job_id}`"
@@ -474,12 +479,6 @@ def show_partition(
     show(fields([*plain.items(), *((f"metric {name}", value) for name, value in found.metrics.items())]))
     if found.log:
         show(found.log.rstrip("\n"))
-
-
-def _partitions_of(job_id: str) -> PartitionResults:
-    from shoal.jobs import partitions_so_far
-
-    return partitions_so_far(job_id)
 
 
 def _plain_partition(result: PartitionResult) -> dict[str, object]:

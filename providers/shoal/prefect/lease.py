@@ -1,4 +1,5 @@
-"""Provide `pool_lease`, a context manager that leases nodes of a pool for a block of code."""
+"""Lease nodes of a pool for a block of code (`pool_lease`), and clean up after flow runs: hooks of a run that ends,
+and a function that ends what ended runs have left."""
 
 from __future__ import annotations
 
