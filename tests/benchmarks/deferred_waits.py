@@ -40,7 +40,7 @@ def _add_rows(jobs: int) -> None:
     from shoal.jobs.files.logs import log_path
     from shoal.jobs.journal import attempts
     from shoal.jobs.journal.attempts import Key, Order
-    from shoal.jobs.journal.tasks import TaskTry
+    from shoal.jobs.journal.owners import TaskTry
     from shoal.os_processes import ProcessId
     from shoal.state import Store
     from shoal.state.schema import Demand

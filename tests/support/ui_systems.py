@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.metric_series import MetricPoint, encoded
+from shoal.jobs.journal.metric_points import MetricPoint, encoded
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import (

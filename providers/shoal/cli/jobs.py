@@ -33,7 +33,7 @@ from shoal.training.reporting import ProgressDisplay
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobResult, PartitionResult
     from shoal.jobs.handle import JobHandle
-    from shoal.jobs.journal.metric_series import MetricPoint
+    from shoal.jobs.journal.metric_points import MetricPoint
     from shoal.jobs.status import JobStatus
     from shoal.kinds.search.trials import Ended
 

@@ -276,11 +276,11 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         if not isinstance(model, str | os.PathLike):
             self._require()
             return shipped_code.store(library_of(self._framework).serialised(model))
-        from shoal.models import init_model as loading
+        from shoal.models import loading
 
         named = os.fspath(model)
         check_model_version(named)
-        return shipped_code.store(loading.load(absolute_model(named), self._framework))
+        return shipped_code.store(loading.load_init_model(absolute_model(named), self._framework))
 
     def _trained(self, input_cols: tuple[str, ...], base_margin_cols: tuple[str, ...], result: TrainResult) -> BoosterT:
         """Store a trained model in this estimator, and return the model."""

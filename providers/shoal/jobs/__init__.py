@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from shoal.jobs.files.retention import prune_jobs as prune_jobs
     from shoal.jobs.handle import JobHandle as JobHandle
     from shoal.jobs.handle import JobTimeoutError as JobTimeoutError
-    from shoal.jobs.journal.tasks import FlowTask as FlowTask
-    from shoal.jobs.journal.tasks import TaskTry as TaskTry
+    from shoal.jobs.journal.owners import FlowTask as FlowTask
+    from shoal.jobs.journal.owners import TaskTry as TaskTry
     from shoal.jobs.kind import parse_spec as parse_spec
     from shoal.jobs.model_summary import Message as Message
     from shoal.jobs.model_summary import ModelLine as ModelLine

@@ -18,7 +18,7 @@ from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts, study_logs
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.metric_series import MetricPoint
+from shoal.jobs.journal.metric_points import MetricPoint
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.results import JobResult
 from shoal.jobs.status import JobLine, JobStatus

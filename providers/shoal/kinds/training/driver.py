@@ -21,12 +21,11 @@ from shoal.jobs.results import DataResult, JobResult
 from shoal.kinds.prediction.engine import pinned
 from shoal.kinds.training import saved_training
 from shoal.kinds.training.spec import JobSpec
-from shoal.models import gate, init_model, loading, skip_if_unchanged, training_rows
+from shoal.models import gate, loading, training_record
 from shoal.models.contest import Outcome
 from shoal.models.holdout import check_holdout
 from shoal.models.registry import HOLDER_TAG
-from shoal.models.skip_if_unchanged import Fingerprints
-from shoal.models.training_rows import TrainingRows
+from shoal.models.training_record import Fingerprints, TrainingRows
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.messages import by_round
 from shoal.training.boosting.model import Output
@@ -164,12 +163,12 @@ def _checked(spec: JobSpec, place: AttemptContext, selected_on: DatasetSpec | No
     times = dataset.time_range(spec.dataset.time_col)
     # An alias is replaced by its version, which does not change during the job.
     base = None if spec.init_model is None else pinned(spec.init_model)
-    content = None if base is None else init_model.load(base, spec.framework)
+    content = None if base is None else loading.load_init_model(base, spec.framework)
     trained_on, held_out, all_known = TrainingRows(), "", True
     if spec.register_as:
-        trained_on = training_rows.of_datasets([(dataset, times)])
+        trained_on = training_record.of_datasets([(dataset, times)])
         if base is not None and place.run is not None:
-            earlier = init_model.rows_of(place.run, base)
+            earlier = training_record.rows_of(place.run, base)
             all_known = earlier is not None
             trained_on = trained_on.union(earlier or TrainingRows())
         selected = _selected(spec, selected_on)
@@ -207,7 +206,7 @@ def _selected(spec: JobSpec, selected_on: DatasetSpec | None) -> TrainingRows:
         return TrainingRows()
     rows = DataConnector.from_spec(selected_on)
     has_times = spec.dataset.time_col in rows.schema().names
-    return training_rows.of_datasets(
+    return training_record.of_datasets(
         [(rows, rows.time_range(selected_on.time_col or (spec.dataset.time_col if has_times else None)))]
     )
 
@@ -255,7 +254,7 @@ def _published(
         )
     if checked.fingerprints:
         with only_printed("the version could not be tagged, so the next training is not skipped"):
-            skip_if_unchanged.mark(run, spec.register_as, outcome.challenger.version.number, checked.fingerprints)
+            training_record.mark(run, spec.register_as, outcome.challenger.version.number, checked.fingerprints)
     return uri, outcome
 
 
@@ -284,13 +283,13 @@ def _skipped(spec: JobSpec, place: AttemptContext, data: DataResult, fingerprint
     if run is None or register is None or not register.skip_if_unchanged:
         return None
     holder = place.tags[HOLDER_TAG]
-    found = skip_if_unchanged.reason_to_skip(run, place.store, place.key, holder, register, fingerprints)
+    found = training_record.reason_to_skip(run, place.store, place.key, holder, register, fingerprints)
     if found is None:
         return None
     version, reason = found
     print(reason, flush=True)
     with only_printed("the MLflow run could not be tagged as skipped"):
-        run.client.set_tag(run.run_id, skip_if_unchanged.SKIPPED, reason)
+        run.client.set_tag(run.run_id, training_record.SKIPPED, reason)
     uri = f"models:/{register.model}/{version}"
     return place.result(
         model_path=uri,
