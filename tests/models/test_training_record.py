@@ -27,8 +27,8 @@ from shoal.jobs import (
     skipping_if_unchanged,
 )
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver.context import AttemptContext, Stopwatch
-from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.attempt_context import AttemptContext, Stopwatch
+from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.files import staged_rows
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from shoal.jobs.handle import JobHandle
     from shoal.jobs.journal.metric_points import MetricPoint
     from shoal.jobs.status import JobStatus
-    from shoal.kinds.search.trials import Ended
+    from shoal.kinds.search.study_storage import Ended
 
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow, cancel and remove training jobs.")
@@ -378,10 +378,10 @@ def _trials(result: JobResult) -> list[Ended]:
     """Return the trials of a search, in the order of their numbers; empty if the job was no search."""
     if result.search is None:
         return []
-    from shoal.kinds.search import trials
+    from shoal.kinds.search import study_storage
     from shoal.state import Store
 
-    return trials.read(Store(), result.job_id, result.search.study)
+    return study_storage.read_trials(Store(), result.job_id, result.search.study)
 
 
 def _result_table(result: JobResult) -> Any:

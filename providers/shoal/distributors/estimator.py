@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from shoal.boosting_libraries import Framework
 from shoal.data.connector import DataConnector
-from shoal.distributors.call import Call, submitted
-from shoal.distributors.same_arguments import same_arguments
+from shoal.distributors.call import Call, same_arguments, submitted
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED

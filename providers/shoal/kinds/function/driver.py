@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import JobError
 from shoal.jobs import shipped_code
-from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
-from shoal.jobs.driver.metric_series import MlflowFeed
+from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed, saved_before
+from shoal.jobs.driver.attempt_metrics import MlflowFeed
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.kind import KindDriver
