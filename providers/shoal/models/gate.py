@@ -42,7 +42,7 @@ from shoal.models.registry import (
 from shoal.models.training_rows import Overlap, TrainingRows
 from shoal.models.waiting_version import WaitingVersion
 from shoal.state import Store
-from shoal.training.boosting.model import Output
+from shoal.training.boosting.library import Output
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -14,8 +14,7 @@ from shoal.kinds.partitions import pyfunc_loader
 from shoal.kinds.partitions.pyfunc_loader import PartitionedModel
 from shoal.models.registry import is_ours, is_unreachable
 from shoal.secrets.redaction import redact_value
-from shoal.training.boosting.library import libraries, library_of, owner_of
-from shoal.training.boosting.model import class_probabilities
+from shoal.training.boosting.library import class_probabilities, libraries, library_of, owner_of
 from shoal.training.host.imports import add_estimators
 from shoal.training.host.own_process import ending_forks
 from shoal.training.tracking import MODEL_VERSION
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shoal.data.parquet.source import ParquetSource
-    from shoal.training.boosting.model import BoosterPredictor
+    from shoal.training.boosting.library import BoosterPredictor
 
 
 class PyfuncPredictor:

@@ -12,7 +12,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.kinds.partitions.keys import Key
 from shoal.kinds.partitions.messages import Kind, ModelBytes, PartitionFunction
 from shoal.training.boosting.library import library_of, owner_of
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 from shoal.training.host.imports import import_lean
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from shoal.jobs.results import JobResult, SearchSummary
 from shoal.kinds.search.code import SearchCode
 from shoal.kinds.search.spec import TuneJobSpec
 from shoal.training import locations
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 from shoal.training.reporting import say
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from shoal.kinds.search.study_storage import STUDY, StudyJournal, require_optuna
 from shoal.kinds.search.trial_runs import TrialRuns
 from shoal.kinds.search.trials import Ended
 from shoal.kinds.training.driver import check_training, train_and_publish
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.boosting.user_code import UserCode
 
 
 class SearchDriver(KindDriver[TuneJobSpec, AttemptContext]):

@@ -16,11 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.matrix import Categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.training.boosting.library import Library, OnAll
+from shoal.training.boosting.library import (
+    BoosterPredictor,
+    InitModel,
+    Library,
+    OnAll,
+    Output,
+    Predict,
+    class_probabilities,
+)
 from shoal.training.boosting.messages import Prepared, Task
-from shoal.training.boosting.model import BoosterPredictor, InitModel, Output, Predict, class_probabilities
-from shoal.training.boosting.params import Directions, seed_in
-from shoal.training.boosting.user_code import Objective, UserCode
+from shoal.training.boosting.params import Directions, Objective, UserCode, seed_in
 from shoal.training.lightgbm.params import (
     NAMES,
     RANKING,
@@ -174,7 +180,7 @@ class LightGBM(Library):
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
         """Make rank 0 find the bins from a sample of all workers' rows, and make all workers build their datasets."""
-        from shoal.training.lightgbm.sampling import shares
+        from shoal.training.lightgbm.dataset import shares
 
         sample_shares = shares([task.train.shard.rows for task in tasks])
         samples, machines = zip(*on_all("begin", list(zip(tasks, sample_shares, strict=True))), strict=True)
