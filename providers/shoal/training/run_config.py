@@ -1,5 +1,5 @@
-"""Define `RunConfig`, the options of a run that all estimators and distributors accept, and restart a run that has lost a
-worker or a node, up to `RunConfig.max_restarts` times."""
+"""Define `RunConfig`, the options of a run that all estimators and distributors accept, and restart a run that has lost
+a worker or a node, up to `RunConfig.max_restarts` times."""
 
 from __future__ import annotations
 

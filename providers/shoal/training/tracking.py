@@ -1,5 +1,5 @@
-"""Options of a job's MLflow run, models named by MLflow URIs or paths, and the MLflow calls of user code in workers: they
-go to the job's run, whose experiment they may choose."""
+"""Options of a job's MLflow run, models named by MLflow URIs or paths, and the MLflow calls of user code in workers:
+they go to the job's run, whose experiment they may choose."""
 
 from __future__ import annotations
 

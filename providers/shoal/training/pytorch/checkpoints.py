@@ -1,10 +1,10 @@
 """Save and load the checkpoints of a run (the two newest states of rank 0), and merge the model folders of all ranks.
 
-Each checkpoint has a signature, the seal. Loading a pickle can run code, and other users may be able to write to the artifact location. A checkpoint is therefore
-loaded only if its seal is correct. The seal is an HMAC of the checkpoint's number and content, with a key that the
-driver creates for the run and sends to the workers. Rank 0 sends the seals to the driver before a new checkpoint gets
-its final name, so that a resumed run accepts no older checkpoint. A checkpoint is written under a temporary name first,
-so it is either complete or absent.
+Each checkpoint has a signature, the seal. Loading a pickle can run code, and other users may be able to write to the
+artifact location. A checkpoint is therefore loaded only if its seal is correct. The seal is an HMAC of the checkpoint's
+number and content, with a key that the driver creates for the run and sends to the workers. Rank 0 sends the seals to
+the driver before a new checkpoint gets its final name, so that a resumed run accepts no older checkpoint. A checkpoint
+is written under a temporary name first, so it is either complete or absent.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Define the programs that workers run: functions with their arguments, and scripts with their command line arguments and
-the files that travel with them."""
+"""Define the programs that workers run: functions with their arguments, and scripts with their command lines and the
+files that travel with them."""
 
 from __future__ import annotations
 
@@ -443,8 +443,8 @@ class Program:
         if len(content) > MAX_PROGRAM_BYTES:
             raise InvalidArgumentError(
                 f"{name_of(self.target)} is {len(content) / 2**20:.0f} MiB large with its arguments and the variables "
-                f"of its closure, but the limit is {MAX_PROGRAM_BYTES / 2**20:.0f} MiB: pass data in dataset_map, or let "
-                "the function read the data itself"
+                f"of its closure, but the limit is {MAX_PROGRAM_BYTES / 2**20:.0f} MiB: pass data in dataset_map, or "
+                "let the function read the data itself"
             )
         return content
 

@@ -1,4 +1,4 @@
-"""Run one worker of a PyTorch training: find the other ranks, call the user's function with the environment variables of
+"""Run one worker of a PyTorch training: find the other ranks, call the user's function with the environment of
 torchrun, and upload the model files.
 
 The driver calls the functions `meet`, `call` and `upload` one after the other, each on all ranks at once.
