@@ -14,8 +14,8 @@ from shoal.training.lightgbm import dataset
 
 READ = """
 import pickle, sys
-from shoal.training.lightgbm import sampling
-table = sampling.fetch(pickle.loads(bytes.fromhex(sys.argv[1])))
+from shoal.training.lightgbm import dataset
+table = dataset.fetch(pickle.loads(bytes.fromhex(sys.argv[1])))
 sys.stdout.buffer.write(pickle.dumps(table.to_pydict()))
 """
 
