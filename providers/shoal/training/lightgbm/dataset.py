@@ -19,7 +19,7 @@ from shoal.errors import DataError
 from shoal.training import cluster
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Batch, ShardRows
-from shoal.training.lightgbm.library import note, predict_table, slice_rows
+from shoal.training.lightgbm.library import Share, note, predict_table, slice_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -261,43 +261,6 @@ def _without_rows(rows: pa.Table, params: Mapping[str, Any]) -> lightgbm.Dataset
 
 _SAMPLE_ROWS = 200_000
 """Number of rows in the sample if the user does not set `bin_construct_sample_cnt`; the same as LightGBM's default."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Position of a worker's rows among all rows. The position determines how many rows this worker adds to the sample.
-
-    Args:
-        rank: Rank of the worker.
-        before: Number of rows of all lower ranks.
-        rows: Number of rows of this worker.
-        total: Number of rows of all workers.
-    """
-
-    rank: int
-    before: int
-    rows: int
-    total: int
-
-    def chosen(self, wanted: int, seed: int) -> np.ndarray:
-        """Choose this worker's rows for the sample from which LightGBM finds its bins (intervals of feature values).
-
-        The same share, sample size and seed always give the same rows.
-        """
-        wanted = min(wanted, self.total)
-        count = (self.before + self.rows) * wanted // self.total - self.before * wanted // self.total
-        if count == self.rows:
-            return np.arange(self.rows)
-        return np.sort(np.random.default_rng([seed, self.rank]).choice(self.rows, count, replace=False))
-
-
-def shares(rows: Sequence[int]) -> list[Share]:
-    """Compute each worker's `Share`: the position of its rows among the rows of all workers."""
-    ends = np.cumsum(rows)
-    return [
-        Share(rank, int(end) - count, count, int(ends[-1]))
-        for rank, (count, end) in enumerate(zip(rows, ends, strict=True))
-    ]
 
 
 def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) -> pa.Table:

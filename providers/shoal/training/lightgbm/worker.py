@@ -31,7 +31,8 @@ from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.own_process import is_loopback, tie_to_loopback
 from shoal.training.lightgbm import dataset
-from shoal.training.lightgbm.dataset import Binned, Bins, Share, find_bins, refuse_if_too_large, sample, shares
+from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large, sample
+from shoal.training.lightgbm.library import Share, shares
 from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
 from shoal.training.reporting import GangContext, gang_context
