@@ -238,6 +238,16 @@ def written_files(known: Mapping[str, int | None]) -> dict[str, int]:
     return found
 
 
+def remove_folders_of_dead(*prefixes: str) -> None:
+    """Remove the folders that killed workers left in the node's temporary folder. In the name of such a folder, the
+    worker's process id follows the prefix."""
+    for prefix in prefixes:
+        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*-*"):
+            pid = folder.name.removeprefix(prefix).split("-")[0]
+            if pid.isdecimal() and not Path("/proc", pid).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def _remove(folder: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
