@@ -31,7 +31,7 @@ from shoal.training.gang import placement
 from shoal.training.gang.child import serve_worker
 from shoal.training.gang.local_node import LocalNode, NodeWithoutRay
 from shoal.training.gang.placement import GangShape, Seat, reserve_in_register
-from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Workers
+from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Success, Workers
 from shoal.training.host.process_channel import ProcessChannel
 from shoal.training.reporting import say
 
@@ -94,9 +94,7 @@ class ChildProcesses(Workers):
     def run(self, function: Callable[..., Any], args_by_rank: Mapping[int, Sequence[Any]], answered: Answered) -> None:
         """Start a call in the workers of these ranks, and return without waiting."""
         for rank, args in args_by_rank.items():
-            self._children[rank].call("run", function, args).add_done_callback(
-                lambda future, rank=rank: answered(rank, future.result())
-            )
+            self._children[rank].call("run", function, args).add_done_callback(partial(_pass_on, answered, rank))
 
     def kill(self) -> None:
         """Kill the processes, wait until they have ended, and free their CPUs."""
@@ -153,6 +151,10 @@ class _StartSettings(NamedTuple):
     @classmethod
     def of(cls, shape: GangShape) -> _StartSettings:
         return cls(int(shape.cpus_per_worker), shape.trim_memory)
+
+
+def _pass_on(answered: Answered, rank: int, future: Future[Success | Failure | Lost]) -> None:
+    answered(rank, future.result())
 
 
 class _Proxy:
