@@ -93,9 +93,14 @@ PREFIX = "/shoal"
 """Path of the page below the base URL of Airflow."""
 
 
+def base_path() -> str:
+    """Return the path of Airflow's base URL, such as ``/airflow``."""
+    return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
+
+
 def page_path() -> str:
     """Return the path of the page, including the path of Airflow's base URL, such as ``/airflow/shoal/``."""
-    return f"{urlsplit(conf.get('api', 'base_url', fallback='') or '').path.rstrip('/')}{PREFIX}/"
+    return f"{base_path()}{PREFIX}/"
 
 
 class ShoalPlugin(AirflowPlugin):
