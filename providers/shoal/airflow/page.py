@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import logging
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.base_auth_manager import BaseAuthManager
@@ -23,7 +23,6 @@ from anyio import from_thread
 from fastapi import HTTPException, Request
 
 from shoal.airflow.deployment import deployment_in_database, has_teams, store_of
-from shoal.airflow.plugin import base_path
 from shoal.airflow.train_again import instances_text, request_body
 from shoal.errors import InvalidArgumentError
 from shoal.pool.holder import ALL_TEAMS, DagRunHolder
@@ -163,8 +162,9 @@ def train_again(holder: str) -> EngineRequest:
     if (run := _own_run(holder)) is None:
         raise InvalidArgumentError(f"{holder} is no run of this Airflow: use the page of its own Airflow")
     body = request_body(run.dag_id, run.run_id)
+    base = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
     return EngineRequest(
-        f"{base_path()}/api/v2/dags/{quote(run.dag_id, safe='')}/clearTaskInstances",
+        f"{base}/api/v2/dags/{quote(run.dag_id, safe='')}/clearTaskInstances",
         body,
         f"Airflow clears {instances_text(body['task_ids'])} of run {run.run_id}. Trainings that have succeeded keep "
         "their results.",

@@ -93,14 +93,9 @@ PREFIX = "/shoal"
 """Path of the page below the base URL of Airflow."""
 
 
-def base_path() -> str:
-    """Return the path of Airflow's base URL, such as ``/airflow``."""
-    return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
-
-
 def page_path() -> str:
     """Return the path of the page, including the path of Airflow's base URL, such as ``/airflow/shoal/``."""
-    return f"{base_path()}{PREFIX}/"
+    return f"{urlsplit(conf.get('api', 'base_url', fallback='') or '').path.rstrip('/')}{PREFIX}/"
 
 
 class ShoalPlugin(AirflowPlugin):
