@@ -14,17 +14,18 @@ from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import remote_files
 from shoal.jobs.files import storage
 from shoal.kinds.partitions import result_files
-from shoal.kinds.partitions.messages import ModelBytes, Outcome, Status
+from shoal.kinds.partitions.engine import WorkFolder
+from shoal.kinds.partitions.partition_messages import ModelBytes, Outcome, Status
+from shoal.kinds.partitions.partition_results import PartitionFailedError, PartitionResults
 from shoal.kinds.partitions.result_files import (
     KEEP_EVERY_S,
     ResultWriter,
     complete_files,
     kept_outcomes,
     manifest_of,
+    remove_tree,
 )
-from shoal.kinds.partitions.results import PartitionFailedError, PartitionResults
 from shoal.kinds.partitions.spec import PartitionsJobSpec
-from shoal.kinds.partitions.work_folder import WorkFolder, remove_tree
 from shoal.pool.spec import PoolSpec
 from shoal.training.locations import Claim
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from shoal.jobs.driver.attempt_metrics import MetricSeries, MlflowFeed
 from shoal.jobs.driver.heartbeats import HeartbeatThread
-from shoal.jobs.driver.metric_series import MetricSeries, MlflowFeed
 from shoal.jobs.journal import attempts, metric_points
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.metric_points import MetricPoint, encoded
@@ -128,7 +128,7 @@ def test_a_later_attempt_replaces_the_steps_that_it_repeats(store: Store) -> Non
 def test_names_and_points_are_bounded_in_the_store(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shoal.jobs.driver.metric_series._MOST_IN_SERIES", 3)
+    monkeypatch.setattr("shoal.jobs.driver.attempt_metrics._MOST_IN_SERIES", 3)
     series = MetricSeries(KEY)
     series.log(0, {f"{number}-\udc80{'m' * 1000}": 1.0 for number in range(300)}, 0)
     for step in range(1, 9):
