@@ -8,9 +8,9 @@ import logging
 import os
 
 from shoal.jobs.reconcile.watch import LostJobs
-from shoal.pool import background_process
+from shoal.pool import reconciling
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     os.chdir("/")
-    background_process.run(watch=LostJobs().look)
+    reconciling.run(watch=LostJobs().look)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from shoal.pool import background_process
+from shoal.pool import reconciling
 from shoal.pool.backends import BACKENDS, LocalBackend, NodeRef, PoolRef
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import inherited_environment, log_path, node_environment
@@ -70,4 +70,4 @@ def _list() -> Path:
 if __name__ == "__main__":
     BACKENDS["local"] = HostsBackend
     os.chdir("/")
-    background_process.run()
+    reconciling.run()

@@ -27,7 +27,7 @@ from shoal.errors import (
     shown,
 )
 from shoal.os_processes import ProcessId
-from shoal.pool import background_process, bound_host
+from shoal.pool import bound_host, reconciling
 from shoal.pool.backends import BACKENDS, Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
@@ -296,7 +296,7 @@ class ComputePool:
                 self._requests.record(session, ActionKind.STOPPED, "abandoned" if abandon else None)
             if abandon:
                 return
-        background_process.ensure_running()
+        reconciling.ensure_running()
         self._requests.waiting.until_down(on_progress)
 
     def delete(self, *, abandon: bool = False) -> None:
@@ -477,7 +477,7 @@ class ComputePool:
         if not here:
             return bool(released)
         reconcile(self._store, self.name, clock=self._clock)
-        background_process.ensure_running()
+        reconciling.ensure_running()
         self._requests.waiting.until_down()
         return bool(released)
 
@@ -502,7 +502,7 @@ class ComputePool:
             before = _limits(pool)
             commands.alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=self._clock())
             self._requests.record(session, ActionKind.ALTERED, f"{before} -> {_limits(pool)}")
-        background_process.ensure_running()
+        reconciling.ensure_running()
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return the nodes that are ready to work, the head first. The list is empty while the pool is down."""
@@ -550,7 +550,7 @@ class ComputePool:
                 operation.
         """
         withdrawn = self._requests.withdraw(operation_id, reason)
-        background_process.ensure_running()
+        reconciling.ensure_running()
         return withdrawn
 
     def has_nodes(self, size: int, *, snapshot: Snapshot | None = None) -> bool:
@@ -649,7 +649,7 @@ class ComputePool:
         with self._requests.changing() as session:
             commands.retire(session, self.name, node, within_s, self._clock())
             self._requests.record(session, ActionKind.ALTERED, f"node {node} ends within {within_s:g} s")
-        background_process.ensure_running()
+        reconciling.ensure_running()
         reconcile(self._store, self.name, clock=self._clock)
 
     def set_quota(self, team: str, *, max_nodes: int | None = None, node_hours: float | None = None) -> None:
@@ -681,7 +681,7 @@ class ComputePool:
             after = usage.quota_text(pool, storable(team))
             self._requests.record(session, ActionKind.ALTERED, f"quota of team {team}: {before} -> {after}")
         if is_here(pool) and pool.state is PoolState.UP:
-            background_process.ensure_running()
+            reconciling.ensure_running()
 
     def usage(self, *, days: float = USAGE_DAYS) -> list[HolderUsage]:
         """Return the node-seconds that the leases and jobs of each holder have used, sorted from most to least.
@@ -893,5 +893,5 @@ def sweep_nodes(store: Store) -> list[str]:
     with store.reading() as session:
         alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))
     if alive:
-        background_process.ensure_running()
+        reconciling.ensure_running()
     return did

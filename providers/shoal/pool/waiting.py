@@ -26,7 +26,7 @@ from shoal.errors import (
 )
 from shoal.os_processes import ProcessId
 from shoal.own_pauses import waited_since
-from shoal.pool import background_process, bound_host
+from shoal.pool import bound_host, reconciling
 from shoal.pool.backends import BACKENDS
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import require_team
@@ -300,7 +300,7 @@ class Requests:
                 except PoolStoppingError:
                     operation_id = ""
                     self.waiting.until_down(on_progress)
-            background_process.ensure_running()
+            reconciling.ensure_running()
             self.operation_id = operation_id
             if not is_async:
                 patience = operation.deadline - operation.created_at

@@ -37,7 +37,7 @@ pytestmark = pytest.mark.ray
 def attached_pool(static_cluster) -> Iterator[ComputePool]:
     """One pool for several tests, in a home of its own."""
     with new_home(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
+        patch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
         patch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: [])
         pool = ComputePool(static_cluster.uri(max_nodes=4)).up()
         yield pool

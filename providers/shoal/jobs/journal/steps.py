@@ -19,7 +19,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_de
 from shoal.errors import StoreError
 from shoal.pool.timeouts import STORE_PATIENCE, STORE_PERIOD
 from shoal.state import Store
-from shoal.state.steps import At, act, transaction
+from shoal.state.store import At, act, transaction
 
 __all__ = ["At", "JobStep", "RetentionStep", "StudyStep", "act", "transaction"]
 

@@ -14,8 +14,8 @@ from shoal.os_processes import ProcessId, python_command
 from shoal.own_pauses import waited_since
 from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
-from shoal.pool.background_process import log_path
 from shoal.pool.journal import rows
+from shoal.pool.reconciling import log_path
 from shoal.state import Store
 from shoal.state.schema import Job
 
