@@ -1,5 +1,5 @@
-"""RayClusters and pods, as far as the backend reads them from the objects of the Kubernetes API, and the RayCluster that
-shoal creates for a pool with `image` or `template`. Pure, except that it reads the template."""
+"""RayClusters and pods, as far as the backend reads them from the objects of the Kubernetes API, and the RayCluster
+that shoal creates for a pool with `image` or `template`. Pure, except that it reads the template."""
 
 from __future__ import annotations
 
