@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import NoPoolError, PoolElsewhereError, StoreError
-from shoal.jobs.reconcile.settle import settle_jobs
+from shoal.jobs.reconcile.rounds import settle_jobs
 from shoal.os_processes import host_id, hostname
 from shoal.pool import bound_host, reconciling
 from shoal.pool.api import ComputePool, describe_pool, list_pools

@@ -237,7 +237,7 @@ def _made_by_task() -> str:
     from airflow.sdk.execution_time import task_runner
     from airflow.sdk.execution_time.comms import ErrorResponse, GetVariable
 
-    from shoal.jobs.journal.locks import store_lock
+    from shoal.jobs.journal.steps import store_lock
     from shoal.state import Store
 
     # A Variable that a task makes belongs to the task's team, and tasks of other teams could not read it.

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from shoal.boosting_libraries import Framework
 from shoal.data.connector import DataConnector
-from shoal.distributors.call import Call, submitted
-from shoal.distributors.same_arguments import same_arguments
+from shoal.distributors.call import Call, same_arguments, submitted
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
@@ -276,11 +275,11 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         if not isinstance(model, str | os.PathLike):
             self._require()
             return shipped_code.store(library_of(self._framework).serialised(model))
-        from shoal.models import init_model as loading
+        from shoal.models import loading
 
         named = os.fspath(model)
         check_model_version(named)
-        return shipped_code.store(loading.load(absolute_model(named), self._framework))
+        return shipped_code.store(loading.load_init_model(absolute_model(named), self._framework))
 
     def _trained(self, input_cols: tuple[str, ...], base_margin_cols: tuple[str, ...], result: TrainResult) -> BoosterT:
         """Store a trained model in this estimator, and return the model."""

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.call import Call, packed
-from shoal.distributors.same_arguments import same_arguments
+from shoal.distributors.call import Call, packed, same_arguments
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import logging
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from mlflow import MlflowClient
 
-    from shoal.jobs.journal.metric_series import MetricPoint
+    from shoal.jobs.journal.metric_points import MetricPoint
 
 _METRICS_PER_CALL = 1000
 """Largest number of metrics that MLflow accepts in one call of `log_batch`."""
@@ -243,6 +244,12 @@ class Run:
         """Log one value per metric name, at step 0; NaN and infinite values are left out."""
         now = time.time()
         self.log_metrics([(name, value, 0, now) for name, value in values.items() if math.isfinite(value)])
+
+    def log_record(self, folder: str, record: str) -> str:
+        """Log a record in JSON to a file of the run with the record's digest as its name, and return the file's URI."""
+        path = f"{folder}/{hashlib.sha256(record.encode()).hexdigest()[:16]}.json"
+        self.client.log_text(self.run_id, record, path)
+        return f"runs:/{self.run_id}/{path}"
 
     def logged_model(self) -> str | None:
         """Return the URI of the newest model that the user's code has logged to this run; None if there is none."""

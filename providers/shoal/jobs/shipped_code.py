@@ -43,7 +43,7 @@ def store(content: bytes) -> str:
     """Write pickled code into a file under `$SHOAL_HOME`. The file's name is the SHA-256 of the code.
 
     The driver reads this file, or a copy of the file in a package that is sent to the pool
-    (`shoal.jobs.remote.package`).
+    (`shoal.jobs.remote_files`).
     """
     path = f"{storage.root(None)}/{_FOLDER}/{hashlib.sha256(content).hexdigest()}"
     storage.write(path, content)

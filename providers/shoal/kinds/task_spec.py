@@ -83,8 +83,8 @@ def models_spec_of(
     """
     if function is None or isinstance(function, str):
         return _models_spec(_fields_of_models(fields, function, kwargs))
-    from shoal.kinds.partitions.models import SavedModel
-    from shoal.kinds.partitions.program import program_of
+    from shoal.kinds.partitions.partition_messages import SavedModel
+    from shoal.kinds.partitions.partition_program import program_of
 
     # The fields are parsed before the code is stored, so that wrong fields cause an error before a file is written.
     spec = _models_spec(_fields_of_models(fields, function, kwargs))

@@ -20,9 +20,9 @@ from typing import Generic, TypeVar
 
 from shoal.background_threads import BackgroundThread
 from shoal.errors import ShoalError
-from shoal.jobs.journal import metric_series
+from shoal.jobs.journal import metric_points
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.metric_series import MetricPoint
+from shoal.jobs.journal.metric_points import MetricPoint
 from shoal.jobs.status import JobLine, StoreMark, job_lines, store_mark
 from shoal.pool.api import report_pools
 from shoal.pool.backends import BACKENDS, Seen
@@ -170,7 +170,7 @@ class StoreReader:
         """Return the series of a job's metrics, read once for all viewers, and again when the attempt has changed."""
         read, points = self._metrics.get(line.key, (None, []))
         if read != line:
-            points = metric_series.read(self.store, line.key)
+            points = metric_points.read(self.store, line.key)
             others = {key: each for key, each in self._metrics.items() if key != line.key}
             self._metrics = {line.key: (line, points), **others}
             while len(self._metrics) > _MOST_SERIES:

@@ -39,7 +39,7 @@ from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import heartbeats
 from shoal.jobs.driver import main as driver
-from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.driver.attempt_context import AttemptContext
 from shoal.jobs.files import artifacts, staged_rows, storage
 from shoal.jobs.files import staged_rows as jobs_staging
 from shoal.jobs.files.logs import LogFollower, log_path

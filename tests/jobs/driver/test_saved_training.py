@@ -14,7 +14,7 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.jobs import JobResult, JobSpec, Register, Tracking, load_training, shipped_code
-from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key

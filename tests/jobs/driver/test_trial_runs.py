@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from shoal.kinds.search import trial_runs
-from shoal.kinds.search.trial_runs import TrialRuns
-from shoal.kinds.search.trials import Ended
+from shoal.kinds.search import driver
+from shoal.kinds.search.driver import TrialRuns
+from shoal.kinds.search.study_storage import Ended
 from tests.support.waiting import wait_until
 
 
@@ -42,7 +42,7 @@ def ended(number: int, state: str = "complete") -> Ended:
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
-    monkeypatch.setattr(trial_runs, "METRICS_PERIOD_S", 0.01)
+    monkeypatch.setattr(driver, "METRICS_PERIOD_S", 0.01)
     return Client()
 
 
@@ -67,7 +67,7 @@ def test_trials_are_sent_when_the_server_is_back(client, capsys):
 
 
 def test_the_end_of_a_search_does_not_wait_for_a_server_that_is_away(client, monkeypatch, capsys):
-    monkeypatch.setattr(trial_runs, "TRIAL_RUNS_END_S", 0.05)
+    monkeypatch.setattr(driver, "TRIAL_RUNS_END_S", 0.05)
     runs = runs_of(client)
     runs.add(ended(0))
 

@@ -22,8 +22,7 @@ from shoal.jobs import prune_jobs, retain
 from shoal.jobs.files import artifacts
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.locks import store_lock
-from shoal.jobs.journal.steps import At, JobStep, RetentionStep
+from shoal.jobs.journal.steps import At, JobStep, RetentionStep, store_lock
 from shoal.models import prune_models
 from shoal.os_processes import host_id, hostname
 from shoal.state import Store, store

@@ -11,11 +11,10 @@ import pytest
 from shoal.data import DataConnector
 from shoal.errors import CapacityError
 from shoal.kinds.partitions import bucket_rows
-from shoal.kinds.partitions.bucket_rows import BatchInfo, BucketReader, read_index, write_chunk
+from shoal.kinds.partitions.bucket_rows import BatchInfo, BucketReader, chunks_of, read_index, write_chunk
 from shoal.kinds.partitions.keys import bucket_of, key_text
-from shoal.kinds.partitions.messages import Bucket, Work
+from shoal.kinds.partitions.partition_messages import Bucket, Work
 from shoal.kinds.partitions.partition_process import _Partitions
-from shoal.kinds.partitions.plan import chunks_of
 
 BUCKETS = 4
 

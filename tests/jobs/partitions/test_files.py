@@ -11,20 +11,21 @@ import pytest
 
 from shoal import RunConfig
 from shoal.errors import InvalidArgumentError, JobError
+from shoal.jobs import remote_files
 from shoal.jobs.files import storage
-from shoal.jobs.remote import reachability
 from shoal.kinds.partitions import result_files
-from shoal.kinds.partitions.messages import ModelBytes, Outcome, Status
+from shoal.kinds.partitions.engine import WorkFolder
+from shoal.kinds.partitions.partition_messages import ModelBytes, Outcome, Status
+from shoal.kinds.partitions.partition_results import PartitionFailedError, PartitionResults
 from shoal.kinds.partitions.result_files import (
     KEEP_EVERY_S,
     ResultWriter,
     complete_files,
     kept_outcomes,
     manifest_of,
+    remove_tree,
 )
-from shoal.kinds.partitions.results import PartitionFailedError, PartitionResults
 from shoal.kinds.partitions.spec import PartitionsJobSpec
-from shoal.kinds.partitions.work_folder import WorkFolder, remove_tree
 from shoal.pool.spec import PoolSpec
 from shoal.training.locations import Claim
 
@@ -203,6 +204,6 @@ def test_nodes_that_share_no_folder_need_a_location_with_a_uri(fresh_home: Path)
         function="models:train", by="store", dataset={"paths": ["s3://bucket/rows"]}, tracking=None
     )
     with pytest.raises(InvalidArgumentError, match=r"set run_config\.artifact_location to a URI in an object store"):
-        reachability.check(reachability.located(spec, pool), pool)
+        remote_files.check(remote_files.located(spec, pool), pool)
     config = RunConfig(artifact_location="s3://bucket/jobs")
-    reachability.check(reachability.located(spec.model_copy(update={"run_config": config}), pool), pool)
+    remote_files.check(remote_files.located(spec.model_copy(update={"run_config": config}), pool), pool)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.kinds.partitions.bucket_rows import BucketReader, read_index, write_chunk
+from shoal.kinds.partitions.bucket_rows import BucketReader, chunks_of, read_index, write_chunk
 from shoal.kinds.partitions.keys import (
     bucket_of,
     check_same_kinds,
@@ -30,11 +30,10 @@ from shoal.kinds.partitions.keys import (
     seed_of,
     type_of_columns,
 )
-from shoal.kinds.partitions.messages import Bucket, ModelBytes, Outcome, Work
+from shoal.kinds.partitions.partition_messages import Bucket, ModelBytes, Outcome, Work
 from shoal.kinds.partitions.partition_process import _Partitions
-from shoal.kinds.partitions.plan import chunks_of
+from shoal.kinds.partitions.partition_results import PartitionResults
 from shoal.kinds.partitions.result_files import ResultWriter, complete_files, manifest_of
-from shoal.kinds.partitions.results import PartitionResults
 
 BERLIN = ZoneInfo("Europe/Berlin")
 D = decimal.Decimal

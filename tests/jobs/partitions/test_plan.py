@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 
 from shoal.data.planning import RowGroup
-from shoal.kinds.partitions.plan import chunks_of, dealt, largest_first, number_of_buckets
+from shoal.kinds.partitions.bucket_rows import chunks_of, dealt, largest_first, number_of_buckets
 
 
 def test_chunks_are_whole_row_groups_in_the_order_of_the_dataset() -> None:

@@ -17,11 +17,11 @@ import pytest
 from shoal.data import DataConnector
 from shoal.data.output_tables import described
 from shoal.errors import DataError
-from shoal.kinds.partitions import models
+from shoal.kinds.partitions import partition_messages
 from shoal.kinds.partitions.keys import key_text
-from shoal.kinds.partitions.messages import ModelBytes
+from shoal.kinds.partitions.partition_messages import ModelBytes
+from shoal.kinds.partitions.partition_results import PartitionResults
 from shoal.kinds.partitions.predictions import PartitionPrediction, report_unknown
-from shoal.kinds.partitions.results import PartitionResults
 from tests.support.partition_models import model_of, written
 
 ROWS = 30
@@ -139,7 +139,7 @@ def test_frames_of_a_function_are_written_with_one_schema(tmp_path: Path) -> Non
         pd.DataFrame({"day": [None, None], "n": [1, 2]}),
         pd.DataFrame({"day": [datetime.date(2024, 1, 1)], "n": [0.5], "more": ["x"]}),
     ]
-    results = written(tmp_path, {key: models.stored(frame) for key, frame in enumerate(frames)}, pa.int64())
+    results = written(tmp_path, {key: partition_messages.stored(frame) for key, frame in enumerate(frames)}, pa.int64())
 
     results.write_parquet(tmp_path / "out")
     found = pq.read_table(tmp_path / "out")

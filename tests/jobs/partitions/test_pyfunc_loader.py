@@ -14,7 +14,7 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.errors import DataError
-from shoal.kinds.partitions import logged_model, pyfunc_loader
+from shoal.kinds.partitions import logged_model
 from tests.support.partition_models import model_of
 
 HOURS = pd.to_datetime(["2024-10-27 00:30", "2024-10-27 01:30"], utc=True).tz_convert("Europe/Berlin")
@@ -39,7 +39,7 @@ def test_a_null_is_a_key_of_its_own_in_tables_and_in_mlflow(
     signature = logged_model.signature_of(table.schema, ["key"], ["a"])
     mlflow.pyfunc.save_model(
         tmp_path / "model",
-        loader_module=pyfunc_loader.__name__,
+        loader_module=logged_model.__name__,
         data_path=str(tmp_path / "data"),
         signature=signature,
         pip_requirements=[],

@@ -22,7 +22,7 @@ from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission, Line
-from shoal.jobs.reconcile import settle
+from shoal.jobs.reconcile import rounds
 from shoal.jobs.reconcile.look import HeadBusyError, HeadGoneError, JobClient, Target
 from shoal.jobs.reconcile.rounds import host_round
 from shoal.jobs.scheduling import DRIVER_BYTES
@@ -273,16 +273,16 @@ def test_a_job_that_another_block_attaches_to_ends_with_this_block(queue, monkey
 
 def test_a_long_queue_hides_no_running_job_and_no_run(queue, monkeypatch):
     monkeypatch.setattr("shoal.jobs.cleanup.sweep", list)
-    monkeypatch.setattr("shoal.jobs.reconcile.settle._AT_ONCE", 1)
+    monkeypatch.setattr("shoal.jobs.reconcile.rounds._AT_ONCE", 1)
     queue.submit("first")
     attempts.start(queue.store, Key("first", 1), ProcessId.mine().to_json(), queue.now)
     for name, holder in (("second", "airflow:other/run"), ("third", "airflow:dag/run")):
         queue.now += 1.0
         queue.submit(name, holder=holder)
     checked: list[str] = []
-    monkeypatch.setattr(settle, "host_round", lambda target: checked.append(target.key.job_id))
+    monkeypatch.setattr(rounds, "host_round", lambda target: checked.append(target.key.job_id))
 
-    assert settle.settle_jobs() == []
+    assert rounds.settle_jobs() == []
     assert checked == ["first", "second"]  # the running one, and of the others the one polled longest ago
     assert cleanup.clean_up_everywhere("airflow:other/run", reason="over") == [f"{POOL}: cancelled job second: over"]
 

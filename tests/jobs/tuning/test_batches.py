@@ -10,10 +10,8 @@ from typing import Any
 import optuna
 import pytest
 
-from shoal.kinds.search.samplers import pruner_named, sampler_named
-from shoal.kinds.search.search import Search
-from shoal.kinds.search.study_storage import STUDY
-from shoal.kinds.search.trials import Ended
+from shoal.kinds.search.ask_and_tell import Search, pruner_named, sampler_named
+from shoal.kinds.search.study_storage import STUDY, Ended
 
 WORKERS, TRIALS, STEPS = 3, 45, 30
 

@@ -10,8 +10,8 @@ import pytest
 
 from shoal.jobs.journal import attempts, study_logs
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.kinds.search import trials
-from shoal.kinds.search.search import Search
+from shoal.kinds.search import study_storage
+from shoal.kinds.search.ask_and_tell import Search
 from shoal.kinds.search.study_storage import STUDY, StudyJournal, storage_of
 from shoal.state import Store
 from shoal.state.schema import JobState
@@ -132,7 +132,7 @@ CASES = [
 @pytest.mark.parametrize(("workers", "batch", "sampler"), CASES, ids=["one", "batches", "two"])
 def test_a_search_that_was_killed_at_any_write_ends_with_the_same_trials(store, workers, batch, sampler):
     attempt(store, workers, batch, sampler(), None, False)
-    expected = trials.read(store, "job", 1)
+    expected = study_storage.read_trials(store, "job", 1)
     assert [each.number for each in expected] == list(range(TRIALS))
     assert expected[1].error == "the worker of the trial was lost in 2 attempts: its process ended with exit code 3"
     pruned = workers == 2 and batch is None  # what a pruner sees depends on which trial was first
@@ -142,12 +142,12 @@ def test_a_search_that_was_killed_at_any_write_ends_with_the_same_trials(store, 
         try:
             attempt(store, workers, batch, sampler(), write, after)
         except Killed:
-            done = {each.number for each in trials.read(store, "job", first)}
+            done = {each.number for each in study_storage.read_trials(store, "job", first)}
             continued = attempt(store, workers, batch, sampler(), None, False)
             assert not done & set(continued.ran), (write, after)
         else:
             return
-        found = trials.read(store, "job", first if study_logs.read(store, "job", first) else first + 1)
+        found = study_storage.read_trials(store, "job", first if study_logs.read(store, "job", first) else first + 1)
         if pruned:
             assert [each.params for each in found] == [each.params for each in expected], (write, after)
         else:

@@ -20,11 +20,9 @@ import xgboost
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.kinds.search import engine
-from shoal.kinds.search.code import SearchCode
-from shoal.kinds.search.samplers import sampler_named, seeded
-from shoal.kinds.search.spec import Range, TuneJobSpec
-from shoal.kinds.search.study_storage import STUDY
-from shoal.kinds.search.trials import Ended
+from shoal.kinds.search.ask_and_tell import sampler_named, seeded
+from shoal.kinds.search.spec import Range, SearchCode, TuneJobSpec
+from shoal.kinds.search.study_storage import STUDY, Ended
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.trials import with_params
 from shoal.training.boosting.user_code import UserCode

@@ -13,10 +13,9 @@ from shoal.errors import FencedError, InvalidArgumentError, StoreError
 from shoal.jobs import prune_jobs
 from shoal.jobs.journal import attempts, study_logs
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.kinds.search import trials
-from shoal.kinds.search.search import Search
-from shoal.kinds.search.study_storage import STUDY, StudyJournal, storage_of
-from shoal.kinds.search.trials import Ended, ended_in
+from shoal.kinds.search import study_storage
+from shoal.kinds.search.ask_and_tell import Search
+from shoal.kinds.search.study_storage import STUDY, Ended, StudyJournal, ended_in, storage_of
 from shoal.state import Store
 from shoal.state.schema import JobState
 
@@ -104,7 +103,7 @@ def test_the_trials_are_read_without_optuna_as_with_it(store):
     journal.flush()
 
     assert answers[-1] is None
-    assert trials.read(store, "job", 1) == ended == ended_in(study)
+    assert study_storage.read_trials(store, "job", 1) == ended == ended_in(study)
     assert [(each.state, each.value) for each in ended] == [
         ("complete", 0.25), ("pruned", 1.0), ("failed", None), ("complete", math.inf), ("failed", None)
     ]  # fmt: skip

@@ -36,7 +36,7 @@ def use() -> None:
     import pyarrow as pa
 
     from shoal.jobs.register import Register
-    from shoal.kinds.partitions.models import EstimatorTraining, loaded
+    from shoal.kinds.partitions.partition_messages import EstimatorTraining, loaded
     from shoal.kinds.partitions.predictions import predicted_by
     from shoal.kinds.training.spec import JobSpec
     from shoal.models import gate

@@ -12,12 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, WorkerLostError
 from shoal.jobs.results import SearchSummary
-from shoal.kinds.search.code import SearchCode
-from shoal.kinds.search.samplers import grid, pruner_named, sampler_named
-from shoal.kinds.search.search import Check, Search, Suggest
-from shoal.kinds.search.spec import TuneJobSpec
-from shoal.kinds.search.study_storage import STUDY, require_optuna
-from shoal.kinds.search.trials import Ended
+from shoal.kinds.search.ask_and_tell import Check, Search, Suggest, grid, pruner_named, sampler_named
+from shoal.kinds.search.spec import SearchCode, TuneJobSpec
+from shoal.kinds.search.study_storage import STUDY, Ended, require_optuna
 from shoal.training import cluster, trial_worker
 from shoal.training.boosting.engine import KeepChoice, installed_library, with_gpu_choice
 from shoal.training.boosting.library import library_of

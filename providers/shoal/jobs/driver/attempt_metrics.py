@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session
 
-from shoal.jobs.journal import metric_series
+from shoal.jobs.journal import metric_points
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.metric_series import MetricPoint, encoded
+from shoal.jobs.journal.metric_points import MetricPoint, encoded
 from shoal.jobs.timeouts import METRICS_PERIOD_S
 from shoal.secrets.redaction import redact
 from shoal.state.databases import storable
@@ -188,7 +188,7 @@ class MetricSeries:
 
     def write(self, batch: Batch, session: Session, job: Job) -> None:
         """Write prepared points; no other process writes this attempt's series."""
-        metric_series.write(session, batch.rows)
+        metric_points.write(session, batch.rows)
         if self.feed:
             job.metrics_in_mlflow = self.feed.sent
 

@@ -15,7 +15,6 @@ import mlflow
 import pytest
 from typer.testing import CliRunner, Result
 
-import shoal.models.gate
 from shoal import history
 from shoal.cli import app
 from shoal.data import DataConnector
@@ -34,8 +33,8 @@ from shoal.jobs import FunctionRegister, JobResult, ModelLine, PromotionResult
 from shoal.jobs.journal import attempts
 from shoal.models import contest, list_models, loading, model_history, promote_model
 from shoal.models.contest import Outcome
+from shoal.models.gate import WaitingVersion
 from shoal.models.ledger import Ledger
-from shoal.models.waiting_version import WaitingVersion
 from shoal.pool.holder import acting_for
 from shoal.state.schema import ActionKind, Job, JobState
 from tests.support.gate import KEY, Gate, frame
@@ -227,7 +226,7 @@ def test_what_cannot_be_promoted_changes_nothing(gate: Gate, monkeypatch: pytest
         raise RegistryError("MLflow cannot be reached")
 
     with monkeypatch.context() as patch:
-        patch.setattr("shoal.models.gate.loading.load", away)
+        patch.setattr("shoal.models.loading.load", away)
         refused(RegistryError, "MLflow cannot be reached", gate.name, 2)
 
         def load(uri: str, *_: object, **__: object) -> Any:
@@ -235,7 +234,7 @@ def test_what_cannot_be_promoted_changes_nothing(gate: Gate, monkeypatch: pytest
                 raise ImportError("no module named catboost")
             return mine
 
-        patch.setattr("shoal.models.gate.loading.load", load)
+        patch.setattr("shoal.models.loading.load", load)
         refused(JobError, "champion version 1 could not be compared: .* no module named catboost", gate.name, 2)
     assert gate.champion() == "1"
     assert {version: tags(gate, version) for version in ("1", "2")} == before
@@ -249,7 +248,7 @@ def test_two_who_say_yes_at_once_promote_once(gate: Gate, monkeypatch: pytest.Mo
     gate.enter("fair", tags=TAGS)
     wait(gate, "good")
     monkeypatch.setattr(contest, "PROMOTION_LOCK_TTL_S", 0.0)
-    owner: Any = mlflow.MlflowClient if point == "set_registered_model_alias" else shoal.models.gate
+    owner: Any = mlflow.MlflowClient if point == "set_registered_model_alias" else contest
     original, others = getattr(owner, point), []
 
     def pausing(*given: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.errors import JobError, RegistryError, ShoalError
-from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from shoal import jobs
+from shoal import jobs, reconciler
 from shoal.jobs import submission
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.reconcile import watch
-from shoal.jobs.reconcile.watch import LostJobs, SilentJobs
 from shoal.os_processes import ProcessId
 from shoal.pool import reconciling
 from shoal.pool.backends.local.backend import token_path
 from shoal.pool.journal import rows
+from shoal.reconciler import LostJobs, SilentJobs
 from shoal.state import Store, stamps
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
 from tests.support.fake_ray_head import TOKEN, FakeHead
@@ -161,7 +160,7 @@ def test_the_submitter_is_known_from_the_first_row_on(headed, head, spec):
 
 @pytest.mark.processes
 def test_the_reconciler_has_it_settled_without_anybody_asking(headed, head, spec, dead, monkeypatch):
-    monkeypatch.setattr(watch, "JOB_SILENT_AFTER", 0.0)
+    monkeypatch.setattr(reconciler, "JOB_SILENT_AFTER", 0.0)
     key = pending(headed, head, spec, submitter=dead, asked_ago=60.0)
 
     running = threading.Thread(target=reconciling.run, args=(LostJobs().look,), daemon=True)
@@ -175,7 +174,7 @@ def test_the_reconciler_has_it_settled_without_anybody_asking(headed, head, spec
 
 @pytest.mark.processes
 def test_the_reconciler_has_a_waiting_job_started_whose_submitter_died(headed, head, spec, dead, monkeypatch):
-    monkeypatch.setattr(watch, "WAITING_JOB_SILENT_AFTER", 0.0)
+    monkeypatch.setattr(reconciler, "WAITING_JOB_SILENT_AFTER", 0.0)
     key = pending(headed, head, spec, submitter=dead, asked_ago=60.0, got="a place in the queue")
 
     running = threading.Thread(target=reconciling.run, args=(LostJobs().look,), daemon=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs import shipped_code
-from shoal.kinds.partitions.models import EstimatorTraining, SavedModel
+from shoal.kinds.partitions.partition_messages import EstimatorTraining, SavedModel
 from shoal.kinds.partitions.spec import PartitionsJobSpec
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.request import TrainRequest

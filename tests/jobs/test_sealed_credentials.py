@@ -11,15 +11,22 @@ from typing import Any
 import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
-from shoal.jobs import JobHandle, JobSpec, Tracking, submission
-from shoal.jobs.credentials import Secrets, from_environment, left
+from shoal.jobs import JobHandle, JobSpec, Tracking, credentials, submission
+from shoal.jobs.credentials import (
+    AttemptTakenError,
+    DriverKey,
+    SealError,
+    Secrets,
+    from_environment,
+    left,
+    receive,
+    seal,
+)
 from shoal.jobs.driver import main as driver
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.reconcile.look import Target
-from shoal.jobs.remote import sealed_credentials
-from shoal.jobs.remote.sealed_credentials import AttemptTakenError, DriverKey, SealError, receive, seal
 from shoal.jobs.timeouts import CREDENTIALS_PATIENCE_S
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
@@ -156,12 +163,12 @@ class TestHandOver:
         received(first, first)
         stolen = row(first).sealed_credentials
 
-        asks = sealed_credentials.ask_for_credentials
+        asks = credentials.ask_for_credentials
 
         def replayed(store: Store, key: Key, driver_key: str) -> bool:
-            return asks(store, key, driver_key) and sealed_credentials.send_credentials(store, key, driver_key, stolen)
+            return asks(store, key, driver_key) and credentials.send_credentials(store, key, driver_key, stolen)
 
-        monkeypatch.setattr(sealed_credentials, "ask_for_credentials", replayed)
+        monkeypatch.setattr(credentials, "ask_for_credentials", replayed)
         monkeypatch.setattr(sys, "argv", ["driver", second.job_id, "1"])
 
         assert driver.main() == 1
@@ -178,7 +185,7 @@ class TestHandOver:
 
         assert received(handle, handle) is not None
         assert row(handle).driver_key != old
-        assert sealed_credentials.sealed_for(Store(), key_of(handle), old) is None
+        assert credentials.sealed_for(Store(), key_of(handle), old) is None
 
     def test_a_driver_exits_if_another_driver_of_the_attempt_has_asked(self, submit, secret, store):
         handle = submit(secret)
@@ -187,7 +194,7 @@ class TestHandOver:
             receive(
                 store,
                 key_of(handle),
-                sleep=lambda _: sealed_credentials.ask_for_credentials(store, key_of(handle), "other"),
+                sleep=lambda _: credentials.ask_for_credentials(store, key_of(handle), "other"),
             )
 
         assert row(handle).driver_key == "other"
@@ -201,7 +208,7 @@ class TestHandOver:
         def refuse(*_: object) -> None:
             raise InvalidArgumentError("no job can run on the nodes")
 
-        monkeypatch.setattr("shoal.jobs.remote.reachability.check_nodes", refuse)
+        monkeypatch.setattr("shoal.jobs.remote_files.check_nodes", refuse)
         again = submit(secret)
 
         assert received(first, again) is not None
@@ -228,11 +235,11 @@ class TestHandOver:
         def driver_goes_on(*_: object) -> None:
             [job] = submission.list_jobs()
             key = Key(job.job_id, job.attempt)
-            if sealed := sealed_credentials.sealed_for(store, key, own.public):
+            if sealed := credentials.sealed_for(store, key, own.public):
                 taken.append(Secrets.loads(own.open(sealed, key.submission_id)))
                 attempts.start(store, key, {}, 1.0)
             elif sealed is None:
-                sealed_credentials.ask_for_credentials(store, key, own.public)
+                credentials.ask_for_credentials(store, key, own.public)
 
         monkeypatch.setitem(Target.__init__.__kwdefaults__, "sleep", driver_goes_on)
 

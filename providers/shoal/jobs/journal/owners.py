@@ -1,4 +1,4 @@
-"""Describe the tasks of workflow engines that submit jobs, and decide which jobs of earlier tries they take over."""
+"""Decide which jobs a task of a workflow engine takes over from its earlier tries, and which jobs a team may change."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, JobError
-from shoal.pool.holder import Ancestors
+from shoal.jobs import ids
+from shoal.pool.holder import Ancestors, asking_team, require_team
 from shoal.state import Store
-from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState
+from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, Job, JobState, Lease
 
 
 class JobTakenError(JobError):
@@ -176,3 +177,63 @@ def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:
     query = select(Job).where(Job.task_key == task.key, Job.holder == holder, Job.state.in_(states))
     with store.reading(snapshot=False) as session:
         return list(session.scalars(query.order_by(Job.created_at.desc())))
+
+
+def require(job: Job, actor: str | None) -> bool:
+    """Raise an error if a job belongs to another team than the one for which this process acts. The run of a workflow
+    engine that has submitted the job, and the runs that have called it, may always change it.
+
+    Args:
+        job: Row of the job.
+        actor: Holder that changes the job. None: this process.
+
+    Returns:
+        Whether the actor is not the run of the job.
+
+    Raises:
+        TeamError: The job belongs to another team.
+    """
+    is_foreign = actor not in (job.holder, *(job.ancestors or {}))
+    if is_foreign or ids.is_interactive(job.holder):  # several persons may act as `cli:root@host`
+        require_team(job.team, asking_team(), f'job "{job.id}"')
+    return is_foreign
+
+
+def require_for_run(store: Store, pool: str, holder: str) -> None:
+    """Raise an error if a workflow run has an unfinished job or a lease on a pool that belongs to another team than the
+    one for which this process acts.
+
+    Args:
+        store: Store with the jobs and leases.
+        pool: Name of the pool.
+        holder: Name of the run.
+
+    Raises:
+        TeamError: A job or lease belongs to another team.
+    """
+    with store.reading() as session:
+        leases = session.scalars(select(Lease).filter_by(pool=pool, holder=holder)).all()
+        jobs = session.scalars(select(Job).filter_by(pool=pool, holder=holder).where(Job.state.in_(JOB_ACTIVE))).all()
+    for job in jobs:
+        require_team(job.team, asking_team(), f'job "{job.id}"')
+    for lease in leases:
+        require_team(lease.team, asking_team(), f'the lease of {holder} on pool "{pool}"')
+
+
+def require_for_version(store: Store, job_id: str, attempt: int, actor: str) -> None:
+    """Raise an error if the job that has registered a model version belongs to another team. A version whose job was
+    deleted from the store belongs to no team.
+
+    Args:
+        store: Store with the job.
+        job_id: Id of the job that has registered the version.
+        attempt: Number of its attempt.
+        actor: Holder that promotes the version, or withdraws its promotion.
+
+    Raises:
+        TeamError: The job belongs to another team.
+    """
+    with store.reading(snapshot=False) as session:
+        job = session.get(Job, (job_id, attempt))
+    if job is not None:
+        require(job, actor)

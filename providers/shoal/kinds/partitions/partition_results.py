@@ -16,10 +16,10 @@ from shoal.errors import InvalidArgumentError, JobError, TrainingError
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.kinds.partitions import models, work_folder
+from shoal.kinds.partitions import partition_messages
 from shoal.kinds.partitions.keys import Key as PartitionKey
 from shoal.kinds.partitions.keys import key_text, shown_key
-from shoal.kinds.partitions.messages import Kind, Status
+from shoal.kinds.partitions.partition_messages import Kind, Status
 from shoal.kinds.partitions.result_files import (
     MANIFEST,
     ManifestRow,
@@ -27,6 +27,7 @@ from shoal.kinds.partitions.result_files import (
     complete_files,
     manifest_of,
     read_manifest,
+    work_folder_in,
 )
 from shoal.kinds.partitions.spec import PARTITIONS
 from shoal.state import Store
@@ -80,7 +81,7 @@ class PartitionResult:
             JobError: The file was removed or changed.
         """
         content = self.content()
-        return models.loaded(self.kind, content)
+        return partition_messages.loaded(self.kind, content)
 
     @property
     def kind(self) -> Kind:
@@ -298,7 +299,7 @@ class PartitionResults:
         import pyarrow as pa
 
         if row.kind == "rows":
-            return models.rows_in(PartitionResult(row, self._reader).content())
+            return partition_messages.rows_in(PartitionResult(row, self._reader).content())
         return pa.Table.from_pandas(self._frame(row), preserve_index=False)
 
     def _frame(self, row: ManifestRow) -> pd.DataFrame:
@@ -385,4 +386,4 @@ def partitions_so_far(
     if job.spec.get("framework") != PARTITIONS:
         raise InvalidArgumentError(f"job {job_id} has no partitions: only jobs of shoal.many have them")
     location = artifact_location or (job.spec.get("run_config") or {}).get("artifact_location")
-    return PartitionResults.so_far(work_folder.path_in(artifacts.folder(Key(job.id, job.attempt), location)))
+    return PartitionResults.so_far(work_folder_in(artifacts.folder(Key(job.id, job.attempt), location)))

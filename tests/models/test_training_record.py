@@ -27,16 +27,16 @@ from shoal.jobs import (
     skipping_if_unchanged,
 )
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver.context import AttemptContext, Stopwatch
-from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.attempt_context import AttemptContext, Stopwatch
+from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.files import staged_rows
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow_run import Run
 from shoal.jobs.submission import fingerprint
 from shoal.kinds.training import driver
-from shoal.models import contest, skip_if_unchanged, training_rows, withdraw_promotion
-from shoal.models.skip_if_unchanged import Fingerprints
+from shoal.models import contest, training_record, withdraw_promotion
+from shoal.models.training_record import Fingerprints
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.run_config import RunConfig
@@ -230,7 +230,7 @@ def test_a_model_that_has_lost_the_alias_is_trained(nights):
     version = client.create_model_version(nights.model, "file:///another")
     client.set_registered_model_alias(nights.model, alias, version.version)
 
-    assert skip_if_unchanged.reason_to_skip(
+    assert training_record.reason_to_skip(
         Run(client, nights.uri, "0", "run", "link"), nights.store, Key("x", 1), "h", nights.spec.register_as,
         Fingerprints("", "", "", ""),
     ) is None  # fmt: skip
@@ -369,7 +369,7 @@ def test_the_last_run(nights, versions, last):
         client.create_model_version(nights.model, "file:///model", tags=tags)
     run = Run(client, nights.uri, "0", "run", "link")
 
-    found = skip_if_unchanged.reason_to_skip(run, nights.store, Key("mine", 2), "airflow:dag/mine", register, mine)
+    found = training_record.reason_to_skip(run, nights.store, Key("mine", 2), "airflow:dag/mine", register, mine)
 
     assert (found and found[0]) == last
 
@@ -382,7 +382,7 @@ def test_a_registry_that_cannot_search_fails_no_job(nights, monkeypatch, capsys)
     run = Run(mlflow.MlflowClient(nights.uri), nights.uri, "0", "run", "link")
     mine = Fingerprints("rows", "holdout", "settings", "files")
 
-    found = skip_if_unchanged.reason_to_skip(run, nights.store, Key("a", 1), "b", nights.spec.register_as, mine)
+    found = training_record.reason_to_skip(run, nights.store, Key("a", 1), "b", nights.spec.register_as, mine)
 
     assert found is None
     assert f"the last training of {nights.model} could not be found, so the job trains" in capsys.readouterr().out
@@ -458,7 +458,7 @@ def test_a_champion_to_continue_from_is_pinned_and_its_rows_count(nights, tmp_pa
     assert loaded[0] is None and loaded[1]
     params = client.get_run(second.mlflow_run_id).data.params
     assert params["init_model"] == f"models:/{nights.model}/1"
-    rows = training_rows.load(Run(client, nights.uri, "0", "run", "link"), nights.model, second.model_version)
+    rows = training_record.load_rows(Run(client, nights.uri, "0", "run", "link"), nights.model, second.model_version)
     assert {Path(file.path).name for file in rows.files} == {"flights.parquet", "others.parquet"}
 
     # The rows of version 1, from which the training continues, are in the holdout.
@@ -470,7 +470,7 @@ def test_a_champion_to_continue_from_is_pinned_and_its_rows_count(nights, tmp_pa
 def test_rows_are_unknown_if_those_of_the_continued_model_are(nights, logged):
     result = nights.run(init_model=logged)
     tags = mlflow.MlflowClient(nights.uri).get_model_version(nights.model, result.model_version).tags
-    assert training_rows.TAG not in tags
+    assert training_record.ROWS_TAG not in tags
 
 
 def _other_rows(folder: Path) -> DatasetSpec:

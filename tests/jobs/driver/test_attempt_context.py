@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import JobError
-from shoal.jobs.driver.context import AttemptContext, Stopwatch, before_work, saved_before
-from shoal.jobs.driver.metric_series import MetricSeries, MlflowFeed
+from shoal.jobs.driver.attempt_context import AttemptContext, Stopwatch, before_work, saved_before
+from shoal.jobs.driver.attempt_metrics import MetricSeries, MlflowFeed
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
@@ -44,7 +44,7 @@ class AwayServer:
 def test_metrics_are_kept_while_mlflow_is_away_and_sent_later(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shoal.jobs.driver.metric_series.METRICS_PERIOD_S", 0.001)
+    monkeypatch.setattr("shoal.jobs.driver.attempt_metrics.METRICS_PERIOD_S", 0.001)
     run, metrics = AwayServer(), MetricSeries(KEY)
     metrics.feed = MlflowFeed(run)  # type: ignore[arg-type]
     metrics.log(0, {"loss": 3.0}, 1)

@@ -274,7 +274,7 @@ def test_the_earlier_versions_are_of_the_same_model_with_the_metrics_that_are_nu
     ledger = SimpleNamespace(history=lambda: [Promotion(version="1", version_identity=VersionId.of(found[-1]).columns)])
     register = Register(model="m", metric="rmse", holdout=DatasetSpec(paths=("/holdout",)))
 
-    recent = gate._recent(client, ledger, register, "4")
+    recent = contest._recent(client, ledger, register, "4")
 
     assert [(each.version, each.value, each.promoted) for each in recent] == [
         ("3", 1.0, False), ("2", None, False), ("1", 2.0, True),

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from shoal.jobs.driver.attempt_metrics import MetricSeries, MlflowFeed
 from shoal.jobs.driver.heartbeats import HeartbeatThread
-from shoal.jobs.driver.metric_series import MetricSeries, MlflowFeed
-from shoal.jobs.journal import attempts, metric_series
+from shoal.jobs.journal import attempts, metric_points
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.journal.metric_series import MetricPoint, encoded
+from shoal.jobs.journal.metric_points import MetricPoint, encoded
 from shoal.state import Store
 from shoal.state.schema import Job, JobMetrics, JobState
 from shoal.training.run_config import RunConfig
@@ -40,7 +40,7 @@ def write(store: Store, series: MetricSeries) -> None:
 
 
 def seen(store: Store, key: Key = KEY) -> list[tuple[int, dict[str, float]]]:
-    return [(point.step, dict(point.values)) for point in metric_series.read(store, key)]
+    return [(point.step, dict(point.values)) for point in metric_points.read(store, key)]
 
 
 def number_of_parts(store: Store) -> int:
@@ -121,21 +121,21 @@ def test_a_later_attempt_replaces_the_steps_that_it_repeats(store: Store) -> Non
     assert seen(store) == [(step, {"loss": 10.0 + step}) for step in range(3)]
     assert seen(store, Key("job", 2)) == [(0, {"loss": 10.0}), *[(step, {"loss": 20.0 + step}) for step in (1, 2, 3)]]
     with store.transaction() as session:
-        metric_series.remove(session, Key("job", 2))
+        metric_points.remove(session, Key("job", 2))
     assert number_of_parts(store) == 1
 
 
 def test_names_and_points_are_bounded_in_the_store(
     store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shoal.jobs.driver.metric_series._MOST_IN_SERIES", 3)
+    monkeypatch.setattr("shoal.jobs.driver.attempt_metrics._MOST_IN_SERIES", 3)
     series = MetricSeries(KEY)
     series.log(0, {f"{number}-\udc80{'m' * 1000}": 1.0 for number in range(300)}, 0)
     for step in range(1, 9):
         series.log(0, {"0-\udc80" + "m" * 1000: 1.0}, step)
     write(store, series)
 
-    points = metric_series.read(store, KEY)
+    points = metric_points.read(store, KEY)
     assert [point.step for point in points] == [0, 1, 2]
     assert len(points[0].values) == 200
     assert max(map(len, points[0].values)) == 100
@@ -170,4 +170,4 @@ def test_mlflow_gets_each_value_once_although_a_training_repeats_rounds(store: S
     assert times == sorted(set(times))
     assert times[0] >= began
     assert attempts.load(store, KEY).metrics_in_mlflow == 4
-    assert len(metric_series.of_attempt(store, KEY)) == 4
+    assert len(metric_points.of_attempt(store, KEY)) == 4

@@ -33,6 +33,7 @@ from shoal.jobs import (
     Tracking,
     parse_spec,
     prune_jobs,
+    remote_files,
     shipped_code,
     submission,
 )
@@ -43,7 +44,6 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.reconcile.look import JobClient
 from shoal.jobs.reconcile.rounds import start_if_room
-from shoal.jobs.remote import package
 from shoal.pool.backends.base import Finding
 from shoal.pool.backends.ray.backend import Cluster
 from shoal.pool.spec import PoolSpec
@@ -101,7 +101,7 @@ class TestPackage:
         assert str(home()) not in str(document)
         folder = tmp_path / "unpacked"
         zipfile.ZipFile(io.BytesIO(archive)).extractall(folder)
-        spec = parse_spec(package.unpacked(document, str(folder)))
+        spec = parse_spec(remote_files.unpacked(document, str(folder)))
         assert shipped_code.read(spec.program) == b"pickled"
         [code] = spec.run_config.code
         assert zipfile.ZipFile(io.BytesIO(shipped_code.read(code))).read("features.py") == module.read_bytes()
@@ -247,9 +247,9 @@ class TestFrames:
         [[name, archive]] = head.packages.items()
         assert head.jobs[f"{handle.job_id}-1"].runtime_env == {"working_dir": f"gcs://{name.removeprefix('gcs/')}"}
         spec = parse_spec(row(handle).spec)
-        assert package.has_frames(spec) and spec.staged() == set()
+        assert remote_files.has_frames(spec) and spec.staged() == set()
         assert str(home()) not in str(row(handle).spec)
-        environment = package.for_workers({"py_modules": ["/code"]}, f"{handle.job_id}-1")
+        environment = remote_files.for_workers({"py_modules": ["/code"]}, f"{handle.job_id}-1")
         assert environment == {"py_modules": ["/code", f"gcs://{name.removeprefix('gcs/')}"]}
         with pytest.raises(DataError, match="can be read only in this job"):
             DataConnector.from_spec(spec.dataset).to_arrow()
@@ -273,7 +273,7 @@ class TestFrames:
     def test_a_larger_frame_is_copied_to_the_artifact_location_and_goes_with_the_job(
         self, submit, pool, frame, tmp_path, monkeypatch
     ):
-        monkeypatch.setattr("shoal.jobs.remote.package.MAX_FRAME_BYTES", 100)
+        monkeypatch.setattr("shoal.jobs.remote_files.MAX_FRAME_BYTES", 100)
         pool(shared_folders=str(tmp_path))
         spec = training(dataset=frame.to_spec(), run_config={"artifact_location": str(tmp_path), "pool_name": POOL})
 
@@ -291,7 +291,7 @@ class TestFrames:
         assert not Path(dataset.staging).exists()
 
     def test_a_larger_frame_without_a_place_that_the_nodes_reach_is_refused(self, submit, head, frame, monkeypatch):
-        monkeypatch.setattr("shoal.jobs.remote.package.MAX_FRAME_BYTES", 100)
+        monkeypatch.setattr("shoal.jobs.remote_files.MAX_FRAME_BYTES", 100)
 
         with pytest.raises(InvalidArgumentError, match=r"the staged copy .*at most 8 MiB .*artifact_location"):
             submit(training(dataset=frame.to_spec(), run_config={"pool_name": POOL}))
