@@ -32,7 +32,7 @@ from shoal.errors import DataError
 from shoal.jobs import ids, shipped_code
 from shoal.jobs.files import storage
 from shoal.jobs.spec import AnyJobSpec
-from shoal.pool.backends import BACKENDS
+from shoal.pool.backends.base import backend_of
 from shoal.pool.spec import PoolSpec
 from shoal.training.locations import local_path
 
@@ -211,7 +211,7 @@ def _moved(copies: Mapping[str, str], dataset: DatasetSpec) -> DatasetSpec:
 
 def is_remote(spec: PoolSpec) -> bool:
     """Return whether the pool's nodes may be on hosts that share only the network with this process."""
-    return not BACKENDS[spec.backend]().bound_to_host
+    return not backend_of(spec).shares_files
 
 
 def is_reachable(location: str, pool: PoolSpec) -> bool:
