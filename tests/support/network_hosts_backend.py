@@ -14,9 +14,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from shoal.pool import reconciling
-from shoal.pool.backends import BACKENDS, LocalBackend, NodeRef, PoolRef
+from shoal.pool.backends.base import BACKENDS, NodeRef, PoolRef
 from shoal.pool.backends.local import processes
-from shoal.pool.backends.local.backend import inherited_environment, log_path, node_environment
+from shoal.pool.backends.local.backend import LocalBackend, inherited_environment, log_path, node_environment
 from shoal.state import home
 from shoal.state.home import subfolder
 from tests.support.network_hosts import Host

@@ -32,11 +32,16 @@ from shoal.data.parquet.files import PACKAGED_SCHEME, PACKAGED_URI, packaged_pat
 from shoal.errors import DataError, InvalidArgumentError, PoolNotFoundError
 from shoal.jobs import ids, shipped_code
 from shoal.jobs.files import storage
+<<<<<<< HEAD:providers/shoal/jobs/remote_files.py
 from shoal.jobs.files.storage import default_uri
 from shoal.jobs.spec import OBJECT_STORE, AnyJobSpec
 from shoal.pool.api import ComputePool
-from shoal.pool.backends import BACKENDS
+from shoal.pool.backends.base import backend_of
 from shoal.pool.journal import rows
+=======
+from shoal.jobs.spec import AnyJobSpec
+from shoal.pool.backends.base import backend_of
+>>>>>>> m-pool-b:providers/shoal/jobs/remote/package.py
 from shoal.pool.spec import PoolSpec
 from shoal.secrets.redaction import redact_value
 from shoal.state import Store
@@ -219,7 +224,7 @@ def _moved(copies: Mapping[str, str], dataset: DatasetSpec) -> DatasetSpec:
 
 def is_remote(spec: PoolSpec) -> bool:
     """Return whether the pool's nodes may be on hosts that share only the network with this process."""
-    return not BACKENDS[spec.backend]().bound_to_host
+    return not backend_of(spec).shares_files
 
 
 def is_reachable(location: str, pool: PoolSpec) -> bool:

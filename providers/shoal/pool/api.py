@@ -28,7 +28,7 @@ from shoal.errors import (
 )
 from shoal.os_processes import ProcessId
 from shoal.pool import bound_host, reconciling
-from shoal.pool.backends import BACKENDS, Seen
+from shoal.pool.backends.base import Seen, backend_of
 from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import Ancestors, asking_team, python_holder, runs_around, stored_team
@@ -154,9 +154,6 @@ class PoolLease:
 
 
 log = logging.getLogger("shoal.pool")
-
-_CHECKED = ("ray", "kuberay")
-"""Backends whose nodes are checked before the first training, because others have installed them."""
 
 
 class ComputePool:
@@ -314,7 +311,7 @@ class ComputePool:
             InvalidArgumentError: `abandon` was given for a local pool of this host.
         """
         with self._requests.changing(JournalStep.TIDY) as session:
-            backend = BACKENDS[PoolSpec.model_validate(rows.load(session, self.name).pool.spec).backend]()
+            backend = backend_of(PoolSpec.model_validate(rows.load(session, self.name).pool.spec))
             commands.remove(session, self.name, self._clock(), abandon=abandon)
             self._requests.record(session, ActionKind.DELETED, "abandoned" if abandon else None)
             backend.discard(self.name, everything=True)
@@ -725,17 +722,11 @@ class ComputePool:
             InvalidArgumentError: The pool has another backend.
             PoolUnreachableError: The cluster does not answer, or cannot run the job.
         """
-        spec = self._known_spec()
-        if spec.backend not in _CHECKED:
-            raise InvalidArgumentError(
-                f'pool "{self.name}" is a {spec.backend}:// pool, and this check is only for ray:// and kuberay:// '
-                "pools: run `shoal doctor` on the pool's nodes"
-            )
         # Import the module only for these pools, because the import also loads an HTTP client, which local pools do not
         # need.
         from shoal.pool.backends.preflight import preflight
 
-        return preflight(spec, artifact_location)
+        return preflight(self._known_spec(), artifact_location)
 
     def check_nodes(self) -> list[Finding]:
         """Run :meth:`preflight`, unless an earlier run from this Python environment has found that jobs can run on this
@@ -748,7 +739,7 @@ class ComputePool:
             The findings with the status ``broken``: with these problems, no job can run on the pool.
         """
         spec = self._known_spec()
-        if spec.backend not in _CHECKED:
+        if not backend_of(spec).is_checked:
             return []
         from shoal.pool.backends.preflight import preflight_once
 

@@ -37,7 +37,7 @@ from shoal.errors import PoolNotFoundError, StoreError
 from shoal.os_processes import ProcessId, python_command
 from shoal.own_pauses import waited_since
 from shoal.pool import bound_host
-from shoal.pool.backends import BACKENDS, Backend, NodeRef, PoolRef, Seen
+from shoal.pool.backends.base import BACKENDS, Backend, NodeRef, PoolRef, Seen, backend_of
 from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
 from shoal.pool.bound_host import is_here, unrecorded
@@ -93,7 +93,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
     if not is_here(snapshot.pool):
         return Changes()
     spec = PoolSpec.model_validate(snapshot.pool.spec)
-    backend = BACKENDS[spec.backend]()
+    backend = backend_of(spec)
     for node in snapshot.nodes:  # both become names of files and folders
         file_name(node.id)
         file_name(node.name)

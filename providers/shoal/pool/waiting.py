@@ -27,7 +27,7 @@ from shoal.errors import (
 from shoal.os_processes import ProcessId
 from shoal.own_pauses import waited_since
 from shoal.pool import bound_host, reconciling
-from shoal.pool.backends import BACKENDS
+from shoal.pool.backends.base import backend_of
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import require_team
 from shoal.pool.journal import commands, rows
@@ -294,7 +294,7 @@ class Requests:
                         operation_id = request(session)
                         # `prepare` creates the token before the commit, because nodes may start right after the commit.
                         if started:
-                            BACKENDS[started.backend]().prepare(started)
+                            backend_of(started).prepare(started)
                         operation = session.get_one(Operation, operation_id)
                 # The pool is still going down, so it cannot be started yet. Wait until it is down, then try again.
                 except PoolStoppingError:
@@ -425,7 +425,7 @@ class Requests:
                 return
             spec = PoolSpec.model_validate(pool.spec) if pool and up else self.spec_to_start(session)
         if (wanted := max(size, spec.min_nodes)) <= spec.max_nodes:
-            BACKENDS[spec.backend]().admit(spec, wanted)
+            backend_of(spec).admit(spec, wanted)
 
     def last_rolled_back(self) -> Operation | None:
         """Return this holder's last operation if it was rolled back, else None."""

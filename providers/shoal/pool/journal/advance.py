@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from shoal import history
 from shoal.pool import scaling_plan
-from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen, Waiting, pool_id
+from shoal.pool.backends.base import Arrival, NodeRef, Seen, Waiting, backend_of, pool_id
 from shoal.pool.bound_host import is_bound_here
 from shoal.pool.holder import Notice
 from shoal.pool.journal import rows, usage
@@ -344,7 +344,7 @@ def _intend_start(
     pool = snapshot.pool
     spec = PoolSpec.model_validate(pool.spec)
     cause = cause_of_starts(snapshot)
-    backend = BACKENDS[spec.backend]()
+    backend = backend_of(spec)
     deadline = now + backend.start_timeout + queue * backend.start_timeout_per_node
     node = Node(
         id=uuid.uuid4().hex[:10],

@@ -268,6 +268,18 @@ class KubeRayBackend(ClusterBackend):
         endpoint = node.endpoint or {}
         return f"kubectl logs -n {endpoint['namespace']} {endpoint['pod']}" if "pod" in endpoint else ""
 
+    def script_runner(self, spec: PoolSpec) -> ScriptRunner:
+        """Return the runner of scripts on the RayCluster of a pool.
+
+        Raises:
+            PoolUnreachableError: The RayCluster does not exist, or the Kubernetes API does not answer.
+        """
+        client = KubeClient(spec)
+        if (cluster := client.ray_cluster()) is None:
+            raise PoolUnreachableError(_missing(spec))
+        head = head_access.ray_head(spec, cluster.head_service, _token(client, spec, cluster, is_kept=True))
+        return ScriptRunner(head, f"RayCluster {spec.namespace}/{spec.ray_cluster}", spec.name)
+
     def _ray_nodes(
         self, client: KubeClient, spec: PoolSpec, cluster: RayCluster, pods: Sequence[Pod]
     ) -> tuple[RayHead | None, list[ClusterNode] | None, str | None]:
@@ -283,19 +295,6 @@ class KubeRayBackend(ClusterBackend):
             except PoolUnreachableError as error:
                 silence = str(error)
         return None, None, silence
-
-
-def script_runner(spec: PoolSpec) -> ScriptRunner:
-    """Return the runner of scripts on the RayCluster of a pool.
-
-    Raises:
-        PoolUnreachableError: The RayCluster does not exist, or the Kubernetes API does not answer.
-    """
-    client = KubeClient(spec)
-    if (cluster := client.ray_cluster()) is None:
-        raise PoolUnreachableError(_missing(spec))
-    head = head_access.ray_head(spec, cluster.head_service, _token(client, spec, cluster, is_kept=True))
-    return ScriptRunner(head, f"RayCluster {spec.namespace}/{spec.ray_cluster}", spec.name)
 
 
 def _token(client: KubeClient, spec: PoolSpec, cluster: RayCluster, *, is_kept: bool) -> str:

@@ -224,9 +224,6 @@ class RayBackend(ClusterBackend):
         except PoolUnreachableError as error:
             log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
 
-    def renew(self, pool: PoolRef) -> None:
-        """Do nothing, because others end the cluster."""
-
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Ask the autoscaler for only as many nodes as the pool should have now. The autoscaler can then end the
         surplus nodes, and the caller may delete their rows."""
@@ -249,6 +246,10 @@ class RayBackend(ClusterBackend):
     def log(self, node: NodeRef) -> str:
         """Return an empty string, because the cluster's dashboard has the logs."""
         return ""
+
+    def script_runner(self, spec: PoolSpec) -> ScriptRunner:
+        """Return the runner of scripts on the cluster."""
+        return Cluster(spec).scripts
 
     def _replace_request(self, pool: PoolRef) -> None:
         """Replace the pool's earlier request to the autoscaler by a request for the pool's present number of nodes. Do
