@@ -32,16 +32,11 @@ from shoal.data.parquet.files import PACKAGED_SCHEME, PACKAGED_URI, packaged_pat
 from shoal.errors import DataError, InvalidArgumentError, PoolNotFoundError
 from shoal.jobs import ids, shipped_code
 from shoal.jobs.files import storage
-<<<<<<< HEAD:providers/shoal/jobs/remote_files.py
 from shoal.jobs.files.storage import default_uri
 from shoal.jobs.spec import OBJECT_STORE, AnyJobSpec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.base import backend_of
 from shoal.pool.journal import rows
-=======
-from shoal.jobs.spec import AnyJobSpec
-from shoal.pool.backends.base import backend_of
->>>>>>> m-pool-b:providers/shoal/jobs/remote/package.py
 from shoal.pool.spec import PoolSpec
 from shoal.secrets.redaction import redact_value
 from shoal.state import Store
