@@ -29,11 +29,10 @@ from shoal.models.holdout import check_holdout
 from shoal.models.registry import HOLDER_TAG
 from shoal.models.training_record import Fingerprints, TrainingRows
 from shoal.secrets.redaction import redact_value
-from shoal.training.boosting.library import library_of
+from shoal.training.boosting.library import Output, library_of
 from shoal.training.boosting.messages import by_round
-from shoal.training.boosting.model import Output
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.rows import check_features
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import import_lean
 from shoal.training.reporting import Progress, bounded
 
