@@ -404,7 +404,10 @@ class ComputePool:
         """
         size = checked_size(size, "size")
         parsed = LeaseOptions.for_size(options, size)
-        _check_lease(ttl, exclusive)
+        if not ttl > 0:
+            raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
+        if not isinstance(exclusive, bool):
+            raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
         self._requests.admit(size, bring_up=bring_up)
         leases: list[Lease] = []
 
@@ -756,13 +759,6 @@ def _nodes(count: int) -> str:
 
 def _limits(pool: Pool) -> str:
     return f"{pool.min_nodes} to {_nodes(pool.max_nodes)}"
-
-
-def _check_lease(ttl: float, exclusive: bool) -> None:
-    if not ttl > 0:
-        raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
-    if not isinstance(exclusive, bool):
-        raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
 
 
 _ASKED_AT_ONCE = 16

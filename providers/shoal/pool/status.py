@@ -204,6 +204,10 @@ def status_of(snapshot: Snapshot, now: float, seen: Seen | None = None) -> PoolS
     nodes = [(node, _current_state(node, seen)) for node in snapshot.nodes]
     last = snapshot.operations[-1] if snapshot.operations else None
     positions = {lease.id: place for place, lease in enumerate(queue(snapshot), start=1)}
+    embedded_in = None
+    if pool.owner is not None:
+        jobs = [f"job {job_id}" for lease in snapshot.leases if (job_id := job_of(lease.holder)) is not None]
+        embedded_in = ", ".join(jobs) or f"process {pool.owner['pid']}"
 
     def nodes_in(*states: NodeState) -> tuple[NodeStatus, ...]:
         chosen = [
@@ -229,7 +233,7 @@ def status_of(snapshot: Snapshot, now: float, seen: Seen | None = None) -> PoolS
         last_operation=_operation_status(last) if last else None,
         reason=seen.silence or unrecorded(pool) or _reason(snapshot, now),
         leased=leased(snapshot),
-        embedded_in=_embedded_in(snapshot),
+        embedded_in=embedded_in,
         quotas=pool.quotas or {},
     )
 
@@ -238,13 +242,6 @@ def _from_row(kind: type[_Status], row: Base, /, **others: Any) -> _Status:
     """Build a status whose fields are `others` and, for all other fields, the row's columns of the same name."""
     columns = {field.name: getattr(row, field.name) for field in fields(kind) if field.name not in others}
     return kind(**columns, **others)
-
-
-def _embedded_in(snapshot: Snapshot) -> str | None:
-    if snapshot.pool.owner is None:
-        return None
-    jobs = [f"job {job_id}" for lease in snapshot.leases if (job_id := job_of(lease.holder)) is not None]
-    return ", ".join(jobs) or f"process {snapshot.pool.owner['pid']}"
 
 
 def head_endpoint(snapshot: Snapshot) -> Endpoint:

@@ -85,7 +85,13 @@ class Waiting:
             return
         if operation.state is OperationState.ROLLED_BACK:
             self.until_settled()
-        back = "" if operation.state is OperationState.SUPERSEDED else _rolled_back_to(operation)
+        if operation.state is OperationState.SUPERSEDED:
+            back = ""
+        elif operation.replaced_size is not None:
+            back = f"; rolled back to {operation.replaced_size}"
+        else:
+            is_lease = operation.kind is OperationKind.LEASE
+            back = "; the lease was removed" if is_lease else "; all nodes that it had started were ended"
         raise ScaleError(
             f'pool "{self._name}" did not reach {operation.size} nodes: {operation.error}{back}', operation.node_errors
         )
@@ -203,14 +209,6 @@ def end_if_abandoned(store: Store, name: str) -> None:
 def pause(began: float) -> None:
     """Sleep for a tenth of the time waited so far, but at least WAIT_PERIOD and at most WAIT_PERIOD_MOST."""
     time.sleep(min(max(WAIT_PERIOD, (time.monotonic() - began) / 10), WAIT_PERIOD_MOST))
-
-
-def _rolled_back_to(operation: Operation) -> str:
-    if operation.kind is OperationKind.LEASE and operation.replaced_size is None:
-        return "; the lease was removed"
-    if operation.replaced_size is None:
-        return "; all nodes that it had started were ended"
-    return f"; rolled back to {operation.replaced_size}"
 
 
 class Turn:

@@ -183,7 +183,13 @@ def lease(
         if size > lease.size:
             lease.queue_number = _next_number(snapshot)
     else:
-        _require_room(snapshot, lease, size)
+        if size > lease.size and not may_resize(snapshot, lease, size):
+            raise ScaleError(
+                f'the lease of {lease.holder} on pool "{lease.pool}" cannot grow from {lease.size} to {size} nodes: '
+                f"{leased(snapshot)} of {snapshot.pool.max_nodes} nodes are taken, and {len(queue(snapshot))} leases "
+                "wait. A granted lease does not wait for more nodes, because two granted leases could wait for each "
+                "other: release the lease and request a new one, or try again later"
+            )
         replaced = lease.size
     lease.size, lease.ttl = size, ttl
     lease.team = team
@@ -425,16 +431,6 @@ def _supersede_requests(session: Session, snapshot: Snapshot, lease: Lease, now:
             operation.state, operation.ended_at = OperationState.SUPERSEDED, now
             operation.error = "the same holder requested the lease again"
             history.record_end(session, operation.id, f"superseded: {operation.error}", at=now)
-
-
-def _require_room(snapshot: Snapshot, lease: Lease, size: int) -> None:
-    if size > lease.size and not may_resize(snapshot, lease, size):
-        raise ScaleError(
-            f'the lease of {lease.holder} on pool "{lease.pool}" cannot grow from {lease.size} to {size} nodes: '
-            f"{leased(snapshot)} of {snapshot.pool.max_nodes} nodes are taken, and {len(queue(snapshot))} leases wait. "
-            "A granted lease does not wait for more nodes, because two granted leases could wait for each other: "
-            "release the lease and request a new one, or try again later"
-        )
 
 
 def _require_room_inside(snapshot: Snapshot, lease: Lease) -> None:

@@ -104,19 +104,19 @@ class Cluster:
     def jobs(self) -> list[str]:
         """Return the ids of the jobs that shoal has submitted to the cluster for this pool, such as requests for
         nodes."""
-        return self._head.get("/api/jobs/", self._own_jobs)
+        return self._head.get(
+            "/api/jobs/",
+            lambda rows: [
+                str(row["submission_id"])
+                for row in rows
+                if row.get("submission_id") and (row.get("metadata") or {}).get("shoal_pool") == self._spec.name
+            ],
+        )
 
     def forget(self, job_id: str) -> None:
         """Delete an ended job from the cluster's list of jobs. A job that still runs is not deleted."""
         with suppress(BusyClusterError):
             self._head.delete(job_id)
-
-    def _own_jobs(self, rows: Any) -> list[str]:
-        return [
-            str(row["submission_id"])
-            for row in rows
-            if row.get("submission_id") and (row.get("metadata") or {}).get("shoal_pool") == self._spec.name
-        ]
 
     def _pool_error(self, failure: Failure) -> PoolUnreachableError:
         cluster, reason = f"the Ray cluster at {self._address}", failure.reason
