@@ -22,7 +22,7 @@ from tests.support.pool_processes import folders, node_rows
 from tests.support.waiting import wait_until
 
 SCALE = """
-from shoal.pool.backends.base import BACKENDS
+from shoal.pool.backends import BACKENDS
 from tests.support.tiny_backend import TinyBackend
 BACKENDS["local"] = TinyBackend
 from shoal.pool import reconciling

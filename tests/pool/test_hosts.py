@@ -17,7 +17,7 @@ from shoal import ComputePool, jobs
 from shoal.data import DataConnector
 from shoal.errors import JobFailedError, ScaleError
 from shoal.jobs import JobSpec
-from shoal.pool.backends.base import BACKENDS
+from shoal.pool.backends import BACKENDS
 from shoal.pool.backends.local.backend import node_folder
 from shoal.state.schema import Node, NodeState
 from shoal.training.demand import XGBScalingConfig

@@ -290,7 +290,7 @@ def test_an_interrupt_rolls_back(up):
     script = "from shoal.pool.api import ComputePool; ComputePool('tiny').scale(3)"
     prelude = (
         "from shoal.pool import reconciling; reconciling.ensure_running = lambda: None\n"
-        "from shoal.pool.backends.base import BACKENDS\n"
+        "from shoal.pool.backends import BACKENDS\n"
         "from tests.support.tiny_backend import TinyBackend\n"
         "BACKENDS['local'] = TinyBackend\n"
     )

@@ -21,7 +21,7 @@ _PREPARE = """
 import os, signal
 from shoal.errors import ShoalError
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.base import BACKENDS
+from shoal.pool.backends import BACKENDS
 from shoal.pool import reconciling
 from tests.support.tiny_backend import TinyBackend
 

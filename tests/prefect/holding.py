@@ -14,7 +14,7 @@ from prefect.runtime import flow_run
 from shoal.jobs import cleanup
 from shoal.pool import reconciling
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.base import BACKENDS
+from shoal.pool.backends import BACKENDS
 from shoal.prefect import clean_up_run, distributed_train, job_task, pool_lease
 from shoal.state import home
 from tests.support import waiting_jobs

@@ -22,7 +22,7 @@ from shoal.cli.output import (
     when,
 )
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
-from shoal.pool.backends.base_spec import is_pool_name
+from shoal.pool.options import is_pool_name
 from shoal.pool.timeouts import RETIRE_WITHIN, ROLLBACK_AFTER
 
 if TYPE_CHECKING:

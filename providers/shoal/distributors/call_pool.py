@@ -17,10 +17,10 @@ from shoal.jobs.scheduling import fewest_nodes
 from shoal.jobs.spec import AnyJobSpec
 from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.base_spec import is_pool_name
 from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.gpus import ALL, Gpu, gpu_turn, look, may_be_contended
 from shoal.pool.holder import job_holder
+from shoal.pool.options import is_pool_name
 from shoal.pool.selection import defined_pool, which_pool
 from shoal.pool.spec import PoolSpec, pool_name_of
 from shoal.pool.timeouts import IDLE_TIMEOUT, JOB_LEASE_TTL

@@ -35,7 +35,7 @@ from shoal.jobs.files import storage
 from shoal.jobs.files.storage import default_uri
 from shoal.jobs.spec import OBJECT_STORE, AnyJobSpec
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.base import backend_of
+from shoal.pool.backends import backend_of
 from shoal.pool.journal import rows
 from shoal.pool.spec import PoolSpec
 from shoal.secrets.redaction import redact_value

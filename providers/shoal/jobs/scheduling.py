@@ -20,7 +20,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidArgumentError
-from shoal.pool.backends.base import backend_of
+from shoal.pool.backends import backend_of
 from shoal.pool.spec import PoolSpec
 from shoal.training.demand import GangClaim, GangDemand, NodeSize, total_size
 

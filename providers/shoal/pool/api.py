@@ -28,7 +28,8 @@ from shoal.errors import (
 )
 from shoal.os_processes import ProcessId
 from shoal.pool import bound_host, reconciling
-from shoal.pool.backends.base import Seen, backend_of
+from shoal.pool.backends import backend_of
+from shoal.pool.backends.base import Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import Ancestors, asking_team, python_holder, runs_around, stored_team

@@ -17,8 +17,8 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from shoal.errors import InvalidArgumentError, NoTokenError
-from shoal.pool.backends.base_spec import is_loopback
-from shoal.pool.spec import OPTIONS, PoolSpec
+from shoal.pool.options import OPTIONS, is_loopback
+from shoal.pool.spec import PoolSpec
 from shoal.state.home import home, store_tag, subfolder, write_file
 
 NO_GCS = ""

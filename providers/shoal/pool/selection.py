@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from shoal.errors import NoPoolError, PoolNotFoundError
 from shoal.pool import bound_host
-from shoal.pool.backends.base import backend_of
+from shoal.pool.backends import backend_of
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import asking_team, may_change
 from shoal.pool.journal import rows

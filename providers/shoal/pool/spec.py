@@ -7,17 +7,14 @@ import re
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 from urllib.parse import parse_qsl, quote
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.option_validation import Settings, unknown_value
-from shoal.pool.backends.base_spec import NAME_RULE, PoolOptions, is_pool_name, url_parts
-from shoal.pool.backends.kuberay.spec import KubeRayOptions
-from shoal.pool.backends.local.spec import LocalOptions
-from shoal.pool.backends.ray.spec import RayOptions
+from shoal.pool.options import NAME_RULE, OPTIONS, LocalOptions, PoolFields, is_pool_name, url_parts
 from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.secrets.redaction import redact_address
 
@@ -36,25 +33,6 @@ def pool_name_of(text: str) -> str:
         return name
     digest = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     return f"{name[:31].rstrip('-')}-{digest}".lstrip("-")
-
-
-BackendName = Literal["local", "ray", "kuberay"]
-"""Name of a backend (a kind of pool). `shoal.pool.backends.base.BACKENDS` maps each name to its class."""
-
-
-class PoolFields(KubeRayOptions, RayOptions, LocalOptions):
-    """Fields that `PoolSpec` and the Prefect block `ComputePool` have in common: the options of all backends, because
-    they are stored, and given in forms, as one flat object."""
-
-    backend: BackendName = Field(
-        default="local",
-        description="Place where the nodes run: `local` is this machine, `ray` is an existing Ray cluster, `kuberay` "
-        "is a Ray cluster on Kubernetes whose size KubeRay's operator changes.",
-    )
-
-
-OPTIONS: dict[BackendName, type[PoolOptions]] = {"local": LocalOptions, "ray": RayOptions, "kuberay": KubeRayOptions}
-"""Options of each backend."""
 
 
 class PoolSpec(PoolFields, Settings):

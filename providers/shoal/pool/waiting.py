@@ -27,7 +27,7 @@ from shoal.errors import (
 from shoal.os_processes import ProcessId
 from shoal.own_pauses import waited_since
 from shoal.pool import bound_host, reconciling
-from shoal.pool.backends.base import backend_of
+from shoal.pool.backends import backend_of
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import require_team
 from shoal.pool.journal import commands, rows

@@ -12,14 +12,14 @@ There are two kinds of backends:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from shoal.errors import InvalidArgumentError
 from shoal.os_processes import ProcessId
 from shoal.pool.endpoint import Endpoint
-from shoal.pool.spec import OPTIONS, BackendName, PoolSpec
+from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_START_TIMEOUT
 from shoal.state.schema import Node, NodeState, Pool
 
@@ -280,15 +280,6 @@ class ClusterBackend(Backend):
     def clear(self, node_id: str) -> str | None:
         """Do nothing, because nodes have no processes or files on this host."""
         return None
-
-
-BACKENDS: dict[BackendName, Callable[[], Backend]] = {name: options.new_backend for name, options in OPTIONS.items()}
-"""Functions that create the backends. Each imports its backend only for its pools."""
-
-
-def backend_of(spec: PoolSpec) -> Backend:
-    """Return the backend of a pool."""
-    return BACKENDS[spec.backend]()
 
 
 DISK_NEEDED = 500 * 1024**2

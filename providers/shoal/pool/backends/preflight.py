@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import PoolUnreachableError
-from shoal.pool.backends import versions
-from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding, Status, backend_of
+from shoal.pool.backends import backend_of, versions
+from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding, Status
 from shoal.pool.spec import PoolSpec
 from shoal.secrets.redaction import redact
 from shoal.state.home import subfolder

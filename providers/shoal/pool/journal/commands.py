@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
 from shoal.pool import bound_host
-from shoal.pool.backends.base import backend_of
+from shoal.pool.backends import backend_of
 from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
 from shoal.pool.holder import Ancestors, ends_with, require_team, run_of
 from shoal.pool.journal import rows, usage

@@ -74,10 +74,7 @@ def forget_credentials() -> None:
 @functools.lru_cache(maxsize=16)
 def _client(path: str | None, context: str | None, changed: int, period: int) -> ApiClient:
     """Return the client for a kubeconfig file; None: for the service account of the pod."""
-    try:
-        from kubernetes import client, config
-    except ImportError as error:
-        raise MissingExtraError("kubernetes", "kuberay") from error
+    config, client = _modules()
     from urllib3.util import Retry
 
     class Patience(Retry):
@@ -106,6 +103,15 @@ def _client(path: str | None, context: str | None, changed: int, period: int) ->
     configuration.retries = Patience(_MOST_WAITS, connect=1, read=1, status_forcelist=busy, allowed_methods=None)
     made: ApiClient = client.ApiClient(configuration)
     return made
+
+
+def _modules() -> tuple[Any, Any]:
+    """Return the modules `config` and `client` of the official client. Only `kuberay://` pools import them."""
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise MissingExtraError("kubernetes", "kuberay") from error
+    return config, client
 
 
 _PORT = 8265
