@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import Any, ClassVar
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
@@ -60,6 +60,9 @@ class WaitTrigger(BaseTrigger):
     :param deadline: Time at which the wait ends in any case, in seconds since the epoch. None: no deadline.
     """
 
+    wait_type: ClassVar[type[Wait]]
+    """Class of the object through which the poller of this process sends updates to this trigger."""
+
     poll_interval: float = 5.0
     deadline: float | None = None
 
@@ -72,10 +75,6 @@ class WaitTrigger(BaseTrigger):
         return f"{kind.__module__}.{kind.__qualname__}", {
             name: getattr(self, name) for name in signature(kind).parameters
         }
-
-    @abstractmethod
-    def new_wait(self) -> Wait:
-        """Create the `Wait` object through which the poller of this process sends updates to this trigger."""
 
     @abstractmethod
     async def end(self) -> None:
@@ -93,7 +92,7 @@ class WaitTrigger(BaseTrigger):
                 break
             except StoreUnreachableError:
                 await asyncio.sleep(_STORE_RETRY_S)
-        wait = self.new_wait()
+        wait = self.wait_type(self)
         polled.add(wait)
         timed_out = False
         try:
@@ -201,14 +200,14 @@ class Wait(ABC):
     Create the wait in the event loop of its trigger.
 
     Args:
-        poll_interval: Seconds between two checks.
+        trigger: The trigger that waits.
     """
 
     log_position = 0
     """Position in the job's log up to which the lines are in the task's log already."""
 
-    def __init__(self, poll_interval: float) -> None:
-        self.poll_interval = poll_interval
+    def __init__(self, trigger: WaitTrigger) -> None:
+        self.poll_interval = trigger.poll_interval
         self.next_look = 0.0
         self.act: Future[Any] | None = None
         self._loop = asyncio.get_running_loop()
@@ -354,14 +353,10 @@ are few of them and all triggers need them."""
 
 
 class JobWait(Wait):
-    """Object that waits for the end of an attempt of a job.
-
-    Args:
-        trigger: The trigger that waits.
-    """
+    """Object that waits for the end of an attempt of a job."""
 
     def __init__(self, trigger: JobTrigger) -> None:
-        super().__init__(trigger.poll_interval)
+        super().__init__(trigger)
         self.key = Key(trigger.job_id, trigger.attempt)
         self.pool = trigger.pool
         self.task_try = trigger.task_try
@@ -461,6 +456,8 @@ class JobTrigger(WaitTrigger):
     :param pool: Name of the job's pool, as the task has named it. None: an earlier version has deferred the task.
     """
 
+    wait_type = JobWait
+
     job_id: str
     attempt: int
     submissions: int
@@ -468,10 +465,6 @@ class JobTrigger(WaitTrigger):
     log_position: int = 0
     cancel_on_kill: bool = True
     pool: str | None = None
-
-    def new_wait(self) -> JobWait:
-        """Create the `Wait` object through which the poller of this process sends updates to this trigger."""
-        return JobWait(self)
 
     def event(self, wait: JobWait, *, timed_out: bool) -> dict[str, Any]:
         """Return the payload of the event: the job, and the position in the job's log from which the task continues to
@@ -506,13 +499,12 @@ _RENEW_S = 60.0
 class PoolWait(Wait):
     """Object that waits for nodes of a pool, or for the end of an operation (a request to change the pool's size).
 
-    Args:
-        trigger: The trigger that waits. If it has no `nodes`, only the end of the operation ends the wait; if it has no
-            `operation_id`, the wait is only for nodes.
+    If the trigger has no `nodes`, only the end of the operation ends the wait; if it has no `operation_id`, the wait is
+    only for nodes.
     """
 
     def __init__(self, trigger: PoolTrigger) -> None:
-        super().__init__(trigger.poll_interval)
+        super().__init__(trigger)
         self.pool = trigger.pool
         self.holder = trigger.holder
         self.nodes = trigger.nodes
@@ -577,14 +569,12 @@ class PoolTrigger(WaitTrigger):
         is rolled back, unless it has ended or a newer operation has replaced it.
     """
 
+    wait_type = PoolWait
+
     pool: str
     holder: str
     nodes: int | None = None
     operation_id: str | None = None
-
-    def new_wait(self) -> PoolWait:
-        """Create the `Wait` object through which the poller of this process sends updates to this trigger."""
-        return PoolWait(self)
 
     async def end(self) -> None:
         """Roll back the request for nodes that the task waits for, unless the request has already ended."""

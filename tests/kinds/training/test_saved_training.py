@@ -24,7 +24,9 @@ from shoal.state.schema import JobState
 from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.run_config import RunConfig
-from tests.jobs.driver.test_main import drive, log, plain_lightgbm, plain_xgboost, serving
+from tests.jobs.driver.test_main import drive, environment, log, plain_lightgbm, plain_xgboost, serving, spec
+
+__all__ = ["environment", "spec"]
 
 pytestmark = pytest.mark.usefixtures("environment")
 

@@ -29,7 +29,7 @@ from shoal.training.boosting.trials import with_params
 from shoal.training.gang.gang import end_gangs
 from shoal.training.pickling import pickled
 from shoal.training.trial_worker import TrialPruned
-from tests.jobs.tuning.conftest import COLUMNS
+from tests.kinds.search.conftest import COLUMNS
 from tests.support import boosting_metrics
 from tests.support.boosting_metrics import CASES, MetricCase
 from tests.support.without_ray import nodes_without_ray

@@ -8,7 +8,9 @@ from shoal.jobs import PredictJobSpec
 from shoal.jobs.mlflow_run import Run
 from shoal.kinds.prediction.spec import PredictResult
 from shoal.state.schema import JobState
-from tests.jobs.driver.test_main import drive, log
+from tests.jobs.driver.test_main import drive, environment, log, spec
+
+__all__ = ["environment", "spec"]
 
 pytestmark = pytest.mark.usefixtures("environment")
 
