@@ -52,6 +52,7 @@ def send(target: Target, supplies: Supplies) -> bool:
         PoolDownError: The pool is down.
         JobError: The head does not answer, or refused the attempt, which is now recorded as failed.
     """
+    is_usable = False
     with _failing(target, supplies):
         # The credentials are written before the attempt joins the queue, because any process may send a queued attempt
         # to the head, and the driver then needs the credentials.
@@ -64,8 +65,8 @@ def send(target: Target, supplies: Supplies) -> bool:
             with act(JobStep.HAND_OVER):
                 JobClient.at(head).upload(remote_files.name(submission_id), remote_files.archived(supplies.files))
         admitted = job_queue.admit(target.store, target.key, target.clock(), address(head))
-        return admitted is Admission.WAITS or _submit(target, head)
-    return False
+        is_usable = admitted is Admission.WAITS or _submit(target, head)
+    return is_usable
 
 
 def admit(target: Target) -> None:
