@@ -234,7 +234,7 @@ def summary_message(lines: Sequence[ModelLine]) -> Message:
     last ten versions.
 
     Args:
-        lines: One line per model; see `shoal.jobs.model_summary`.
+        lines: One line per model; see `shoal.models.model_summary`.
 
     Example:
         >>> print(summary_message(summary(specs, results)).text)
