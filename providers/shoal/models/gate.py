@@ -21,7 +21,18 @@ from shoal.errors import DataError, InvalidArgumentError, JobError, ModelNotFoun
 from shoal.jobs import credentials
 from shoal.jobs.journal import attempts, owners
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.mlflow_run import Run, metric_name, tracking_at, uri_of
+from shoal.jobs.mlflow_run import (
+    ATTEMPT_TAG,
+    JOB_TAG,
+    Run,
+    answering,
+    is_missing,
+    is_unreachable,
+    metric_name,
+    missing_ignored,
+    tracking_at,
+    uri_of,
+)
 from shoal.jobs.register import DEFAULT_ALIAS, Register
 from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, PromotionResult, Reason
 from shoal.jobs.submission import attach
@@ -35,20 +46,14 @@ from shoal.models.loading import Predictor
 from shoal.models.metrics import check_output
 from shoal.models.registry import (
     ALIAS_TAG,
-    ATTEMPT_TAG,
     DECISION_TAG,
-    JOB_TAG,
     REASON_TAG,
     Registry,
     VersionId,
-    answering,
     digest_tag,
     holdout_metrics,
-    is_missing,
     is_ours,
-    is_unreachable,
     metric_tag,
-    missing_ignored,
 )
 from shoal.models.training_record import TrainingRows
 from shoal.pool.holder import python_holder

@@ -12,7 +12,7 @@ from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.kind import KindDriver
-from shoal.jobs.mlflow_run import Run, retrying_briefly
+from shoal.jobs.mlflow_run import Run, answering, missing_ignored, retrying_briefly
 from shoal.jobs.results import JobResult
 from shoal.kinds.partitions.keys import check_same_kinds, key_type
 from shoal.kinds.partitions.program import program_of_spec
@@ -21,7 +21,6 @@ from shoal.kinds.partitions.spec import PartitionsJobSpec, PartitionsRegister
 from shoal.models import gate, loading, training_record
 from shoal.models.contest import Outcome, champion_of
 from shoal.models.holdout import check_holdout
-from shoal.models.registry import answering, missing_ignored
 from shoal.models.training_record import TrainingRows
 from shoal.state.schema import JobState
 

@@ -16,7 +16,7 @@ from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.steps import patiently
 from shoal.jobs.kind import KindDriver
-from shoal.jobs.mlflow_run import Run
+from shoal.jobs.mlflow_run import HOLDER_TAG, Run
 from shoal.jobs.results import DataResult, JobResult
 from shoal.kinds.prediction.engine import pinned
 from shoal.kinds.training import saved_training
@@ -24,7 +24,6 @@ from shoal.kinds.training.spec import JobSpec
 from shoal.models import gate, loading, training_record
 from shoal.models.contest import Outcome
 from shoal.models.holdout import check_holdout
-from shoal.models.registry import HOLDER_TAG
 from shoal.models.training_record import Fingerprints, TrainingRows
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.messages import by_round
