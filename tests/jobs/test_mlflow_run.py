@@ -19,7 +19,7 @@ from shoal.jobs import Register, Tracking, mlflow_run
 from shoal.jobs.files.storage import default_uri
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.mlflow_run import Run, legal_name, metric_name
+from shoal.jobs.mlflow_run import Run, legal_name
 from shoal.models import contest, gate, loading
 from shoal.models.contest import Outcome
 from shoal.models.decision import Candidate, Evaluation
@@ -183,7 +183,7 @@ def test_every_metric_gets_a_name_that_mlflow_accepts(name: str):
 
 
 def test_names_that_mlflow_refuses():
-    assert metric_name("eval", "ndcg@10") == "eval-ndcg_10"
+    assert legal_name("eval-ndcg@10") == "eval-ndcg_10"
 
 
 def evaluated(model, holdout: DataConnector, metric: str = "rmse", label_col: str = "y", input_cols=()) -> Evaluation:

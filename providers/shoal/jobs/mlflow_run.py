@@ -371,17 +371,9 @@ class Run:
             self.client.log_batch(target, params=part)
 
 
-def metric_name(evaluated: str, metric: str) -> str:
-    """Return a metric's name in MLflow: ``<set>-<metric>``, with "_" in place of the characters that MLflow refuses.
-
-    For example, MLflow refuses the "@" in XGBoost's ``ndcg@10``.
-    """
-    return legal_name(f"{evaluated}-{metric}")
-
-
 def legal_name(name: str) -> str:
     """Return a name with at most 250 characters, and with "_" in place of the characters that MLflow refuses in the
-    names of metrics, parameters and tags.
+    names of metrics, parameters and tags, such as the "@" in ``ndcg@10``.
 
     MLflow also refuses names that a path library would shorten, such as ``/loss`` and ``train//loss``.
     """

@@ -28,7 +28,6 @@ from shoal.jobs.mlflow_run import (
     answering,
     is_missing,
     is_unreachable,
-    metric_name,
     missing_ignored,
     tracking_at,
     uri_of,
@@ -38,7 +37,7 @@ from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, Pr
 from shoal.jobs.submission import attach
 from shoal.models import training_record
 from shoal.models.catalog import unknown_model
-from shoal.models.contest import COLUMNS_TAG, Challenge, Outcome, champion_of, columns_of, load, logged_metrics, reading
+from shoal.models.contest import COLUMNS_TAG, Challenge, Outcome, champion_of, columns_of, holdout_named, load, reading
 from shoal.models.decision import Candidate, Evaluation
 from shoal.models.holdout import Holdout, try_out
 from shoal.models.ledger import Ledger, Withdrawal
@@ -210,7 +209,7 @@ def enter(
         )
     holdout = Holdout.read(register, label_col, group_col)
     challenge = Challenge.of(run, register, model, holdout, input_cols=input_cols, trained_on=trained_on)
-    run.log_values(logged_metrics(challenge.evaluation))
+    run.log_values(holdout_named(challenge.evaluation.metrics))
     columns = {COLUMNS_TAG: json.dumps(list(input_cols))} if input_cols else {}
     digest = holdout.connector.digest()
     tags = {**tags, **columns, **training_record.store_rows(run, challenge.trained_on)}
@@ -433,7 +432,7 @@ def _decided_before(version: ModelVersion) -> PromotionResult | None:
         promoted=reason in PROMOTING,
         decision=DecisionResult(reason=reason, sentence=version.tags.get(DECISION_TAG, reason)),
         metric=metric,
-        metrics={metric_name("holdout", name): value for name, value in values.items()},
+        metrics=holdout_named(values),
     )
 
 

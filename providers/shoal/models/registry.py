@@ -215,16 +215,16 @@ def holdout_metrics(tags: Mapping[str, str]) -> tuple[str | None, dict[str, floa
     """Read from a version's tags which metric decided about its promotion, and the values of all metrics.
 
     Returns:
-        Name of the metric that decided, None if it is not recorded; and the values by name. In the names, "_" replaces
-        the characters that MLflow refuses.
+        Name of the metric that decided, None if it is not recorded; and the values by name.
     """
     values, deciding = {}, None
     for name, text in sorted(tags.items()):
         if not name.startswith(_HOLDOUT):
             continue
-        metric = name.removeprefix(_HOLDOUT)
-        if metric.endswith(_DIGEST):
-            deciding = metric.removesuffix(_DIGEST)
+        # The only character of a metric's name that MLflow refuses is the "@" before a number.
+        metric = re.sub(r"_(?=[\d.]+$)", "@", name.removeprefix(_HOLDOUT).removesuffix(_DIGEST))
+        if name.endswith(_DIGEST):
+            deciding = metric
             continue
         # A tag whose text is not a number was written by another program or a person, so the metric is left out.
         with suppress(ValueError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.source import take_rows
-from shoal.jobs import mlflow_run, shipped_code
+from shoal.jobs import shipped_code
 from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
@@ -330,7 +330,7 @@ def _params(spec: JobSpec) -> dict[str, Any]:
 def _final_metrics(trained: TrainResult) -> dict[str, float]:
     """Return the model's metrics in the best round if there was early stopping, otherwise in the last round."""
     return {
-        mlflow_run.metric_name(evaluated, metric): values[trained.final_round]
+        f"{evaluated}-{metric}": values[trained.final_round]
         for evaluated, series in trained.eval_results.items()
         for metric, values in series.items()
     }
