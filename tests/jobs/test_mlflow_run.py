@@ -28,6 +28,7 @@ from shoal.models.ledger import Ledger
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.tracking import folder_of
+from tests.support.gate import attempt_of
 from tests.support.job_store import POOL
 
 NAN = float("nan")
@@ -312,12 +313,9 @@ class TestGate:
                 name="times", python_model=times, signature=signature, pip_requirements=[]
             ).model_uri
             return gate.enter(
-                store,
-                Key("job", 1),
+                attempt_of(store),
                 run,
                 register,
-                is_current=lambda: attempts.is_current(store, Key("job", 1)),
-                tags={},
                 model_uri=uri,
                 model=loading.load(uri, columns),
                 label_col="y",

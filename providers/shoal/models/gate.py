@@ -64,6 +64,8 @@ from shoal.training.boosting.model import Output
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
+    from shoal.jobs.driver.context import AttemptContext
+
 
 def try_champion(run: Run, register: Register, input_cols: Sequence[str] = ()) -> None:
     """Check before the training that the champion can be compared later: load it, and predict rows of the holdout.
@@ -178,19 +180,17 @@ class WaitingVersion:
 
 
 def enter(
-    store: Store,
-    key: Key,
+    place: AttemptContext,
     run: Run,
     register: Register,
     *,
-    is_current: Callable[[], bool],
-    tags: Mapping[str, str],
     model_uri: str,
     model: Predictor,
     label_col: str,
     input_cols: Sequence[str] = (),
     group_col: str | None = None,
     trained_on: TrainingRows | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Evaluate and register a model, and promote the model if it is better than the champion on the holdout.
 
@@ -202,9 +202,9 @@ def enter(
         JobError: This attempt has ended or was replaced by a newer attempt.
         RegistryError: MLflow cannot be reached.
     """
-    if not is_current():
+    if not place.is_current():
         raise JobError(
-            f'the model of attempt {key.attempt} of job "{key.job_id}" is not registered, '
+            f'the model of attempt {place.key.attempt} of job "{place.key.job_id}" is not registered, '
             "because the attempt has ended or a newer attempt of the job has replaced it"
         )
     holdout = Holdout.read(register, label_col, group_col)
@@ -212,13 +212,13 @@ def enter(
     run.log_values(holdout_named(challenge.evaluation.metrics))
     columns = {COLUMNS_TAG: json.dumps(list(input_cols))} if input_cols else {}
     digest = holdout.connector.digest()
-    tags = {**tags, **columns, **training_record.store_rows(run, challenge.trained_on)}
+    tags = {**place.tags, **(tags or {}), **columns, **training_record.store_rows(run, challenge.trained_on)}
     if not register.promote:
         record = WaitingVersion.of(register, digest, label_col, input_cols, group_col)
         tags |= record.tags(run)
     challenger = registered(register, model_uri, challenge.evaluation, digest, tags)
-    ledger = Ledger.of(run.client, store, register)
-    contest = challenge.contest(ledger, challenger, key)
+    ledger = Ledger.of(run.client, place.store, register)
+    contest = challenge.contest(ledger, challenger, place.key)
     say = functools.partial(print, flush=True)
     outcome = contest.decided() if register.promote else contest.previewed()
     outcome = challenge.reported(outcome, ledger, say=say)

@@ -161,12 +161,9 @@ def _register(
         print(f"{kept:,} partitions whose training failed keep the model of version {champion}", flush=True)
     columns = list(dict.fromkeys((*spec.by, *spec.input_cols)))
     outcome = gate.enter(
-        place.store,
-        place.key,
+        place,
         run,
         register,
-        is_current=place.is_current,
-        tags=place.tags,
         model_uri=uri,
         model=loading.load(uri, columns),
         label_col=spec.label_col,

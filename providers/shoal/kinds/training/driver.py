@@ -239,17 +239,15 @@ def _published(
         return uri, None
     with place.stopwatch.scoring(), saved_before(path):
         outcome = gate.enter(
-            place.store,
-            place.key,
+            place,
             run,
             spec.register_as,
-            is_current=place.is_current,
-            tags={**place.tags, **checked.data.tags()},
             model_uri=uri,
             model=loading.predictor_of(booster, base_margin_cols=spec.margin_cols),
             label_col=spec.label_col,
             group_col=spec.group_col,
             trained_on=checked.trained_on,
+            tags=checked.data.tags(),
         )
     if checked.fingerprints:
         with only_printed("the version could not be tagged, so the next training is not skipped"):
