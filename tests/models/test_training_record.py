@@ -27,8 +27,8 @@ from shoal.jobs import (
     skipping_if_unchanged,
 )
 from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver.context import AttemptContext, Stopwatch
-from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.attempt_context import AttemptContext, Stopwatch
+from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.files import staged_rows
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
@@ -39,8 +39,8 @@ from shoal.models import contest, training_record, withdraw_promotion
 from shoal.models.training_record import Fingerprints
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
+from shoal.training.demand import XGBScalingConfig
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import XGBScalingConfig
 from tests.jobs.driver.test_main import plain_xgboost
 from tests.support.job_store import POOL
 

@@ -19,8 +19,8 @@ from mlflow.models import infer_signature
 
 from shoal.data import DataConnector
 from shoal.jobs import Register, Tracking
-from shoal.jobs.driver.context import AttemptContext, Stopwatch
-from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.attempt_context import AttemptContext, Stopwatch
+from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow_run import Run

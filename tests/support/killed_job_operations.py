@@ -87,8 +87,8 @@ def drive(scene: Scene) -> None:
 
 def beat(_: Scene) -> None:
     """Be the thread of heartbeats of the newest attempt's driver, at its first look."""
+    from shoal.jobs.driver.attempt_metrics import MetricSeries
     from shoal.jobs.driver.heartbeats import HeartbeatThread
-    from shoal.jobs.driver.metric_series import MetricSeries
     from shoal.training.run_config import RunConfig
 
     store = Store()

@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from shoal.boosting_libraries import Framework
 from shoal.data.connector import DataConnector
-from shoal.distributors.call import Call, submitted
-from shoal.distributors.same_arguments import same_arguments
+from shoal.distributors.call import Call, same_arguments, submitted
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.training.spec import JobSpec
 from shoal.training.boosting.library import library_of
-from shoal.training.boosting.params import Direction
+from shoal.training.boosting.params import Direction, Metric, Objective, UserCode
 from shoal.training.boosting.request import TrainResult
-from shoal.training.boosting.user_code import Metric, Objective, UserCode
+from shoal.training.demand import ScalingConfig, gpu_wish
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig, gpu_wish
 from shoal.training.tracking import absolute_model, check_model_version
 
 if TYPE_CHECKING:

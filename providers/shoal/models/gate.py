@@ -59,12 +59,12 @@ from shoal.pool.holder import python_holder
 from shoal.secrets.redaction import HIDDEN, redact_all
 from shoal.state import Store
 from shoal.state.schema import Job, Promotion
-from shoal.training.boosting.model import Output
+from shoal.training.boosting.library import Output
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
-    from shoal.jobs.driver.context import AttemptContext
+    from shoal.jobs.driver.attempt_context import AttemptContext
 
 
 def try_champion(run: Run, register: Register, input_cols: Sequence[str] = ()) -> None:

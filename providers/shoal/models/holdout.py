@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError
 from shoal.jobs.register import Register
-from shoal.kinds.partitions.pyfunc_loader import PartitionedModel
+from shoal.kinds.partitions.logged_model import PartitionedModel
 from shoal.models import training_record
 from shoal.models.decision import Baseline, CommonKeys, Evaluation, Predictions, Slice, UnseenRows
 from shoal.models.loading import Predictor

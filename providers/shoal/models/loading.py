@@ -13,13 +13,12 @@ from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryErro
 from shoal.jobs import shipped_code
 from shoal.jobs.files import storage
 from shoal.jobs.mlflow_run import MARK, is_unreachable
-from shoal.kinds.partitions import pyfunc_loader
-from shoal.kinds.partitions.pyfunc_loader import PartitionedModel
+from shoal.kinds.partitions import logged_model
+from shoal.kinds.partitions.logged_model import PartitionedModel
 from shoal.kinds.training.spec import is_stored
 from shoal.models.registry import is_ours
 from shoal.secrets.redaction import redact_value
-from shoal.training.boosting.library import libraries, library_of, owner_of
-from shoal.training.boosting.model import class_probabilities
+from shoal.training.boosting.library import class_probabilities, libraries, library_of, owner_of
 from shoal.training.host.imports import add_estimators
 from shoal.training.host.own_process import ending_forks
 from shoal.training.tracking import MODEL_VERSION, is_mlflow_uri
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shoal.data.parquet.source import ParquetSource
-    from shoal.training.boosting.model import BoosterPredictor
+    from shoal.training.boosting.library import BoosterPredictor
 
 
 class PyfuncPredictor:
@@ -211,7 +210,7 @@ def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
         if library is None:
             with ending_forks():
                 model = mlflow.pyfunc.load_model(folder)
-            if info.flavors["python_function"].get("loader_module") == pyfunc_loader.__name__:
+            if info.flavors["python_function"].get("loader_module") == logged_model.__name__:
                 model = model.get_raw_model()
         else:
             if (why := library.why_unloadable(Path(folder) / info.flavors[library.name]["data"])) is not None:

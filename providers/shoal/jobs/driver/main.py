@@ -28,11 +28,11 @@ from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
 from shoal.jobs import credentials, mlflow_run, remote_files, shipped_code
 from shoal.jobs.credentials import AttemptTakenError, Secrets, receive
-from shoal.jobs.driver import nodes
-from shoal.jobs.driver.context import AttemptContext, Stopwatch, before_work, only_printed
+from shoal.jobs.driver import leaving_nodes
+from shoal.jobs.driver.attempt_context import AttemptContext, Stopwatch, before_work, only_printed
+from shoal.jobs.driver.attempt_metrics import MetricSeries, MlflowFeed
 from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
-from shoal.jobs.driver.metric_series import MetricSeries, MlflowFeed
-from shoal.jobs.driver.nodes import LeavingWatch
+from shoal.jobs.driver.leaving_nodes import LeavingWatch
 from shoal.jobs.files import staged_rows, storage
 from shoal.jobs.files.logs import log_path, teed
 from shoal.jobs.files.storage import default_uri
@@ -65,7 +65,7 @@ from shoal.training.gang.child_processes import use_nodes, use_template
 from shoal.training.host import own_process
 from shoal.training.host.imports import before_forks, import_lean
 from shoal.training.host.own_process import ending_forks
-from shoal.training.mlflow_calls import ARTIFACTS
+from shoal.training.tracking import ARTIFACTS
 
 _STOPPED = Reason(
     JobState.CANCELLED,
@@ -229,7 +229,7 @@ class Driver:
             if remote_files.has_frames(self._spec):
                 runtime_env = remote_files.for_workers(runtime_env, self._key.submission_id)
             if self._starts_workers(gcs):
-                use_nodes(partial(nodes.find, self._store, self._job.pool, gcs))
+                use_nodes(partial(leaving_nodes.find, self._store, self._job.pool, gcs))
             else:
                 use_template(None)
             connect(gcs, runtime_env)
@@ -245,7 +245,7 @@ class Driver:
         all nodes are on this machine."""
         if not self._spec.forks_workers or self._spec.demand().needs_ray or not is_on_loopback(gcs):
             return False
-        return bool(nodes.find(self._store, self._job.pool, gcs))
+        return bool(leaving_nodes.find(self._store, self._job.pool, gcs))
 
     def _node_seconds(self) -> float | None:
         """Return the node-seconds of the attempt so far: the number of nodes that it uses, multiplied by the

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import JobError
 from shoal.jobs import shipped_code
-from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
-from shoal.jobs.driver.metric_series import MlflowFeed
+from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed, saved_before
+from shoal.jobs.driver.attempt_metrics import MlflowFeed
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.kind import KindDriver
@@ -21,8 +21,8 @@ from shoal.models.contest import Outcome
 from shoal.models.holdout import check_holdout
 from shoal.models.training_record import TrainingRows
 from shoal.training.host.usage import USAGE_NOTE
-from shoal.training.mlflow_calls import MOVED_NOTE
 from shoal.training.pytorch.program import Program, call_imported, imported
+from shoal.training.tracking import MOVED_NOTE
 
 if TYPE_CHECKING:
     from shoal.jobs.mlflow_run import Run

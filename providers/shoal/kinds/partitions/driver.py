@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
 from shoal.errors import ShoalError
-from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
+from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -15,8 +15,8 @@ from shoal.jobs.kind import KindDriver
 from shoal.jobs.mlflow_run import Run, answering, missing_ignored, retrying_briefly
 from shoal.jobs.results import JobResult
 from shoal.kinds.partitions.keys import check_same_kinds, key_type
-from shoal.kinds.partitions.program import program_of_spec
-from shoal.kinds.partitions.results import PartitionResults
+from shoal.kinds.partitions.partition_program import program_of_spec
+from shoal.kinds.partitions.partition_results import PartitionResults
 from shoal.kinds.partitions.spec import PartitionsJobSpec, PartitionsRegister
 from shoal.models import gate, loading, training_record
 from shoal.models.contest import Outcome, champion_of
