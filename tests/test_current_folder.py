@@ -14,7 +14,7 @@ import pytest
 import shoal
 from shoal import reconciler
 from shoal.os_processes import import_folders, python_command
-from shoal.pool import background_process
+from shoal.pool import reconciling
 from shoal.pool.backends import ray_http
 from shoal.pool.backends.local import gpus
 from shoal.pool.backends.local.backend import _ASK_VERSIONS
@@ -63,7 +63,7 @@ def own_modules() -> list[str]:
 
 COMMANDS = {
     **{module: python_command("-m", module, "no-such-argument") for module in own_modules()},
-    "reconciler": background_process.COMMAND,
+    "reconciler": reconciling.COMMAND,
     "settle": reconciler._SETTLE_COMMAND,
     "driver on a head": driver_command(sys.executable, "no-such-job", "1"),
     "script on a head": ["sh", "-c", ray_http._RUN, "import queue, json, platform, uuid", "{}"],

@@ -15,11 +15,11 @@ from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
 from shoal.jobs.timeouts import JOB_SILENT_AFTER, LOST_JOBS_PERIOD, SILENT_JOBS_PERIOD, WAITING_JOB_SILENT_AFTER
 from shoal.os_processes import ProcessId, python_command
 from shoal.own_pauses import waited_since
-from shoal.pool import background_process
+from shoal.pool import reconciling
 from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
-from shoal.pool.background_process import log_path
 from shoal.pool.journal import rows
+from shoal.pool.reconciling import log_path
 from shoal.state import Store
 from shoal.state.schema import Job
 
@@ -112,4 +112,4 @@ def _activity(job: Job) -> tuple[object, ...]:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     os.chdir("/")
-    background_process.run(watch=LostJobs().look)
+    reconciling.run(watch=LostJobs().look)

@@ -44,7 +44,7 @@ def spread(possible) -> Iterator[ComputePool]:
     with new_home(), pytest.MonkeyPatch.context() as patch, hosts(8) as there:
         hosts_backend.use(there)
         patch.setitem(BACKENDS, "local", hosts_backend.HostsBackend)
-        patch.setattr("shoal.pool.background_process.ensure_running", hosts_backend.ensure_running)
+        patch.setattr("shoal.pool.reconciling.ensure_running", hosts_backend.ensure_running)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         pool = ComputePool("local://hosts?max_nodes=4")
         try:

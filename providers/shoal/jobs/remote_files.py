@@ -35,7 +35,7 @@ from shoal.jobs.files import storage
 from shoal.jobs.files.storage import default_uri
 from shoal.jobs.spec import OBJECT_STORE, AnyJobSpec
 from shoal.pool.api import ComputePool
-from shoal.pool.backends import BACKENDS
+from shoal.pool.backends import backend_of
 from shoal.pool.journal import rows
 from shoal.pool.spec import PoolSpec
 from shoal.secrets.redaction import redact_value
@@ -219,7 +219,7 @@ def _moved(copies: Mapping[str, str], dataset: DatasetSpec) -> DatasetSpec:
 
 def is_remote(spec: PoolSpec) -> bool:
     """Return whether the pool's nodes may be on hosts that share only the network with this process."""
-    return not BACKENDS[spec.backend]().bound_to_host
+    return not backend_of(spec).shares_files
 
 
 def is_reachable(location: str, pool: PoolSpec) -> bool:

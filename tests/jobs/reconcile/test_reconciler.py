@@ -15,7 +15,7 @@ from shoal.jobs import submission
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.os_processes import ProcessId
-from shoal.pool import background_process
+from shoal.pool import reconciling
 from shoal.pool.backends.local.backend import token_path
 from shoal.pool.journal import rows
 from shoal.reconciler import LostJobs, SilentJobs
@@ -41,7 +41,7 @@ def dead() -> dict[str, Any]:
 @pytest.fixture
 def headed(store: Store, head: FakeHead, monkeypatch: pytest.MonkeyPatch) -> Store:
     """The store's pool has a head, the fake one, and nothing but jobs keeps it up."""
-    monkeypatch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
     began = stamps.monotonic()
     monkeypatch.setattr("shoal.state.stamps.monotonic", lambda: began)  # however slow the machine
     token_path(POOL).write_text(TOKEN)
@@ -163,7 +163,7 @@ def test_the_reconciler_has_it_settled_without_anybody_asking(headed, head, spec
     monkeypatch.setattr(reconciler, "JOB_SILENT_AFTER", 0.0)
     key = pending(headed, head, spec, submitter=dead, asked_ago=60.0)
 
-    running = threading.Thread(target=background_process.run, args=(LostJobs().look,), daemon=True)
+    running = threading.Thread(target=reconciling.run, args=(LostJobs().look,), daemon=True)
     running.start()
 
     wait_until(lambda: state(headed, key) is JobState.FAILED, "the job to be settled", 120)
@@ -177,7 +177,7 @@ def test_the_reconciler_has_a_waiting_job_started_whose_submitter_died(headed, h
     monkeypatch.setattr(reconciler, "WAITING_JOB_SILENT_AFTER", 0.0)
     key = pending(headed, head, spec, submitter=dead, asked_ago=60.0, got="a place in the queue")
 
-    running = threading.Thread(target=background_process.run, args=(LostJobs().look,), daemon=True)
+    running = threading.Thread(target=reconciling.run, args=(LostJobs().look,), daemon=True)
     running.start()
 
     wait_until(lambda: key.submission_id in head.jobs, "the job to be started", 120)

@@ -332,7 +332,7 @@ def test_asking_keeps_a_waiting_job(queue, monkeypatch):
     [("airflow:dag/run", None, "airflow:dag/run"), ("prefect:child", {"prefect:run/1": True}, "prefect:run/2")],
 )
 def test_whoever_waits_for_a_waiting_job_renews_its_runs_lease(queue, monkeypatch, holder, ancestors, held_by):
-    monkeypatch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
     queue.submit("first")
     second = queue.submit("second", holder=holder, ancestors=ancestors)
     pool = ComputePool(POOL, holder=held_by, store=queue.store, clock=lambda: queue.now)

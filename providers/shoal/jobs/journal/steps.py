@@ -29,7 +29,7 @@ from shoal.pool.timeouts import STORE_PATIENCE, STORE_PERIOD
 from shoal.state import Store
 from shoal.state.schema import Lock
 from shoal.state.stamps import shared_now
-from shoal.state.steps import At, act, transaction
+from shoal.state.store import At, act, transaction
 
 __all__ = ["At", "JobStep", "RetentionStep", "StudyStep", "act", "transaction"]
 

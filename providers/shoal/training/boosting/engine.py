@@ -229,10 +229,11 @@ class Training:
     def run(self) -> TrainResult:
         """Train to the end; each time a worker is lost, continue from the last checkpoint with new workers."""
         self._direction = self.library.stopping_direction(self.request, self._params, self.user_code)
-        return self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
-
-    def _resume_point(self) -> str:
-        return f"round {self._checkpoint.rounds} of {self.request.n_estimators}"
+        return self._restarts.run(
+            self._attempt,
+            checkpoint=lambda: f"round {self._checkpoint.rounds} of {self.request.n_estimators}",
+            shrink=self._shrink,
+        )
 
     def _shrink(self) -> str | None:
         """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit."""

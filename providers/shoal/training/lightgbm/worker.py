@@ -17,16 +17,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import lightgbm
-import numpy as np
 from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 from lightgbm.callback import CallbackEnv
 
-from shoal.data.planning import RowRange
-from shoal.errors import DataError, TrainingError, WorkerLostError
+from shoal.errors import TrainingError, WorkerLostError
 from shoal.training import cluster
 from shoal.training.boosting.messages import Boosted, History, Part, Prepared, Segment, Task
 from shoal.training.boosting.params import Direction
-from shoal.training.boosting.rows import CheckLabel, ShardRows, cache_budget
+from shoal.training.boosting.rows import CheckLabel, ShardRows, cache_budget, label_check
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.own_process import is_loopback, tie_to_loopback
@@ -152,7 +150,7 @@ class Session:
         # The rows are read for the sample and for the dataset, and also between segments if the booster is reloaded.
         reads = math.inf if begins_anew_with(self.task) else 2
         budget = cache_budget(part, self._context.local_world_size, reads=reads)
-        return ShardRows(part, self.task.columns, budget, label_check(self.task), keep_types=True)
+        return ShardRows(part, self.task.columns, budget, binary_check(self.task), keep_types=True)
 
 
 _session: Session | None = None
@@ -234,23 +232,15 @@ def finish() -> None:
     memory.trim()
 
 
-def label_check(task: Task) -> CheckLabel | None:
+def binary_check(task: Task) -> CheckLabel | None:
     """Return a function that raises DataError if a label is neither 0 nor 1; None if the objective is not binary.
 
     LightGBM itself would treat every label that is not positive as 0.
     """
     if objective_of(task.params) != "binary":
         return None
-
-    def check(label: np.ndarray, column: str, rows: RowRange) -> None:
-        bad = np.flatnonzero((label != 0) & (label != 1))
-        if len(bad):
-            raise DataError(
-                f'{rows.path}, row group {rows.row_group}: the label "{column}" is {label[bad[0]]} at row '
-                f'{rows.row_number(int(bad[0]))}, but objective="binary" accepts only the labels 0 and 1'
-            )
-
-    return check
+    rule = 'objective="binary" accepts only the labels 0 and 1'
+    return label_check(lambda label: (label != 0) & (label != 1), rule)
 
 
 @contextlib.contextmanager

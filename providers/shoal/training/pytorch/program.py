@@ -51,7 +51,11 @@ class Files(dict[str, bytes | None]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what pickle stores."""
-        return Files.restored, ({name: _stored(name, content) for name, content in self.items()},)
+        stored = {
+            name: content if content is None or name.endswith(".py") else zlib.compress(content, 1).hex()
+            for name, content in self.items()
+        }
+        return Files.restored, (stored,)
 
     @classmethod
     def restored(cls, stored: Mapping[str, bytes | str | None]) -> Files:
@@ -62,10 +66,6 @@ class Files(dict[str, bytes | None]):
                 for name, content in stored.items()
             }
         )
-
-
-def _stored(name: str, content: bytes | None) -> bytes | str | None:
-    return content if content is None or name.endswith(".py") else zlib.compress(content, 1).hex()
 
 
 def is_project(folder: str, inside: str) -> bool:

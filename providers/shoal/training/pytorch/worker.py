@@ -276,7 +276,8 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
     torch.set_num_threads(assignment.threads)
     keep_groups()
     set_gang_context(replace(gang, position=replace(gang.position, seed=assignment.seed)))
-    _remove_folders_of_dead_workers()
+    # Killed workers left model and script folders.
+    own_process.remove_folders_of_dead(_MODEL, SCRIPT_FOLDER)
     _folder = Path(tempfile.mkdtemp(prefix=f"{_MODEL}{os.getpid()}-"))
     os.environ[MODEL_DIR_VARIABLE] = str(_folder)
     let_user_choose_experiment(gang)
@@ -408,12 +409,3 @@ def _interface_of(address: str) -> str | None:
         if any(each.address == address for each in addresses):
             return str(name)
     return None
-
-
-def _remove_folders_of_dead_workers() -> None:
-    """Remove the model and script folders that killed workers left in the node's temporary folder."""
-    for prefix in (_MODEL, SCRIPT_FOLDER):
-        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*-*"):
-            pid = folder.name.removeprefix(prefix).split("-")[0]
-            if pid.isdecimal() and not Path("/proc", pid).exists():
-                shutil.rmtree(folder, ignore_errors=True)
