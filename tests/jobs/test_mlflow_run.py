@@ -19,7 +19,7 @@ from shoal.jobs import Register, Tracking, mlflow_run
 from shoal.jobs.files.storage import default_uri
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.jobs.mlflow_run import Run, legal_name, metric_name
+from shoal.jobs.mlflow_run import Run, legal_name
 from shoal.models import contest, gate, loading
 from shoal.models.contest import Outcome
 from shoal.models.decision import Candidate, Evaluation
@@ -28,6 +28,7 @@ from shoal.models.ledger import Ledger
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.tracking import folder_of
+from tests.support.gate import attempt_of
 from tests.support.job_store import POOL
 
 NAN = float("nan")
@@ -183,7 +184,7 @@ def test_every_metric_gets_a_name_that_mlflow_accepts(name: str):
 
 
 def test_names_that_mlflow_refuses():
-    assert metric_name("eval", "ndcg@10") == "eval-ndcg_10"
+    assert legal_name("eval-ndcg@10") == "eval-ndcg_10"
 
 
 def evaluated(model, holdout: DataConnector, metric: str = "rmse", label_col: str = "y", input_cols=()) -> Evaluation:
@@ -312,12 +313,9 @@ class TestGate:
                 name="times", python_model=times, signature=signature, pip_requirements=[]
             ).model_uri
             return gate.enter(
-                store,
-                Key("job", 1),
+                attempt_of(store),
                 run,
                 register,
-                is_current=lambda: attempts.is_current(store, Key("job", 1)),
-                tags={},
                 model_uri=uri,
                 model=loading.load(uri, columns),
                 label_col="y",

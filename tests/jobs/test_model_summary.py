@@ -118,7 +118,7 @@ def test_a_job_that_skipped_its_training_says_why():
 
 
 def test_a_metric_of_ranking_has_its_value():
-    result = result_of(0.0, promoted=True).model_copy(update={"metrics": {"holdout-ndcg_10": 0.7}})
+    result = result_of(0.0, promoted=True).model_copy(update={"metrics": {"holdout-ndcg@10": 0.7}})
     spec = spec_of("ranker", group_col="q").model_copy(deep=True)
     register = spec.register_as.model_copy(update={"metric": "ndcg@10"})
 

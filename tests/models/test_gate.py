@@ -23,13 +23,14 @@ from mlflow.models import infer_signature
 
 from shoal.data import DataConnector
 from shoal.errors import DataError, JobError, RegistryError
-from shoal.jobs import Register
+from shoal.jobs import ModelLine, Register
+from shoal.jobs.mlflow_run import ATTEMPT_TAG, JOB_TAG
 from shoal.kinds.partitions import logged_model
-from shoal.models import contest, describe_model, loading, model_history, training_record
+from shoal.models import contest, describe_model, list_models, loading, model_history, promote_model, training_record
 from shoal.models.contest import Outcome
 from shoal.models.gate import try_champion
 from shoal.models.holdout import Holdout, check_holdout
-from tests.support.gate import INPUTS, MODELS, Gate, frame
+from tests.support.gate import INPUTS, KEY, MODELS, Gate, frame
 from tests.support.partition_models import model_of
 
 
@@ -653,3 +654,27 @@ class TestVersionsOfPartitions:
 
     def seen(self, folder: Path) -> DataConnector:
         return DataConnector.from_parquet(folder / "holdout.parquet", filters=[("query", "<", 10)])
+
+
+def test_a_metric_has_its_plain_name_everywhere_but_in_mlflow(gate: Gate) -> None:
+    """MLflow refuses the "@" of ndcg@4, so that it has another character there, and only there."""
+    tags = {JOB_TAG: KEY.job_id, ATTEMPT_TAG: str(KEY.attempt)}
+    gate.enter("ranker", tags=tags, **RANKING)
+    outcome = gate.enter("ranker", tags=tags, **RANKING)
+
+    value = outcome.challenger.value
+    assert outcome.metrics == {"holdout-ndcg@4": value, "holdout-ndcg": outcome.metrics["holdout-ndcg"]}
+    assert outcome.recent[0].value == value
+    assert "holdout-ndcg_4" in gate.run.client.get_run(gate.run.run_id).data.metrics
+    details = describe_model(gate.name, gate.run.uri)
+    [listed] = [each for each in list_models(gate.run.uri) if each.name == gate.name]
+    for version in (details.status.champion, details.challengers[0], listed.challenger):
+        assert version is not None
+        assert (version.metric, version.value, version.metrics.keys()) == ("ndcg@4", value, {"ndcg@4", "ndcg"})
+    history = model_history(gate.name, tracking_uri=gate.run.uri)
+    assert [(each.metric, each.holdout_digest is None) for each in history] == [("ndcg@4", False)] * 2
+    decided = promote_model(gate.name, 2, tracking_uri=gate.run.uri)
+    assert (decided.metric, decided.metrics) == ("ndcg@4", outcome.metrics)
+    assert ModelLine.of(gate.name, decided).value == value
+    report = json.loads(mlflow.artifacts.load_text(f"runs:/{gate.run.run_id}/shoal/promotion.json"))
+    assert report["challenger"]["metrics"].keys() == {"ndcg@4", "ndcg"}

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import sklearn.metrics as reference
 
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.models.metrics import NAMES, best_constant, best_mode, constant, metric_value
+from shoal.models.registry import digest_tag, holdout_metrics, metric_tag
 
 RANDOM = np.random.default_rng(0)
 BINARY = RANDOM.integers(0, 2, 200).astype(float)
@@ -164,3 +167,11 @@ def test_constants_are_the_best_of_their_kind():
 def test_a_prediction_that_is_not_finite_makes_the_metric_nan():
     assert np.isnan(metric_value("rmse", BINARY, np.where(SCORES > 0.5, np.nan, SCORES)))
     assert np.isnan(metric_value("accuracy", BINARY, np.where(SCORES > 0.5, np.inf, SCORES)))
+
+
+@pytest.mark.parametrize("metric", [name.replace("@K", "@10").replace("@Q", "@0.9") for name in NAMES])
+def test_tags_of_a_version_name_each_metric_as_its_options_do(metric: str) -> None:
+    tags = {metric_tag(metric): "0.5", digest_tag(metric): "d"}
+
+    assert holdout_metrics(tags) == (metric, {metric: 0.5})
+    assert re.fullmatch(r"[\w. -]+", next(iter(tags)))

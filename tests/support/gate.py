@@ -19,6 +19,8 @@ from mlflow.models import infer_signature
 
 from shoal.data import DataConnector
 from shoal.jobs import Register, Tracking
+from shoal.jobs.driver.attempt_context import AttemptContext, Stopwatch
+from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow_run import Run
@@ -27,6 +29,7 @@ from shoal.models.contest import Outcome
 from shoal.models.gate import enter
 from shoal.models.loading import Predictor
 from shoal.state import Store
+from shoal.state.schema import Job
 from tests.support.job_store import POOL
 
 KEY = Key("job", 1)
@@ -64,6 +67,13 @@ def frame(seed: int, rows: int = 200) -> pd.DataFrame:
     ).assign(y=3 * a, relevance=(4 * a).astype(int))
 
 
+def attempt_of(store: Store, key: Key = KEY) -> AttemptContext:
+    """What the driver of an attempt hands on, without a run in MLflow."""
+    return AttemptContext(
+        store, key, None, {}, {}, print, MetricSeries(key), print, Stopwatch(Job(created_at=0.0), 0.0)
+    )
+
+
 @dataclasses.dataclass
 class Gate:
     """One registered model: models enter, and the run says what was decided."""
@@ -95,12 +105,10 @@ class Gate:
             dataset = DataConnector.from_parquet(self.data / f"{trained_on}.parquet")
         rows = training_record.of_datasets([(dataset, dataset.time_range(time_col) if time_col else None)])
         return enter(
-            self.store,
-            KEY,
+            attempt_of(self.store),
             run or self.run,
             self.register(**options),
-            is_current=lambda: attempts.is_current(self.store, KEY),
-            tags=tags or {},
+            tags=tags,
             model_uri=self.uris[model],
             model=loaded or loading.load(self.uris[model]),
             label_col=label_col,

@@ -52,7 +52,7 @@ def _send(notifier: Notifier, about: Callable[[Context], Message], context: Cont
 
 def _about_task(context: Context) -> Message:
     from shoal.jobs import Message, ModelLine, summary_message
-    from shoal.jobs.model_summary import one_line
+    from shoal.models.model_summary import one_line
 
     error = context.get("exception")
     if isinstance(error, ModelAlertError):
@@ -94,7 +94,7 @@ def _lines_of_run(context: Context) -> Iterator[ModelLine]:
     """Yield a `ModelLine` for each training task and each promotion of a DAG run, in the order in which the DAG file
     creates the tasks."""
     from shoal.jobs import ModelLine
-    from shoal.jobs.model_summary import one_line
+    from shoal.models.model_summary import one_line
 
     ti, dag = context.get("ti"), context["dag"]
     # The context of a DAG run without task instances contains no `ti`. The message then has no lines about models.

@@ -20,17 +20,6 @@ if TYPE_CHECKING:
     from shoal.jobs.journal.owners import FlowTask as FlowTask
     from shoal.jobs.journal.owners import TaskTry as TaskTry
     from shoal.jobs.kind import parse_spec as parse_spec
-    from shoal.jobs.model_summary import Message as Message
-    from shoal.jobs.model_summary import ModelLine as ModelLine
-    from shoal.jobs.model_summary import NoResult as NoResult
-    from shoal.jobs.model_summary import StaleModel as StaleModel
-    from shoal.jobs.model_summary import WaitingJob as WaitingJob
-    from shoal.jobs.model_summary import stale_models as stale_models
-    from shoal.jobs.model_summary import summary as summary
-    from shoal.jobs.model_summary import summary_headline as summary_headline
-    from shoal.jobs.model_summary import summary_message as summary_message
-    from shoal.jobs.model_summary import summary_table as summary_table
-    from shoal.jobs.model_summary import waiting_jobs as waiting_jobs
     from shoal.jobs.register import Register as Register
     from shoal.jobs.results import ChampionResult as ChampionResult
     from shoal.jobs.results import JobResult as JobResult
@@ -62,6 +51,17 @@ if TYPE_CHECKING:
     from shoal.kinds.task_spec import skipping_if_unchanged as skipping_if_unchanged
     from shoal.kinds.task_spec import spec_of as spec_of
     from shoal.kinds.training.spec import JobSpec as JobSpec
+    from shoal.models.model_summary import Message as Message
+    from shoal.models.model_summary import ModelLine as ModelLine
+    from shoal.models.model_summary import NoResult as NoResult
+    from shoal.models.model_summary import StaleModel as StaleModel
+    from shoal.models.model_summary import WaitingJob as WaitingJob
+    from shoal.models.model_summary import stale_models as stale_models
+    from shoal.models.model_summary import summary as summary
+    from shoal.models.model_summary import summary_headline as summary_headline
+    from shoal.models.model_summary import summary_message as summary_message
+    from shoal.models.model_summary import summary_table as summary_table
+    from shoal.models.model_summary import waiting_jobs as waiting_jobs
     from shoal.training.tracking import Tracking as Tracking
 
 __getattr__ = lazy_exports(__name__)

@@ -17,7 +17,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from shoal.boosting_libraries import Framework
+from shoal.errors import RegistryError
 from shoal.jobs.files.storage import default_database, default_uri
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.secrets.redaction import redact_all, redact_value
@@ -30,6 +33,17 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
     from shoal.jobs.journal.metric_points import MetricPoint
+
+# Names of tags of a registered version: the attempt that registered it, and its holder.
+JOB_TAG = "shoal.job_id"
+ATTEMPT_TAG = "shoal.attempt"
+HOLDER_TAG = "shoal.holder"
+
+_UNREACHABLE = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
+"""Codes of MLflow's errors if a server or database does not answer, or answers that it cannot work now."""
+
+_BUSY = (408, 429)
+"""Status codes below 500 with which a server answers that it cannot work now."""
 
 _METRICS_PER_CALL = 1000
 """Largest number of metrics that MLflow accepts in one call of `log_batch`."""
@@ -356,17 +370,9 @@ class Run:
             self.client.log_batch(target, params=part)
 
 
-def metric_name(evaluated: str, metric: str) -> str:
-    """Return a metric's name in MLflow: ``<set>-<metric>``, with "_" in place of the characters that MLflow refuses.
-
-    For example, MLflow refuses the "@" in XGBoost's ``ndcg@10``.
-    """
-    return legal_name(f"{evaluated}-{metric}")
-
-
 def legal_name(name: str) -> str:
     """Return a name with at most 250 characters, and with "_" in place of the characters that MLflow refuses in the
-    names of metrics, parameters and tags.
+    names of metrics, parameters and tags, such as the "@" in ``ndcg@10``.
 
     MLflow also refuses names that a path library would shorten, such as ``/loss`` and ``train//loss``.
     """
@@ -397,3 +403,50 @@ def _link(uri: str, experiment: str, run_id: str) -> str:
 
 def _parts(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def is_missing(error: Exception) -> bool:
+    """Return whether an error of MLflow means that the model, version or run does not exist."""
+    return getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
+
+
+@contextmanager
+def missing_ignored() -> Iterator[None]:
+    """Leave the `with` block without an error if MLflow has no such model, version or run."""
+    import mlflow
+
+    try:
+        yield
+    except mlflow.MlflowException as error:
+        if not is_missing(error):
+            raise
+
+
+def is_unreachable(error: Exception) -> bool:
+    """Return whether an error means that MLflow, or its storage of models, does not answer or cannot work now."""
+    import mlflow
+
+    if isinstance(error, mlflow.MlflowException):
+        return error.error_code in _UNREACHABLE
+    # MLflow itself raises a plain OSError if a file does not exist.
+    if isinstance(error, FileNotFoundError) or type(error) is OSError:
+        return False
+    response = getattr(error, "response", None)  # the errors of requests have the server's answer, if there was one
+    if response is not None and response.status_code < 500 and response.status_code not in _BUSY:
+        return False
+    return isinstance(error, (SQLAlchemyError, OSError))
+
+
+@contextmanager
+def answering(uri: str) -> Iterator[None]:
+    """Convert any error of MLflow that the `with` block raises into a `RegistryError`."""
+    import mlflow
+
+    try:
+        yield
+    except (mlflow.MlflowException, SQLAlchemyError, OSError) as error:
+        cause = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise RegistryError(
+            f"the MLflow registry {redact_value(uri)} cannot be used: {cause}. Check that the server runs, and "
+            "that the tracking URI is right (--tracking-uri or MLFLOW_TRACKING_URI)"
+        ) from error

@@ -19,6 +19,7 @@ from sqlalchemy import false, or_, select
 from shoal.errors import InvalidArgumentError, ModelNotFoundError, RegistryError, ShoalError, shown
 from shoal.jobs.files.retention import checked_age
 from shoal.jobs.journal.steps import RetentionStep, act, store_lock, transaction
+from shoal.jobs.mlflow_run import ATTEMPT_TAG, JOB_TAG, answering, missing_ignored
 from shoal.jobs.register import DEFAULT_ALIAS
 from shoal.jobs.results import DATA_TAGS, PROMOTING, WAITING
 from shoal.jobs.timeouts import DELETION_LOCK_TTL_S
@@ -26,17 +27,13 @@ from shoal.models import comparison_report
 from shoal.models.ledger import Ledger, confirmed_promotions, is_of, last_promotions, promotions_of, version_of
 from shoal.models.registry import (
     ALIAS_TAG,
-    ATTEMPT_TAG,
     DECISION_TAG,
-    JOB_TAG,
     REASON_TAG,
     Registry,
     VersionId,
     aliases_of,
-    answering,
     digest_tag,
     holdout_metrics,
-    missing_ignored,
     quoted,
 )
 from shoal.pool.holder import ALL_TEAMS, asking_team, may_change

@@ -7,7 +7,7 @@ import json
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import JobError, RegistryError
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import HeldLock, JobStep, act, patiently, store_lock
-from shoal.jobs.mlflow_run import Run, legal_name, metric_name
+from shoal.jobs.mlflow_run import Run
 from shoal.jobs.register import Register
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
@@ -78,8 +78,8 @@ class Outcome:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return the values of the challenger's metrics, by their names in MLflow: ``holdout-<metric>``."""
-        return logged_metrics(self.challenger.evaluation)
+        """Return the values of the challenger's metrics, as `holdout_named`."""
+        return holdout_named(self.challenger.evaluation.metrics)
 
     def result(self) -> dict[str, Any]:
         """Return the fields of a job's result that say whether the new model was promoted, and why."""
@@ -429,9 +429,9 @@ class Contest:
         return champion_of(self.client, self.register) == winner and self.ledger.confirm(lock, intended)
 
 
-def logged_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Return the values of a model's metrics, by their names in MLflow: ``holdout-<metric>``."""
-    return {metric_name("holdout", name): value for name, value in evaluation.metrics.items()}
+def holdout_named(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the values of a model's metrics on the holdout, by their names in a job's result: ``holdout-<metric>``."""
+    return {f"holdout-{name}": value for name, value in metrics.items()}
 
 
 def champion_of(client: MlflowClient, register: Register) -> VersionId | None:
@@ -443,12 +443,12 @@ def champion_of(client: MlflowClient, register: Register) -> VersionId | None:
 def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
     """Return the last ten versions that were registered before the given version, the newest first."""
     found = newest_versions(client, register.model, _HISTORY + _AT_ONCE)
-    promotions, metric = ledger.history(), legal_name(register.metric)
+    promotions = ledger.history()
     earlier = [each for each in found if int(each.version) < int(version)][:_HISTORY]
     return tuple(
         RecentVersion(
             version=str(each.version),
-            value=holdout_metrics(each.tags)[1].get(metric),
+            value=holdout_metrics(each.tags)[1].get(register.metric),
             promoted=bool(promotions_of(VersionId.of(each), promotions)),
         )
         for each in earlier

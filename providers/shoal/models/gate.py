@@ -21,13 +21,23 @@ from shoal.errors import DataError, InvalidArgumentError, JobError, ModelNotFoun
 from shoal.jobs import credentials
 from shoal.jobs.journal import attempts, owners
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.mlflow_run import Run, metric_name, tracking_at, uri_of
+from shoal.jobs.mlflow_run import (
+    ATTEMPT_TAG,
+    JOB_TAG,
+    Run,
+    answering,
+    is_missing,
+    is_unreachable,
+    missing_ignored,
+    tracking_at,
+    uri_of,
+)
 from shoal.jobs.register import DEFAULT_ALIAS, Register
 from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, PromotionResult, Reason
 from shoal.jobs.submission import attach
 from shoal.models import training_record
 from shoal.models.catalog import unknown_model
-from shoal.models.contest import COLUMNS_TAG, Challenge, Outcome, champion_of, columns_of, load, logged_metrics, reading
+from shoal.models.contest import COLUMNS_TAG, Challenge, Outcome, champion_of, columns_of, holdout_named, load, reading
 from shoal.models.decision import Candidate, Evaluation
 from shoal.models.holdout import Holdout, try_out
 from shoal.models.ledger import Ledger, Withdrawal
@@ -35,20 +45,14 @@ from shoal.models.loading import Predictor
 from shoal.models.metrics import check_output
 from shoal.models.registry import (
     ALIAS_TAG,
-    ATTEMPT_TAG,
     DECISION_TAG,
-    JOB_TAG,
     REASON_TAG,
     Registry,
     VersionId,
-    answering,
     digest_tag,
     holdout_metrics,
-    is_missing,
     is_ours,
-    is_unreachable,
     metric_tag,
-    missing_ignored,
 )
 from shoal.models.training_record import TrainingRows
 from shoal.pool.holder import python_holder
@@ -59,6 +63,8 @@ from shoal.training.boosting.library import Output
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
+
+    from shoal.jobs.driver.attempt_context import AttemptContext
 
 
 def try_champion(run: Run, register: Register, input_cols: Sequence[str] = ()) -> None:
@@ -174,19 +180,17 @@ class WaitingVersion:
 
 
 def enter(
-    store: Store,
-    key: Key,
+    place: AttemptContext,
     run: Run,
     register: Register,
     *,
-    is_current: Callable[[], bool],
-    tags: Mapping[str, str],
     model_uri: str,
     model: Predictor,
     label_col: str,
     input_cols: Sequence[str] = (),
     group_col: str | None = None,
     trained_on: TrainingRows | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> Outcome:
     """Evaluate and register a model, and promote the model if it is better than the champion on the holdout.
 
@@ -198,23 +202,23 @@ def enter(
         JobError: This attempt has ended or was replaced by a newer attempt.
         RegistryError: MLflow cannot be reached.
     """
-    if not is_current():
+    if not place.is_current():
         raise JobError(
-            f'the model of attempt {key.attempt} of job "{key.job_id}" is not registered, '
+            f'the model of attempt {place.key.attempt} of job "{place.key.job_id}" is not registered, '
             "because the attempt has ended or a newer attempt of the job has replaced it"
         )
     holdout = Holdout.read(register, label_col, group_col)
     challenge = Challenge.of(run, register, model, holdout, input_cols=input_cols, trained_on=trained_on)
-    run.log_values(logged_metrics(challenge.evaluation))
+    run.log_values(holdout_named(challenge.evaluation.metrics))
     columns = {COLUMNS_TAG: json.dumps(list(input_cols))} if input_cols else {}
     digest = holdout.connector.digest()
-    tags = {**tags, **columns, **training_record.store_rows(run, challenge.trained_on)}
+    tags = {**place.tags, **(tags or {}), **columns, **training_record.store_rows(run, challenge.trained_on)}
     if not register.promote:
         record = WaitingVersion.of(register, digest, label_col, input_cols, group_col)
         tags |= record.tags(run)
     challenger = registered(register, model_uri, challenge.evaluation, digest, tags)
-    ledger = Ledger.of(run.client, store, register)
-    contest = challenge.contest(ledger, challenger, key)
+    ledger = Ledger.of(run.client, place.store, register)
+    contest = challenge.contest(ledger, challenger, place.key)
     say = functools.partial(print, flush=True)
     outcome = contest.decided() if register.promote else contest.previewed()
     outcome = challenge.reported(outcome, ledger, say=say)
@@ -428,7 +432,7 @@ def _decided_before(version: ModelVersion) -> PromotionResult | None:
         promoted=reason in PROMOTING,
         decision=DecisionResult(reason=reason, sentence=version.tags.get(DECISION_TAG, reason)),
         metric=metric,
-        metrics={metric_name("holdout", name): value for name, value in values.items()},
+        metrics=holdout_named(values),
     )
 
 

@@ -25,9 +25,10 @@ from sqlalchemy.orm import Session
 from shoal import history
 from shoal.errors import RegistryError
 from shoal.jobs.journal.steps import HeldLock, JobStep, act, patiently, store_lock, transaction
+from shoal.jobs.mlflow_run import answering
 from shoal.jobs.register import Register
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
-from shoal.models.registry import DECISION_TAG, REASON_TAG, WITHDRAWN, Registry, VersionId, aliases_of, answering
+from shoal.models.registry import DECISION_TAG, REASON_TAG, WITHDRAWN, Registry, VersionId, aliases_of
 from shoal.pool.holder import job_holder
 from shoal.secrets.redaction import redact_value
 from shoal.state import Store

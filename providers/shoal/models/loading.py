@@ -12,11 +12,11 @@ from shoal.boosting_libraries import Framework
 from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
 from shoal.jobs import shipped_code
 from shoal.jobs.files import storage
-from shoal.jobs.mlflow_run import MARK
+from shoal.jobs.mlflow_run import MARK, is_unreachable
 from shoal.kinds.partitions import logged_model
 from shoal.kinds.partitions.logged_model import PartitionedModel
 from shoal.kinds.training.spec import is_stored
-from shoal.models.registry import is_ours, is_unreachable
+from shoal.models.registry import is_ours
 from shoal.secrets.redaction import redact_value
 from shoal.training.boosting.library import class_probabilities, libraries, library_of, owner_of
 from shoal.training.host.imports import add_estimators

@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from shoal.errors import MissingExtraError, RegistryError
 from shoal.jobs import mlflow_run
 from shoal.jobs.files.storage import default_uri
-from shoal.jobs.mlflow_run import legal_name
+from shoal.jobs.mlflow_run import JOB_TAG, answering, is_missing, legal_name, missing_ignored
 from shoal.jobs.timeouts import REGISTRY_PATIENCE_S
 from shoal.secrets.redaction import redact_value
 from shoal.state.databases import sqlite_file
@@ -24,11 +22,8 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
-# Names of tags of a registered version: the attempt that registered it, the alias for which it was a challenger, the
-# rule that decided whether it was promoted, and the decision in one sentence.
-JOB_TAG = "shoal.job_id"
-ATTEMPT_TAG = "shoal.attempt"
-HOLDER_TAG = "shoal.holder"
+# Names of tags of a registered version: the alias for which it was a challenger, the rule that decided whether it was
+# promoted, and the decision in one sentence.
 ALIAS_TAG = "shoal.alias"
 REASON_TAG = "shoal.reason"
 DECISION_TAG = "shoal.decision"
@@ -40,12 +35,6 @@ _HOLDOUT = "holdout."
 _DIGEST = ".digest"
 
 _REGISTERED_BY_SHOAL = f"tags.`{JOB_TAG}` LIKE '%'"
-
-_UNREACHABLE = ("INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED")
-"""Codes of MLflow's errors if a server or database does not answer, or answers that it cannot work now."""
-
-_BUSY = (408, 429)
-"""Status codes below 500 with which a server answers that it cannot work now."""
 
 _COPY = re.compile(r"models:/[^/]+/\d+")
 """Pattern of the source of a version that a person has copied from another version. MLflow copies the tags, too, so
@@ -226,16 +215,16 @@ def holdout_metrics(tags: Mapping[str, str]) -> tuple[str | None, dict[str, floa
     """Read from a version's tags which metric decided about its promotion, and the values of all metrics.
 
     Returns:
-        Name of the metric that decided, None if it is not recorded; and the values by name. In the names, "_" replaces
-        the characters that MLflow refuses.
+        Name of the metric that decided, None if it is not recorded; and the values by name.
     """
     values, deciding = {}, None
     for name, text in sorted(tags.items()):
         if not name.startswith(_HOLDOUT):
             continue
-        metric = name.removeprefix(_HOLDOUT)
-        if metric.endswith(_DIGEST):
-            deciding = metric.removesuffix(_DIGEST)
+        # The only character of a metric's name that MLflow refuses is the "@" before a number.
+        metric = re.sub(r"_(?=[\d.]+$)", "@", name.removeprefix(_HOLDOUT).removesuffix(_DIGEST))
+        if name.endswith(_DIGEST):
+            deciding = metric
             continue
         # A tag whose text is not a number was written by another program or a person, so the metric is left out.
         with suppress(ValueError):
@@ -253,38 +242,6 @@ def is_ours(version: ModelVersion) -> bool:
     return JOB_TAG in version.tags and not _COPY.fullmatch(version.source or "")
 
 
-def is_missing(error: Exception) -> bool:
-    """Return whether an error of MLflow means that the model, version or run does not exist."""
-    return getattr(error, "error_code", None) == "RESOURCE_DOES_NOT_EXIST"
-
-
-@contextmanager
-def missing_ignored() -> Iterator[None]:
-    """Leave the `with` block without an error if MLflow has no such model, version or run."""
-    import mlflow
-
-    try:
-        yield
-    except mlflow.MlflowException as error:
-        if not is_missing(error):
-            raise
-
-
-def is_unreachable(error: Exception) -> bool:
-    """Return whether an error means that MLflow, or its storage of models, does not answer or cannot work now."""
-    import mlflow
-
-    if isinstance(error, mlflow.MlflowException):
-        return error.error_code in _UNREACHABLE
-    # MLflow itself raises a plain OSError if a file does not exist.
-    if isinstance(error, FileNotFoundError) or type(error) is OSError:
-        return False
-    response = getattr(error, "response", None)  # the errors of requests have the server's answer, if there was one
-    if response is not None and response.status_code < 500 and response.status_code not in _BUSY:
-        return False
-    return isinstance(error, (SQLAlchemyError, OSError))
-
-
 def quoted(text: str) -> str:
     """Put a text into quotation marks, so that a filter in MLflow's search can contain it.
 
@@ -298,21 +255,6 @@ def quoted(text: str) -> str:
     raise RegistryError(
         f"MLflow cannot search for {text}, because this text contains both ' and \": use only one of these characters"
     )
-
-
-@contextmanager
-def answering(uri: str) -> Iterator[None]:
-    """Convert any error of MLflow that the `with` block raises into a `RegistryError`."""
-    import mlflow
-
-    try:
-        yield
-    except (mlflow.MlflowException, SQLAlchemyError, OSError) as error:
-        cause = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise RegistryError(
-            f"the MLflow registry {redact_value(uri)} cannot be used: {cause}. Check that the server runs, and "
-            "that the tracking URI is right (--tracking-uri or MLFLOW_TRACKING_URI)"
-        ) from error
 
 
 def _reach(uri: str) -> None:

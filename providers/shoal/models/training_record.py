@@ -15,12 +15,12 @@ from shoal.data.parquet.overlap import RecordedFile, SharedFile, record_rows, sh
 from shoal.errors import RegistryError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.mlflow_run import Run
+from shoal.jobs.mlflow_run import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, Run
 from shoal.jobs.register import Register
 from shoal.jobs.results import DATA_TAGS, PROMOTING
 from shoal.kinds.training.spec import JobSpec
 from shoal.models.decision import Recency
-from shoal.models.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, REASON_TAG, WITHDRAWN, digest_tag, newest_versions
+from shoal.models.registry import REASON_TAG, WITHDRAWN, digest_tag, newest_versions
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.tracking import MODEL_VERSION

@@ -18,11 +18,12 @@ from typing import Any
 import httpx
 
 from shoal.errors import ModelNotFoundError
+from shoal.jobs.mlflow_run import JOB_TAG
 from shoal.jobs.register import DEFAULT_ALIAS
 from shoal.links import Link, model_link, web_address
 from shoal.models.catalog import VersionStatus, version_status
 from shoal.models.ledger import confirmed_promotions
-from shoal.models.registry import ALIAS_TAG, JOB_TAG, is_ours
+from shoal.models.registry import ALIAS_TAG, is_ours
 from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.home import is_own_store

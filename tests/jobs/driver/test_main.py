@@ -971,3 +971,10 @@ class TestWindows:
         attempts.end(store, KEY, JobState.FAILED, 1.0, seen={JobState.PENDING}, error="lost")
         assert discard_leftovers(store) == ["job job, attempt 1: removed its staged data"]
         assert not Path(location).exists()
+
+
+@pytest.mark.parametrize("metric", ["ndcg@10", "quantile:0.5", "my metric", "map@3"])
+def test_the_result_names_a_metric_as_its_series_does(metric: str) -> None:
+    trained = TrainResult.model_construct(eval_results={"eval": {metric: [0.5, 0.4]}}, best_iteration=None)
+
+    assert training._final_metrics(trained) == by_round(trained.eval_results)[-1] == {f"eval-{metric}": 0.4}

@@ -10,16 +10,15 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobResult, load_results
-from shoal.jobs.driver.attempt_context import AttemptContext, Stopwatch
-from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.files import artifacts
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.state import Store
-from shoal.state.schema import Job, JobState
+from shoal.state.schema import JobState
 from shoal.training.locations import MARKER
 from shoal.training.pytorch.request import FunctionResult
+from tests.support.gate import attempt_of
 from tests.support.job_results import result_of
 
 KEY = Key("job", 1)
@@ -37,18 +36,12 @@ class Opened:
         return os.mkdir, (str(self.path),)
 
 
-def place(store: Store, key: Key = KEY) -> AttemptContext:
-    return AttemptContext(
-        store, key, None, {}, {}, print, MetricSeries(key), print, Stopwatch(Job(created_at=0.0), 0.0)
-    )
-
-
 def finished(store: Store, location: Path, *, digest: bool = True) -> JobResult:
     """A function's job that has succeeded."""
     attempts.ask(store, ORDER, 1.0)
     attempts.start(store, KEY, {}, 2.0)
     folder = artifacts.folder(KEY, str(location))
-    path, sha256 = artifacts.save_results(folder, place(store).claim(), ANSWER)
+    path, sha256 = artifacts.save_results(folder, attempt_of(store).claim(), ANSWER)
     result = result_of(results_path=path)
     said = {"result": result.model_dump(mode="json"), "results_digest": sha256 if digest else None}
     assert attempts.end(store, KEY, JobState.SUCCEEDED, 3.0, **said)
@@ -77,10 +70,10 @@ def test_an_attempts_folder_of_something_else_is_refused_before_training(store: 
     folder.mkdir(parents=True)
     (folder / "model.ubj").write_text("of another store")
     with pytest.raises(InvalidArgumentError, match="is not empty, and job"):
-        artifacts.check(str(folder), place(store).claim(), str(tmp_path))
+        artifacts.check(str(folder), attempt_of(store).claim(), str(tmp_path))
     assert (folder / "model.ubj").read_text() == "of another store"
     with pytest.raises(InvalidArgumentError, match="cannot be written to"):
-        artifacts.check("/etc/passwd/job/1", place(store).claim(), "/etc/passwd")
+        artifacts.check("/etc/passwd/job/1", attempt_of(store).claim(), "/etc/passwd")
 
 
 def test_an_attempts_log_lies_beside_its_files(store: Store) -> None:
@@ -88,7 +81,7 @@ def test_an_attempts_log_lies_beside_its_files(store: Store) -> None:
     log = log_path(KEY)
     log.parent.mkdir(parents=True)
     log.write_text("begun")
-    claim, folder = place(store).claim(), artifacts.folder(KEY, None)
+    claim, folder = attempt_of(store).claim(), artifacts.folder(KEY, None)
     artifacts.check(folder, claim, None)
     artifacts.save_results(folder, claim, ANSWER)
     artifacts.check(folder, claim, None)
@@ -97,17 +90,17 @@ def test_an_attempts_log_lies_beside_its_files(store: Store) -> None:
 
 def test_only_the_newest_attempt_that_runs_is_current(store: Store) -> None:
     attempts.ask(store, ORDER, 1.0)
-    assert not place(store).is_current()  # pending
+    assert not attempt_of(store).is_current()  # pending
     attempts.start(store, KEY, {}, 2.0)
-    assert place(store).is_current()
+    assert attempt_of(store).is_current()
     attempts.end(store, KEY, JobState.FAILED, 3.0, error="lost")
-    assert not place(store).is_current()
+    assert not attempt_of(store).is_current()
     attempts.ask(store, ORDER, 4.0)
     second = Key("job", 2)
     attempts.start(store, second, {}, 5.0)
-    assert place(store, second).is_current()
-    assert not place(store).is_current()
-    first, other = place(store).claim(), place(store, second).claim()
+    assert attempt_of(store, second).is_current()
+    assert not attempt_of(store).is_current()
+    first, other = attempt_of(store).claim(), attempt_of(store, second).claim()
     assert (first.owner, first.attempt, other.attempt) == (other.owner, 1, 2)
 
 

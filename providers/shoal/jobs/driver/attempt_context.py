@@ -15,9 +15,8 @@ from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import patiently
-from shoal.jobs.mlflow_run import Run, retrying_briefly
+from shoal.jobs.mlflow_run import Run, is_unreachable, retrying_briefly
 from shoal.jobs.results import JobResult, JobTimes
-from shoal.models.registry import is_unreachable
 from shoal.secrets.redaction import redact_value
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job

@@ -40,12 +40,11 @@ from shoal.jobs.journal import attempts, job_queue, metric_points
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act, patiently
 from shoal.jobs.kind import driver_of, parse_spec
-from shoal.jobs.mlflow_run import Run
+from shoal.jobs.mlflow_run import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, Run, is_unreachable
 from shoal.jobs.reconcile import rounds
 from shoal.jobs.results import JobResult
 from shoal.jobs.spec import AnyJobSpec
 from shoal.jobs.timeouts import DRIVER_END_S
-from shoal.models.registry import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, is_unreachable
 from shoal.node_register import NodeRegister
 from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool

@@ -176,12 +176,9 @@ def _register(
             "mlflow.pytorch.log_model(model, name=..., signature=...) in the function, on rank 0"
         )
     outcome = gate.enter(
-        place.store,
-        place.key,
+        place,
         run,
         register,
-        is_current=place.is_current,
-        tags=place.tags,
         model_uri=uri,
         model=loading.load(uri, register.input_cols),
         label_col=register.label_col,

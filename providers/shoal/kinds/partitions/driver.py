@@ -12,7 +12,7 @@ from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.kind import KindDriver
-from shoal.jobs.mlflow_run import Run, retrying_briefly
+from shoal.jobs.mlflow_run import Run, answering, missing_ignored, retrying_briefly
 from shoal.jobs.results import JobResult
 from shoal.kinds.partitions.keys import check_same_kinds, key_type
 from shoal.kinds.partitions.partition_program import program_of_spec
@@ -21,7 +21,6 @@ from shoal.kinds.partitions.spec import PartitionsJobSpec, PartitionsRegister
 from shoal.models import gate, loading, training_record
 from shoal.models.contest import Outcome, champion_of
 from shoal.models.holdout import check_holdout
-from shoal.models.registry import answering, missing_ignored
 from shoal.models.training_record import TrainingRows
 from shoal.state.schema import JobState
 
@@ -162,12 +161,9 @@ def _register(
         print(f"{kept:,} partitions whose training failed keep the model of version {champion}", flush=True)
     columns = list(dict.fromkeys((*spec.by, *spec.input_cols)))
     outcome = gate.enter(
-        place.store,
-        place.key,
+        place,
         run,
         register,
-        is_current=place.is_current,
-        tags=place.tags,
         model_uri=uri,
         model=loading.load(uri, columns),
         label_col=spec.label_col,

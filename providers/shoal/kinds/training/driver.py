@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.dataset_spec import content_of
 from shoal.data.parquet.source import take_rows
-from shoal.jobs import mlflow_run, shipped_code
+from shoal.jobs import shipped_code
 from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.steps import patiently
 from shoal.jobs.kind import KindDriver
-from shoal.jobs.mlflow_run import Run
+from shoal.jobs.mlflow_run import HOLDER_TAG, Run
 from shoal.jobs.results import DataResult, JobResult
 from shoal.kinds.prediction.engine import pinned
 from shoal.kinds.training.spec import JobSpec
 from shoal.models import gate, loading, training_record
 from shoal.models.contest import Outcome
 from shoal.models.holdout import check_holdout
-from shoal.models.registry import HOLDER_TAG
 from shoal.models.training_record import Fingerprints, TrainingRows
 from shoal.secrets.redaction import redact_value
 from shoal.training.boosting.library import Output, library_of
@@ -301,17 +300,15 @@ def _published(
         return uri, None
     with place.stopwatch.scoring(), saved_before(path):
         outcome = gate.enter(
-            place.store,
-            place.key,
+            place,
             run,
             spec.register_as,
-            is_current=place.is_current,
-            tags={**place.tags, **checked.data.tags()},
             model_uri=uri,
             model=loading.predictor_of(booster, base_margin_cols=spec.margin_cols),
             label_col=spec.label_col,
             group_col=spec.group_col,
             trained_on=checked.trained_on,
+            tags=checked.data.tags(),
         )
     if checked.fingerprints:
         with only_printed("the version could not be tagged, so the next training is not skipped"):
@@ -392,7 +389,7 @@ def _params(spec: JobSpec) -> dict[str, Any]:
 def _final_metrics(trained: TrainResult) -> dict[str, float]:
     """Return the model's metrics in the best round if there was early stopping, otherwise in the last round."""
     return {
-        mlflow_run.metric_name(evaluated, metric): values[trained.final_round]
+        f"{evaluated}-{metric}": values[trained.final_round]
         for evaluated, series in trained.eval_results.items()
         for metric, values in series.items()
     }

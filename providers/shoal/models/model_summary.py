@@ -18,7 +18,6 @@ from sqlalchemy import select
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs.kind import parse_spec
-from shoal.jobs.mlflow_run import metric_name
 from shoal.jobs.register import DEFAULT_ALIAS
 from shoal.jobs.results import JobResult, PlainResult, PromotionResult, RecentVersion
 from shoal.jobs.spec import AnyJobSpec
@@ -121,7 +120,7 @@ class ModelLine(PlainResult):
         return line(
             outcome=_OF_DECISIONS[result.promoted],
             version=result.model_version,
-            value=result.metrics.get(metric_name("holdout", metric or "")),
+            value=result.metrics.get(f"holdout-{metric}"),
             champion=None if known is None or known.unseen_rows is not None else known.value,
             champion_version=None if known is None else known.version,
             sentence="there is no decision" if result.decision is None else one_line(result.decision.sentence),
@@ -234,7 +233,7 @@ def summary_message(lines: Sequence[ModelLine]) -> Message:
     last ten versions.
 
     Args:
-        lines: One line per model; see `shoal.jobs.model_summary`.
+        lines: One line per model; see `shoal.models.model_summary`.
 
     Example:
         >>> print(summary_message(summary(specs, results)).text)
