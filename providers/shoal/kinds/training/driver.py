@@ -179,9 +179,8 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
     Raises:
         ShoalError: The job failed; the message states the cause.
     """
-    claim, folder = place.claim(), artifacts.folder(place.key, spec.run_config.artifact_location)
     checked = _checked(spec, place, selected_on)
-    artifacts.check(folder, claim, spec.run_config.artifact_location)
+    folder, claim = place.checked_folder(spec.run_config.artifact_location)
     if checked.fingerprints and (skipped := _skipped(spec, place, checked.data, checked.fingerprints)):
         return skipped
     if place.run and spec.register_as:
@@ -201,7 +200,9 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
         patiently(place.store, lambda: attempts.note_saved(place.store, place.key, digest))
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
     uri, outcome = _published(spec, place.run, place, checked, trained, path) if place.run else (path, None)
-    return place.result(
+    return place.finished(
+        trained,
+        outcome.result() if outcome else {},
         model_path=path,
         model_digest=hashlib.sha256(trained.model).hexdigest(),
         model_uri=uri,
@@ -209,11 +210,7 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
         best_iteration=trained.best_iteration,
         rows=trained.rows,
         data=checked.data,
-        num_workers=trained.num_workers,
-        times=place.times(),
-        restarts=trained.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
-        **(outcome.result() if outcome else {}),
     )
 
 
