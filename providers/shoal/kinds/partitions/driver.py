@@ -78,7 +78,9 @@ class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
             if spec.register_as:
                 with place.stopwatch.scoring(), saved_before(answer.folder):
                     uri, outcome = _register(spec, spec.register_as, place, place.run, answer, trained_on)
-        counted = ", ".join(_number(count, state) for state, count in answer.counts.items() if count)
+        counted = ", ".join(
+            f"{count:,} partition{'' if count == 1 else 's'} {state}" for state, count in answer.counts.items() if count
+        )
         print(f"{counted}, written to {answer.folder}", flush=True)
         result = place.finished(
             answer,
@@ -92,10 +94,6 @@ class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
             peak_memory_per_worker=answer.peak_memory_per_worker,
         )
         return result, answer.digest
-
-
-def _number(count: int, state: str) -> str:
-    return f"{count:,} partition{'' if count == 1 else 's'} {state}"
 
 
 def _begin_tracking(spec: PartitionsJobSpec, place: AttemptContext) -> TrainingRows:

@@ -31,7 +31,6 @@ from shoal.models.training_record import Fingerprints, TrainingRows
 from shoal.secrets.redaction import redact_value
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.messages import by_round
-from shoal.training.boosting.model import Output
 from shoal.training.boosting.rows import check_features
 from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import import_lean
@@ -40,7 +39,6 @@ from shoal.training.reporting import Progress, bounded
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
     from shoal.data.dataset_spec import DatasetSpec
-    from shoal.data.filters import TimeRange
     from shoal.training.boosting.request import TrainResult
 
 
@@ -242,9 +240,13 @@ def _checked(spec: JobSpec, place: AttemptContext, selected_on: DatasetSpec | No
         )
         trained_on = trained_on.union(selected)
     user_code = UserCode() if spec.user_code is None else shipped_code.load_user_code(spec.user_code)
-    data = _described(dataset, times)
+    data = DataResult(rows=dataset.num_rows(), digest=dataset.digest())
+    if times is not None:
+        data = data.model_copy(update={"time_col": times.column, "time_from": times.first, "time_to": times.last})
     if spec.register_as:
-        gate.try_challenger(spec.register_as, _output(spec, user_code))
+        custom = user_code.objective is not None
+        output = library_of(spec.framework).output_of(spec.params, custom_objective=custom)
+        gate.try_challenger(spec.register_as, output)
     fingerprints: Fingerprints | None = None
     # A training with user code has no fingerprints and is never skipped, because shoal may not notice a change of the
     # code.
@@ -359,19 +361,6 @@ def _skipped(spec: JobSpec, place: AttemptContext, data: DataResult, fingerprint
         model_version=version,
         skipped=reason,
     )
-
-
-def _described(dataset: DataConnector, times: TimeRange | None) -> DataResult:
-    """Describe the training rows, for the job's result and for the tags of the registered version in MLflow."""
-    described = DataResult(rows=dataset.num_rows(), digest=dataset.digest())
-    if times is None:
-        return described
-    return described.model_copy(update={"time_col": times.column, "time_from": times.first, "time_to": times.last})
-
-
-def _output(spec: JobSpec, user_code: UserCode) -> Output:
-    """Return the form of the predictions of the model that the job will train."""
-    return library_of(spec.framework).output_of(spec.params, custom_objective=user_code.objective is not None)
 
 
 def _params(spec: JobSpec) -> dict[str, Any]:
