@@ -27,8 +27,7 @@ from shoal import history, jobs
 from shoal.airflow.operators import DistributedTrainOperator, LeasePoolOperator, ScaleClusterOperator
 from shoal.airflow.operators.base import TaskKilledError
 from shoal.airflow.sensors import NodesSensor
-from shoal.airflow.store_polling import WaitTrigger
-from shoal.airflow.triggers import JobTrigger, JobWait, PoolTrigger
+from shoal.airflow.triggers import JobTrigger, JobWait, PoolTrigger, WaitTrigger
 from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.jobs import TaskTry, credentials
 from shoal.jobs.credentials import DriverKey, Secrets
@@ -74,7 +73,7 @@ def shown(monkeypatch) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def quick_rounds(monkeypatch):
-    monkeypatch.setattr("shoal.airflow.store_polling._ROUND_S", 0.02)
+    monkeypatch.setattr("shoal.airflow.triggers._ROUND_S", 0.02)
 
 
 def submit(spec, number: int = 1, key: str = "train/-1") -> jobs.JobHandle:

@@ -114,7 +114,7 @@ async def _run_triggers(kind: str, waits: int, seconds: float) -> None:
     """Be the triggerer: print the figures of the waits, read a line, and print when all triggers have fired."""
     from airflow.jobs.triggerer_job_runner import TriggerRunner
 
-    from shoal.airflow.store_polling import poller
+    from shoal.airflow.triggers import poller
 
     triggers = _triggers(kind, 1)  # what idle triggerers have imported
     poller()

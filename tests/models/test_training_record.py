@@ -39,8 +39,8 @@ from shoal.models import contest, training_record, withdraw_promotion
 from shoal.models.training_record import Fingerprints
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
+from shoal.training.demand import XGBScalingConfig
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import XGBScalingConfig
 from tests.jobs.driver.test_main import plain_xgboost
 from tests.support.job_store import POOL
 

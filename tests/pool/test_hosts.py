@@ -20,8 +20,8 @@ from shoal.jobs import JobSpec
 from shoal.pool.backends import BACKENDS
 from shoal.pool.backends.local.backend import node_folder
 from shoal.state.schema import Node, NodeState
+from shoal.training.demand import XGBScalingConfig
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import XGBScalingConfig
 from tests.support import ROOT
 from tests.support import network_hosts_backend as hosts_backend
 from tests.support.homes import new_home

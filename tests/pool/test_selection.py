@@ -123,7 +123,7 @@ def test_a_script_whose_folder_cannot_travel_to_other_machines_is_refused_before
     script = tmp_path / "train.py"
     script.write_text("print(1)")
     (tmp_path / "rows.csv").write_text("1,2")
-    monkeypatch.setattr("shoal.training.pytorch.script.MAX_FILES", 1)
+    monkeypatch.setattr("shoal.training.pytorch.program.MAX_FILES", 1)
     add("lab", backend="ray", address="http://10.0.0.5:8265")
     calls = (
         lambda: PyTorchDistributor(script, run_config=RunConfig(pool_name="lab")).submit(),

@@ -1,4 +1,5 @@
-"""Commands `shoal train`, `shoal tune` (submit a job) and `shoal jobs …` (list, show, follow, cancel, remove jobs)."""
+"""Commands `shoal train`, `shoal tune` (submit a job), `shoal jobs …` (list, show, follow, cancel, remove jobs) and
+`shoal many …` (process the partitions of a table in one job, list and show them)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -30,11 +31,12 @@ from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.training.reporting import ProgressDisplay
 
 if TYPE_CHECKING:
-    from shoal.jobs import AnyJobSpec, JobResult
+    from shoal.jobs import AnyJobSpec, JobResult, PartitionResult
     from shoal.jobs.handle import JobHandle
     from shoal.jobs.journal.metric_points import MetricPoint
     from shoal.jobs.status import JobStatus
     from shoal.kinds.search.study_storage import Ended
+
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow, cancel and remove training jobs.")
 
@@ -393,3 +395,92 @@ def _result_table(result: JobResult) -> Any:
         else:
             pairs.append((name, value))
     return fields((name.replace("_", " "), value) for name, value in pairs)
+
+
+many_app = typer.Typer(no_args_is_help=True, help="Call a function, or train a model, for each partition of a table.")
+
+
+@many_app.command("run")
+def run_partitions(
+    spec: SpecFile,
+    pool_name: Annotated[
+        str | None, typer.Option("--pool", metavar="NAME", help="Pool to run on. Default: the pool in the spec.")
+    ] = None,
+    job_id: NewJobId = None,
+    detach: Detach = False,
+    as_json: Json = False,
+) -> None:
+    """Process all partitions of a table as one job. The spec is that of `shoal train`, with `"framework":
+    "partitions"`, which may be left out."""
+    run_spec(
+        read_spec(spec, framework="partitions"), pool_name=pool_name, job_id=job_id, detach=detach, as_json=as_json
+    )
+
+
+@many_app.command("list")
+def list_partitions(
+    job_id: JobId,
+    state: Annotated[
+        Literal["succeeded", "failed"] | None, typer.Option(help="List only partitions in this state.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Greatest number of lines.")] = 100,
+    as_json: Json = False,
+) -> None:
+    """List the partitions of a job that have ended: those that failed first, then the slowest first."""
+    from shoal.jobs import partitions_so_far
+
+    found = partitions_so_far(job_id)
+    chosen = sorted(
+        (each for each in found if state in (None, each.status)),
+        key=lambda each: (each.status == "succeeded", -each.seconds),
+    )
+    rows = [
+        (
+            str(each.key),
+            each.status,
+            each.rows,
+            f"{each.seconds:.2f} s",
+            each.attempts,
+            each.error.split("\n")[0] or None,
+        )
+        for each in chosen[:limit]
+    ]
+    counts = found.counts
+    show_list(
+        {"counts": counts, "partitions": [_plain_partition(each) for each in chosen[:limit]]},
+        ("KEY", "STATE", "ROWS", "TOOK", "ATTEMPTS", "ERROR"),
+        rows,
+        "no partition has ended",
+        as_json=as_json,
+    )
+    if not as_json and rows:
+        show(f"{counts['succeeded']:,} partitions succeeded, {counts['failed']:,} failed")
+
+
+@many_app.command("show")
+def show_partition(
+    job_id: JobId,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of the partition, as `shoal many list` shows it.")],
+    as_json: Json = False,
+) -> None:
+    """Show the outcome of a partition, and the end of what its function has printed."""
+    from shoal.jobs import partitions_so_far
+
+    found = next((each for each in partitions_so_far(job_id) if str(each.key) == key), None)
+    if found is None:
+        raise InvalidArgumentError(
+            f"job {job_id} has no partition {key} that has ended: see `shoal many list {job_id}`"
+        )
+    plain = _plain_partition(found)
+    if as_json:
+        print_json({**plain, "log": found.log})
+        return
+    del plain["metrics"]
+    show(fields([*plain.items(), *((f"metric {name}", value) for name, value in found.metrics.items())]))
+    if found.log:
+        show(found.log.rstrip("\n"))
+
+
+def _plain_partition(result: PartitionResult) -> dict[str, object]:
+    names = ("status", "rows", "seconds", "attempts", "metrics", "error")
+    return {"key": str(result.key), **{name: getattr(result, name) for name in names}}

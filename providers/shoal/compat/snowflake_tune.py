@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.distributors.search import search as run_search
 from shoal.errors import InvalidArgumentError
 from shoal.kinds.search.spec import Range
-from shoal.training.trial_context import TrialContext, current_trial
+from shoal.training.trial_worker import TrialContext, current_trial
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,8 +11,8 @@ from shoal.data.connector import DataConnector
 from shoal.distributors.call import Call, submitting
 from shoal.jobs.kind import call_of
 from shoal.kinds.prediction.spec import PredictJobSpec, PredictResult
+from shoal.training.demand import ScalingConfig
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig
 
 
 def predict(

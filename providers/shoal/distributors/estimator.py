@@ -20,11 +20,10 @@ from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.training.spec import JobSpec
 from shoal.training.boosting.library import library_of
-from shoal.training.boosting.params import Direction
+from shoal.training.boosting.params import Direction, Metric, Objective, UserCode
 from shoal.training.boosting.request import TrainResult
-from shoal.training.boosting.user_code import Metric, Objective, UserCode
+from shoal.training.demand import ScalingConfig, gpu_wish
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig, gpu_wish
 from shoal.training.tracking import absolute_model, check_model_version
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from shoal.jobs.register import Register
 from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.search.call import SearchCall, SearchResult
 from shoal.kinds.search.spec import SearchCode, TuneJobSpec
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
+from shoal.training.demand import ScalingConfig
 from shoal.training.pickling import code_digest, pickled
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig
 
 if TYPE_CHECKING:
     pass

@@ -23,8 +23,7 @@ from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.secrets.redaction import redact_all, redact_value
 from shoal.state.home import file_lock, subfolder
 from shoal.training.locations import SQLITE, absolute_database
-from shoal.training.mlflow_calls import FIRST_RUN_TAG, JOB_RUN_TAG
-from shoal.training.tracking import Caller, Tracking, checked_id, experiment_id
+from shoal.training.tracking import FIRST_RUN_TAG, JOB_RUN_TAG, Caller, Tracking, checked_id, experiment_id
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -29,7 +29,7 @@ from shoal.jobs.files import storage
 from shoal.new_files import create_folder
 from shoal.os_processes import python_command
 from shoal.state.home import file_lock, lock_file, subfolder
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 from shoal.training.host import imports
 from shoal.training.pickling import pickled
 from shoal.training.pytorch.program import MAX_BYTES

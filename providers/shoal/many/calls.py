@@ -21,9 +21,9 @@ from shoal.kinds.partitions.partition_program import PartitionProgram, program_o
 from shoal.kinds.partitions.partition_results import PartitionResults, load_partitions
 from shoal.kinds.partitions.predictions import NO_MODEL, PartitionPrediction, report_unknown
 from shoal.kinds.partitions.spec import PartitionEstimator, PartitionsJobSpec, PartitionsRegister
+from shoal.training.demand import ScalingConfig
 from shoal.training.pytorch.program import check_runnable, name_of
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig
 from shoal.training.tracking import check_model_version, is_mlflow_uri
 
 if TYPE_CHECKING:

@@ -55,7 +55,7 @@ from shoal.pool.holder import python_holder
 from shoal.secrets.redaction import HIDDEN, redact_all
 from shoal.state import Store
 from shoal.state.schema import Job, Promotion
-from shoal.training.boosting.model import Output
+from shoal.training.boosting.library import Output
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

@@ -18,8 +18,7 @@ from shoal.kinds.partitions.logged_model import PartitionedModel
 from shoal.kinds.training.spec import is_stored
 from shoal.models.registry import is_ours, is_unreachable
 from shoal.secrets.redaction import redact_value
-from shoal.training.boosting.library import libraries, library_of, owner_of
-from shoal.training.boosting.model import class_probabilities
+from shoal.training.boosting.library import class_probabilities, libraries, library_of, owner_of
 from shoal.training.host.imports import add_estimators
 from shoal.training.host.own_process import ending_forks
 from shoal.training.tracking import MODEL_VERSION, is_mlflow_uri
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from shoal.data.parquet.source import ParquetSource
-    from shoal.training.boosting.model import BoosterPredictor
+    from shoal.training.boosting.library import BoosterPredictor
 
 
 class PyfuncPredictor:

@@ -21,8 +21,8 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow_run import Run
 from shoal.state import Store
 from shoal.state.schema import JobState
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.run_config import RunConfig
 from tests.jobs.driver.test_main import drive, log, plain_lightgbm, plain_xgboost, serving
 

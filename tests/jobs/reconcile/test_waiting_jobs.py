@@ -32,9 +32,8 @@ from shoal.pool.endpoint import Endpoint
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
-from shoal.training.demand import GangClaim
+from shoal.training.demand import GangClaim, XGBScalingConfig
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import XGBScalingConfig
 from tests.support.fake_ray_head import FakeHead
 from tests.support.job_results import result_of
 from tests.support.job_store import POOL, add_node, add_pool

@@ -24,11 +24,11 @@ from shoal.kinds.search.ask_and_tell import sampler_named, seeded
 from shoal.kinds.search.spec import Range, SearchCode, TuneJobSpec
 from shoal.kinds.search.study_storage import STUDY, Ended
 from shoal.training.boosting.engine import train
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.trials import with_params
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.gang import end_gangs
 from shoal.training.pickling import pickled
-from shoal.training.trial_context import TrialPruned
+from shoal.training.trial_worker import TrialPruned
 from tests.jobs.tuning.conftest import COLUMNS
 from tests.support import boosting_metrics
 from tests.support.boosting_metrics import CASES, MetricCase

@@ -42,9 +42,9 @@ def use() -> None:
     from shoal.models import gate
     from shoal.models.loading import predictor_of
     from shoal.training.boosting.engine import train
+    from shoal.training.boosting.params import UserCode
     from shoal.training.boosting.request import TrainRequest
     from shoal.training.boosting.trials import TrialPlan
-    from shoal.training.boosting.user_code import UserCode
     from shoal.training.demand import NodeSize
     from shoal.training.gang.gang import end_gangs
     from shoal.training.gang.placement import GangShape

@@ -16,8 +16,8 @@ from shoal.data import DataConnector
 from shoal.errors import DataError
 from shoal.training.boosting.messages import Columns, Part, Task
 from shoal.training.boosting.rows import ShardRows
-from shoal.training.lightgbm.dataset import Binned, find_bins, refuse_if_too_large
-from shoal.training.lightgbm.sampling import sample, shares
+from shoal.training.lightgbm.dataset import Binned, find_bins, refuse_if_too_large, sample
+from shoal.training.lightgbm.library import shares
 from shoal.training.lightgbm.worker import label_check
 from tests.support.two_node_cluster import COLUMNS, ROWS
 

@@ -66,7 +66,7 @@ from shoal.training.gang.child_processes import use_nodes, use_template
 from shoal.training.host import own_process
 from shoal.training.host.imports import before_forks, import_lean
 from shoal.training.host.own_process import ending_forks
-from shoal.training.mlflow_calls import ARTIFACTS
+from shoal.training.tracking import ARTIFACTS
 
 _STOPPED = Reason(
     JobState.CANCELLED,

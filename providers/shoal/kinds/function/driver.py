@@ -21,8 +21,8 @@ from shoal.models.contest import Outcome
 from shoal.models.holdout import check_holdout
 from shoal.models.training_record import TrainingRows
 from shoal.training.host.usage import USAGE_NOTE
-from shoal.training.mlflow_calls import MOVED_NOTE
 from shoal.training.pytorch.program import Program, call_imported, imported
+from shoal.training.tracking import MOVED_NOTE
 
 if TYPE_CHECKING:
     from shoal.jobs.mlflow_run import Run

@@ -41,7 +41,7 @@ from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.locations import Claim, filesystem, is_local, make_folder
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
-from shoal.training.restarts import Restarts
+from shoal.training.run_config import Restarts
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
 
 if TYPE_CHECKING:

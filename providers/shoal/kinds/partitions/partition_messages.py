@@ -15,7 +15,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.kinds.partitions.bucket_rows import BatchInfo
 from shoal.kinds.partitions.keys import Key
 from shoal.training.boosting.library import library_of, owner_of
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 from shoal.training.host.imports import import_lean
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from shoal.jobs import shipped_code
 from shoal.kinds.partitions.partition_messages import EstimatorTraining, SavedModel
 from shoal.kinds.partitions.spec import PartitionsJobSpec
 from shoal.training.boosting.library import library_of
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.rows import checked_data
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import code_digest, pickled
 from shoal.training.pytorch.program import MAX_BYTES, call_imported, check_runnable, imported, name_of

@@ -16,7 +16,7 @@ from shoal.jobs.kind import KindCall
 from shoal.jobs.results import JobResult, SearchSummary
 from shoal.kinds.search.spec import SearchCode, TuneJobSpec
 from shoal.training import locations
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 from shoal.training.reporting import say
 
 if TYPE_CHECKING:

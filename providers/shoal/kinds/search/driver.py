@@ -29,8 +29,8 @@ from shoal.kinds.search.spec import TuneJobSpec, load_code
 from shoal.kinds.search.study_storage import STUDY, Ended, StudyJournal, require_optuna, storage_of
 from shoal.kinds.training.driver import check_training, train_and_publish
 from shoal.secrets.redaction import redact_all
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.boosting.user_code import UserCode
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun

@@ -17,9 +17,8 @@ from shoal.kinds.training.spec import JobSpec
 from shoal.option_validation import Settings
 from shoal.training.boosting.params import Direction, agreed
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.demand import GangClaim, GangDemand
+from shoal.training.demand import GangClaim, GangDemand, ScalingConfig, resolve_size
 from shoal.training.pytorch.program import is_name
-from shoal.training.scaling import ScalingConfig, resolve_size
 
 TUNE: Final = "tune"
 """Value of the field `framework` that marks the spec of a search."""

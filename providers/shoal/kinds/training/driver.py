@@ -31,8 +31,8 @@ from shoal.models.training_record import Fingerprints, TrainingRows
 from shoal.secrets.redaction import redact_value
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.messages import by_round
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.rows import check_features
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import import_lean
 from shoal.training.reporting import Progress, bounded
 

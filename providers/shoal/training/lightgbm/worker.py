@@ -30,10 +30,10 @@ from shoal.training.boosting.rows import CheckLabel, ShardRows, cache_budget
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.own_process import is_loopback, tie_to_loopback
-from shoal.training.lightgbm import sampling
-from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large
+from shoal.training.lightgbm import dataset
+from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large, sample
+from shoal.training.lightgbm.library import Share, shares
 from shoal.training.lightgbm.params import objective_of, own_message
-from shoal.training.lightgbm.sampling import Share, sample, shares
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
 from shoal.training.reporting import GangContext, gang_context
 from shoal.training.timeouts import COLLECTIVE_S
@@ -125,13 +125,13 @@ class Session:
         keep = begins_anew_with(task)
         # If the worker's part of the sample is its whole shard, the rows are not decoded again. More memory was in use
         # when the bins were found.
-        table = sampling.own()
+        table = dataset.own()
         if table is not None and len(table) < task.train.shard.rows:
             table = None
-            sampling.forget()
+            dataset.forget()
         train = Binned(self._rows, reference, keep=keep, table=table)
         del table
-        sampling.forget()
+        dataset.forget()
         evals = {name: self._shard_rows(part) for name, part in task.eval_sets.items()}
         binned = {name: Binned(rows, reference, keep=keep) for name, rows in evals.items()}
         self.binned = train, binned
@@ -170,7 +170,7 @@ def begin(task: Task, share: Share) -> tuple[Any, str]:
     global _session
     with own_errors():
         _session = Session(task, share, gang_context())
-        shared = sampling.share(_session.sample())
+        shared = dataset.share(_session.sample())
         # malloc keeps the blocks of the freed rows, which are small.
         memory.trim()
         return shared, _session.port.address
@@ -188,7 +188,7 @@ def bin_sample(samples: Sequence[Any]) -> Bins | None:
     import pyarrow as pa
 
     try:
-        sample = pa.concat_tables(map(sampling.fetch, samples))
+        sample = pa.concat_tables(map(dataset.fetch, samples))
     except LookupError as exc:
         raise PeerError(f"the sample of another worker is lost: {exc}") from exc
     with own_errors():
@@ -426,7 +426,7 @@ class Trials:
         session.port.close()
         chosen = session.sample()
         if cluster.ray_if_connected() is None:
-            sampling.share(chosen)
+            dataset.share(chosen)
         session.prepare(session.bin_sample(chosen), ())
         self._session = session
 

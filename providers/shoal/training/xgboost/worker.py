@@ -39,9 +39,8 @@ from shoal.training.boosting.messages import (
     Task,
     part_of,
 )
-from shoal.training.boosting.params import check_best_score, check_stopping_metric
+from shoal.training.boosting.params import check_best_score, check_stopping_metric, refuse_namesakes
 from shoal.training.boosting.rows import Batch, CheckLabel, ShardRows, cache_budget, in_whole_groups
-from shoal.training.boosting.user_code import refuse_namesakes
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.own_process import ending_forks, is_loopback, tie_to_loopback

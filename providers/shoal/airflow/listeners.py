@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections import defaultdict
 from functools import partial
 from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any
 
 from airflow.listeners import hookimpl
+from airflow.plugins_manager import AirflowPlugin
 
 from shoal.airflow.deployment import (
     VARIABLES,
+    apply_settings,
     deployment_in_database,
     has_teams,
     holder_name,
@@ -126,3 +129,17 @@ def on_task_instance_running(previous_state: Any, task_instance: Any) -> None:
     # Airflow before 3.3 does not tell a task the team.
     if url := store_of(getattr(task_instance.get_template_context()["dag_run"], "team_name", None)):
         os.environ[VARIABLES["state_url"]] = url
+
+
+class ShoalListeners(AirflowPlugin):
+    """Plugin that listens to failed runs and to the start of components. Airflow loads the plugin at the start of each
+    of its processes: scheduler, API server, triggerer, DAG processor, and the process of each task."""
+
+    name = "shoal_listeners"
+    listeners = [sys.modules[__name__]]  # noqa: RUF012 - Airflow's own shape
+
+    @classmethod
+    def on_load(cls, *args: Any, **kwargs: Any) -> None:
+        """Set the environment variables of the options in section ``[shoal]``, for this process and the processes that
+        it starts."""
+        apply_settings()
