@@ -394,6 +394,7 @@ def submitting(run: Callable[P, T], prepared: Callable[..., Call[T]]) -> Callabl
 
     submit.__name__ = submit.__qualname__ = f"submit_{name}"
     submit.__module__ = run.__module__
+    submit.__annotations__["return"] = f"SubmittedCall[{run.__annotations__['return']}]"
     submit.__doc__ = f"""Submit a call of `{name}` as a job, and return without waiting for the job.
 
     The job goes on when this process ends. The arguments are those of `{name}`.
