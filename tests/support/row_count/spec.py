@@ -8,8 +8,7 @@ from pydantic import Field
 
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.jobs.spec import AnyJobSpec
-from shoal.training.demand import GangClaim, GangDemand
-from shoal.training.scaling import ScalingConfig, resolve_size
+from shoal.training.demand import GangClaim, GangDemand, ScalingConfig, resolve_size
 
 
 class CountSpec(AnyJobSpec):
