@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack
+from typing import Any
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.call import Call, same_arguments
+from shoal.distributors.call import Call, submitting
 from shoal.jobs.kind import call_of
 from shoal.kinds.prediction.spec import PredictJobSpec, PredictResult
 from shoal.training.demand import ScalingConfig
 from shoal.training.run_config import RunConfig
-
-if TYPE_CHECKING:
-    from shoal.distributors.call import SubmittedCall
 
 
 def predict(
@@ -70,25 +68,12 @@ def predict(
         >>> predict("models:/delays@champion", DataConnector.from_parquet("today/"), "predictions/today").rows
         27034
     """
-    return _call(**locals()).run()
+    return _call(None, **locals()).run()
 
 
-@same_arguments(predict)
-def submit_predict(**arguments: Any) -> SubmittedCall[PredictResult]:
-    """Predict every row of a dataset as a job, and return without waiting for the job.
-
-    The job goes on when this process ends. The arguments are those of `predict`.
-
-    Returns:
-        Handle of the call, whose ``result()`` returns the same as `predict`.
-
-    Raises:
-        InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls
-            do not run as jobs.
-    """
-    return _call(**arguments).submit()
-
-
-def _call(output_path: str | os.PathLike[str], **others: Any) -> Call[PredictResult]:
+def _call(_staged: ExitStack | None, output_path: str | os.PathLike[str], **others: Any) -> Call[PredictResult]:
     given = {name: value for name, value in others.items() if value is not None}
     return Call(call_of(PredictJobSpec(output_path=os.fspath(output_path), **given)))
+
+
+submit_predict = submitting(predict, _call)

@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from threading import Thread
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -377,3 +377,34 @@ def same_arguments(model: Callable[P, Any]) -> Callable[[Callable[..., T]], Call
         return call
 
     return decorate
+
+
+def submitting(run: Callable[P, T], prepared: Callable[..., Call[T]]) -> Callable[P, SubmittedCall[T]]:
+    """Return the function ``submit_NAME`` for a function that runs a call: it takes the same arguments, submits the
+    call as a job, and returns without waiting.
+
+    Args:
+        run: Function that runs the call.
+        prepared: Function of an `ExitStack` and the arguments of `run` that returns the call; see :func:`submitted`.
+    """
+    name = run.__name__
+
+    def submit(**arguments: Any) -> SubmittedCall[T]:
+        return submitted(partial(prepared, **arguments))
+
+    submit.__name__ = submit.__qualname__ = f"submit_{name}"
+    submit.__module__ = run.__module__
+    submit.__annotations__["return"] = f"SubmittedCall[{run.__annotations__['return']}]"
+    submit.__doc__ = f"""Submit a call of `{name}` as a job, and return without waiting for the job.
+
+    The job goes on when this process ends. The arguments are those of `{name}`.
+
+    Returns:
+        Handle of the call, whose ``result()`` returns the same as `{name}`.
+
+    Raises:
+        InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls do
+            not run as jobs.
+        DataError: The dataset cannot be used.
+    """
+    return same_arguments(run)(submit)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shoal.distributors.call import Call, same_arguments, submitted
+from shoal.distributors.call import Call, submitting
 from shoal.distributors.estimator import BoostingEstimator, connector_of
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.register import Register
@@ -21,7 +20,7 @@ from shoal.training.pickling import code_digest, pickled
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from shoal.distributors.call import SubmittedCall
+    pass
 
 Searched = Any
 """Type of what is searched: an estimator, or a function ``(params, context)``."""
@@ -121,24 +120,13 @@ def search(
         return _call(staged, **arguments).run()
 
 
-@same_arguments(search)
-def submit_search(**arguments: Any) -> SubmittedCall[SearchResult]:
-    """Search for parameters as a job, and return without waiting for the job. The arguments are those of `search`.
-
-    Returns:
-        Handle of the call, whose ``result()`` returns the same as `search`.
-
-    Raises:
-        InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls do
-            not run as jobs.
-    """
-    return submitted(partial(_call, **arguments))
-
-
 def _call(staged: ExitStack, **arguments: Any) -> Call[SearchResult]:
     if importlib.util.find_spec("optuna") is None:
         raise MissingExtraError("optuna", "tune")
     return Call(_prepared(staged, **arguments))
+
+
+submit_search = submitting(search, _call)
 
 
 def _prepared(

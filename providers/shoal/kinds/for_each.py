@@ -210,7 +210,8 @@ class SharedColumn:
         if training is None:
             raise InvalidArgumentError("the spec has no dataset to train on: add a dataset to dataset_map")
         self._training = training
-        if column == _label_of(spec):
+        label = getattr(spec, "label_col", None) or getattr(spec.register_as, "label_col", None)
+        if column == label:
             raise InvalidArgumentError(
                 f'column "{column}" is the label, and all rows of a spec would have the same label: name another column'
             )
@@ -377,7 +378,3 @@ def _plain(value: Any) -> Scalar:
 
 def _key(dataset: DatasetSpec) -> str:
     return str(dataset.query_key())
-
-
-def _label_of(spec: AnyJobSpec) -> str | None:
-    return getattr(spec, "label_col", None) or getattr(spec.register_as, "label_col", None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.data.connector import DataConnector
 from shoal.data.output_tables import kept_columns
-from shoal.distributors.call import Call, check_submit, same_arguments, submitted
+from shoal.distributors.call import Call, check_submit, submitting
 from shoal.distributors.estimator import BoostingEstimator
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.kind import call_of
@@ -28,7 +28,6 @@ from shoal.training.tracking import check_model_version, is_mlflow_uri
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
-    from shoal.distributors.call import SubmittedCall
     from shoal.kinds.partitions.partition_results import PartitionResults
 
 Dataset = Any
@@ -87,23 +86,6 @@ def run(
         return _call(staged, **arguments).run()
 
 
-@same_arguments(run)
-def submit_run(**arguments: Any) -> SubmittedCall[PartitionResults]:
-    """Call a function for each partition of a dataset as a job, and return without waiting for the job.
-
-    The job goes on when this process ends. The arguments are those of `run`.
-
-    Returns:
-        Handle of the call, whose ``result()`` returns the same as `run`.
-
-    Raises:
-        InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls do
-            not run as jobs.
-        DataError: The dataset cannot be used.
-    """
-    return submitted(partial(_call, **arguments))
-
-
 def _call(
     staged: ExitStack, fn: Callable[..., Any], data: Dataset, by: Any, kwargs: Mapping[str, Any] | None, **options: Any
 ) -> Call[PartitionResults]:
@@ -111,6 +93,9 @@ def _call(
     if isinstance(fn, str) or not callable(fn):
         raise InvalidArgumentError(f"fn must be a function, not {fn!r}: a spec of a job can name a function")
     return prepared(staged, partial(fn, **kwargs) if kwargs else fn, data, by=by, name=name_of(fn), **options)
+
+
+submit_run = submitting(run, _call)
 
 
 def prepared(
@@ -206,23 +191,6 @@ def train(
         return _train_call(staged, **arguments).run()
 
 
-@same_arguments(train)
-def submit_train(**arguments: Any) -> SubmittedCall[PartitionResults]:
-    """Train a model for each partition of a dataset as a job, and return without waiting for the job.
-
-    The job goes on when this process ends. The arguments are those of `train`.
-
-    Returns:
-        Handle of the call, whose ``result()`` returns the same as `train`.
-
-    Raises:
-        InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls do
-            not run as jobs.
-        DataError: The dataset cannot be used.
-    """
-    return submitted(partial(_train_call, **arguments))
-
-
 def _train_call(
     staged: ExitStack,
     fn_or_estimator: Callable[..., Any] | BoostingEstimator[Any, Any],
@@ -276,6 +244,9 @@ def _train_call(
     used = described.columns
     name = f"{described.framework} with functions"
     return prepared(staged, program, connector, by=by, name=name, columns=used, run_config=config, **options)
+
+
+submit_train = submitting(train, _train_call)
 
 
 def predict(

@@ -49,7 +49,7 @@ def test_partitions_have_their_rows_in_order_whether_the_bucket_fits_into_memory
     frame = connector.to_pandas()
     schema = connector.schema()
     reader = BucketReader(str(tmp_path), {name: schema.field(name).type for name in schema.names})
-    work = Work(print, connector.source, ("store", "x", "name"), ("store",), str(tmp_path), 0, 1)
+    work = Work(connector.source, ("store", "x", "name"), ("store",), str(tmp_path), 0, 1, print)
     seen = 0
     for bucket, places in divided.items():
         partitions = _Partitions(work, reader, Bucket(places, frozenset(), {}, budget))
@@ -69,7 +69,7 @@ def test_a_partition_that_does_not_fit_is_refused_with_figures_before_it_is_read
 ) -> None:
     schema = connector.schema()
     reader = BucketReader(str(tmp_path), {name: schema.field(name).type for name in schema.names})
-    work = Work(print, connector.source, ("store", "x"), ("store",), str(tmp_path), 0, 1)
+    work = Work(connector.source, ("store", "x"), ("store",), str(tmp_path), 0, 1, print)
     partitions = _Partitions(work, reader, Bucket(divided[0], frozenset(), {}, 100))
     text, key = partitions.order[0]
     rows = partitions.rows[text]

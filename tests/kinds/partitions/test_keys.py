@@ -139,7 +139,7 @@ def test_a_table_of_any_type_is_divided_as_by_pandas_and_its_results_are_found_b
         write_chunk(data.source, chunk, table.column_names, ["key"], 1, str(tmp_path))
     places = [place for _, place in read_index(str(tmp_path), chunk) or ()]
     reader = BucketReader(str(tmp_path), {name: schema.field(name).type for name in schema.names})
-    work = Work(print, data.source, ("key", "position"), ("key",), str(tmp_path), 0, 1)
+    work = Work(data.source, ("key", "position"), ("key",), str(tmp_path), 0, 1, print)
     partitions = _Partitions(work, reader, Bucket(places, frozenset(), {}, 10**9))
     rows = {text: partitions.table(text, key)["position"].to_pylist() for text, key in partitions.order}
 

@@ -194,6 +194,23 @@ class AttemptContext:
                 self.run.log_values({f"seconds/{step}": seconds for step, seconds in times.measured().items()})
         return times
 
+    def finished(self, answer: Any, promotion: Mapping[str, Any] | None = None, **fields: Any) -> JobResult:
+        """Return the result of a job whose workers have done their work, and print the seconds of its steps.
+
+        Args:
+            answer: What the engine has returned: the numbers of workers and restarts.
+            promotion: Fields that say how the model was registered.
+            fields: The other fields.
+        """
+        counts = {"num_workers": answer.num_workers, "restarts": answer.restarts}
+        return self.result(**counts, times=self.times(), **fields, **(promotion or {}))
+
+    def checked_folder(self, artifact_location: str | None) -> tuple[str, Claim]:
+        """Return the folder of the attempt's files and its claim, after a check that the attempt may write there."""
+        folder, claim = artifacts.folder(self.key, artifact_location), self.claim()
+        artifacts.check(folder, claim, artifact_location)
+        return folder, claim
+
     def claim(self) -> Claim:
         """Return the attempt's claim, which is written into folders to show that they belong to this attempt."""
         return artifacts.claim_of(self.store, self.key)

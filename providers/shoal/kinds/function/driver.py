@@ -94,8 +94,7 @@ class FunctionDriver(KindDriver[FunctionJobSpec, AttemptContext]):
         if tracked and spec.register_as:
             gate.try_champion(tracked, spec.register_as, spec.register_as.input_cols)
         location = spec.run_config.artifact_location
-        claim, folder = place.claim(), artifacts.folder(place.key, location)
-        artifacts.check(folder, claim, location)
+        folder, claim = place.checked_folder(location)
         if tracked:
             with before_work(tracked.uri, place.environment):
                 tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
@@ -127,17 +126,15 @@ class FunctionDriver(KindDriver[FunctionJobSpec, AttemptContext]):
             print(f"model of {answer.num_workers} workers saved to {answer.model_dir}", flush=True)
         else:
             print(f"{answer.num_workers} workers ended, and wrote no file into the model folder", flush=True)
-        result = place.result(
+        result = place.finished(
+            answer,
+            outcome.result() if outcome else {},
             model_path=answer.model_dir,
             model_uri=uri,
             metrics={**answer.metrics, **(outcome.metrics if outcome else {})},
             results_path=results,
-            num_workers=answer.num_workers,
-            times=place.times(),
-            restarts=answer.restarts,
             peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in answer.workers),
             peak_usage_per_worker=usage.peaks(answer.num_workers),
-            **(outcome.result() if outcome else {}),
         )
         return result, digest
 

@@ -194,13 +194,10 @@ def _divided(
     found, starts = np.unique(bucket_of_row[order], return_index=True)
     stops = [*starts[1:].tolist(), table.num_rows]
     for bucket, start, stop in zip(found.tolist(), starts.tolist(), stops, strict=True):
-        yield bucket, _one_batch(table.slice(start, stop - start))
-
-
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    """Return a slice of a table as one record batch that has only its own rows."""
-    (batch,) = table.combine_chunks().to_batches() or table.schema.empty_table().to_batches()
-    return batch
+        # One record batch that has only its own rows.
+        rows = table.slice(start, stop - start)
+        (batch,) = rows.combine_chunks().to_batches() or rows.schema.empty_table().to_batches()
+        yield bucket, batch
 
 
 def _write_text(filesystem: Any, path: str, text: str, folder: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shoal.data.connector import DataConnector
 from shoal.errors import ShoalError
@@ -50,8 +50,7 @@ class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
         spec = self.spec
         program = program_of_spec(spec)
         location = spec.run_config.artifact_location
-        claim, folder = place.claim(), artifacts.folder(place.key, location)
-        artifacts.check(folder, claim, location)
+        folder, claim = place.checked_folder(location)
         trained_on = _begin_tracking(spec, place)
         artifacts.mark(folder, claim)
         answer = run(
@@ -68,34 +67,32 @@ class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
         place.on_trained()
         uri, outcome = answer.folder, None
         if place.run:
-            _log(place.run, place, answer)
+            counts = {f"partitions/{state}": count for state, count in answer.counts.items()}
+            # The results are complete, so the job does not fail if MLflow is away.
+            with (
+                only_printed("the numbers of partitions could not be logged to MLflow"),
+                retrying_briefly(place.environment),
+            ):
+                place.run.log_values({"rows": answer.rows, **counts, "process_seconds": answer.seconds})
             if spec.register_as:
                 with place.stopwatch.scoring(), saved_before(answer.folder):
                     uri, outcome = _register(spec, spec.register_as, place, place.run, answer, trained_on)
-        counted = ", ".join(_number(count, state) for state, count in answer.counts.items() if count)
-        print(f"{counted}, written to {answer.folder}", flush=True)
-        result = place.result(
-            **_fields(answer), model_uri=uri, times=place.times(), **(outcome.result() if outcome else {})
+        counted = ", ".join(
+            f"{count:,} partition{'' if count == 1 else 's'} {state}" for state, count in answer.counts.items() if count
         )
-        if outcome:
-            result = result.model_copy(update={"metrics": outcome.metrics})
+        print(f"{counted}, written to {answer.folder}", flush=True)
+        result = place.finished(
+            answer,
+            outcome.result() if outcome else {},
+            model_path=answer.folder,
+            model_uri=uri,
+            metrics=outcome.metrics if outcome else {},
+            results_path=answer.manifest,
+            rows=answer.rows,
+            partitions=answer.counts,
+            peak_memory_per_worker=answer.peak_memory_per_worker,
+        )
         return result, answer.digest
-
-
-def _number(count: int, state: str) -> str:
-    return f"{count:,} partition{'' if count == 1 else 's'} {state}"
-
-
-def _fields(answer: Answer) -> dict[str, Any]:
-    return {
-        "model_path": answer.folder,
-        "results_path": answer.manifest,
-        "rows": answer.rows,
-        "partitions": answer.counts,
-        "num_workers": answer.num_workers,
-        "restarts": answer.restarts,
-        "peak_memory_per_worker": answer.peak_memory_per_worker,
-    }
 
 
 def _begin_tracking(spec: PartitionsJobSpec, place: AttemptContext) -> TrainingRows:
@@ -125,13 +122,6 @@ def _begin_tracking(spec: PartitionsJobSpec, place: AttemptContext) -> TrainingR
         tracked.log_params({"function": spec.function_name, "by": by, "framework": spec.framework})
         tracked.log_dataset(by, connector.digest(), spec.dataset.origin, context="partitions")
     return trained_on
-
-
-def _log(run: Run, place: AttemptContext, answer: Answer) -> None:
-    """Log the numbers of partitions. The results are complete, so the job does not fail if MLflow is away."""
-    with only_printed("the numbers of partitions could not be logged to MLflow"), retrying_briefly(place.environment):
-        values = {"rows": answer.rows, **{f"partitions/{state}": count for state, count in answer.counts.items()}}
-        run.log_values({**values, "process_seconds": answer.seconds})
 
 
 def _register(

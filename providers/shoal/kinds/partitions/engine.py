@@ -22,6 +22,7 @@ from shoal.jobs.files import storage
 from shoal.kinds.partitions import worker
 from shoal.kinds.partitions.bucket_rows import BatchInfo, chunks_of, dealt, largest_first, number_of_buckets, read_index
 from shoal.kinds.partitions.keys import key_type, keys_in, shown_key
+from shoal.kinds.partitions.partition_messages import Work
 from shoal.kinds.partitions.partition_program import PartitionProgram
 from shoal.kinds.partitions.result_files import (
     MANIFEST,
@@ -376,15 +377,17 @@ class _Partitions:
         claims = self._work.new_claims()
         assignment = worker.Assignment(
             self._program,
-            self._source,
-            self._columns,
-            self._spec.by,
+            Work(
+                self._source,
+                self._columns,
+                self._spec.by,
+                self._work.rows,
+                self._spec.run_config.seed,
+                self._size.threads,
+            ),
             self._key_type,
-            self._work.rows,
             self._work.results,
             claims,
-            self._spec.run_config.seed,
-            self._size.threads,
             self._spec.partition_timeout,
             tuple(json.loads(self._env.get(SECRETS, "[]"))),
         )
@@ -399,16 +402,13 @@ class _Partitions:
             def note(_rank: int, found: dict[str, Any]) -> None:
                 self._name_errors(found.pop("errors", ()))
                 counts.update(found)
-                progress = self._progress(counts)
+                metrics = {status: float(counts[status]) for status in ("succeeded", "failed")}
+                progress = Progress(counts["rows"], self._rows, "rows", metrics)
                 display.show(progress)
                 if self._on_progress is not None:
                     self._on_progress(progress)
 
             return gang.run(worker.process, tasks, timeout=restarts.timeout, on_note=note, report_uneven=False)
-
-    def _progress(self, counts: Counter[str]) -> Progress:
-        metrics = {status: float(counts[status]) for status in ("succeeded", "failed")}
-        return Progress(counts["rows"], self._rows, "rows", metrics)
 
     def _name_errors(self, errors: Iterable[str]) -> None:
         for error in errors:

@@ -64,22 +64,22 @@ class Work:
     """What is the same for all partitions of a run.
 
     Args:
-        function: Function that is called with the rows and the key of a partition.
         source: Source of the dataset, which knows the types of pandas.
         columns: Columns that the function gets.
         by: Columns of the keys.
         rows_folder: Folder of the rows that were divided into buckets.
         seed: Seed of the run.
         threads: Number of threads of each function.
+        function: Function that is called with the rows and the key of a partition; None until a worker has loaded it.
     """
 
-    function: Callable[..., Any]
     source: ParquetSource
     columns: tuple[str, ...]
     by: tuple[str, ...]
     rows_folder: str
     seed: int
     threads: int
+    function: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,10 @@ def _called(work: Work, partitions: _Partitions, context: PartitionContext, text
     try:
         table = described(partitions.table(text, context.key), work.source)
         rows = table if isinstance(work.function, PartitionFunction) else table.to_pandas()
-        _seed(context.seed)
+        random.seed(context.seed)
+        np.random.seed(context.seed)
+        if torch := sys.modules.get("torch"):
+            torch.manual_seed(context.seed)
         set_context(context)
         began = time.perf_counter()
         with ending_forks():
@@ -234,13 +237,6 @@ def _content(value: Any) -> ModelBytes:
         raise TypeError(
             f"the return value of type {type(value).__name__} cannot be pickled: {error}. Return plain data or a model"
         ) from error
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    if torch := sys.modules.get("torch"):
-        torch.manual_seed(seed)
 
 
 def _flush() -> None:

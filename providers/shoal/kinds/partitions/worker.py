@@ -56,29 +56,19 @@ class Assignment:
 
     Args:
         program: Pickled function.
-        source: Source of the dataset.
-        columns: Columns that the function gets.
-        by: Columns of the keys.
+        work: Everything else that is the same for all partitions.
         key_type: Type of the keys.
-        rows_folder: Folder of the rows that were divided into buckets.
         results_folder: Folder of the result files.
         claims_folder: Local folder in which workers claim buckets; None: each worker has buckets of its own.
-        seed: Seed of the run.
-        threads: Number of threads of each function.
         timeout: Maximum seconds of the function for one partition; None: no limit.
         secrets: Texts that are hidden in errors and logs.
     """
 
     program: bytes
-    source: ParquetSource
-    columns: tuple[str, ...]
-    by: tuple[str, ...]
+    work: Work
     key_type: pa.DataType
-    rows_folder: str
     results_folder: str
     claims_folder: str | None
-    seed: int
-    threads: int
     timeout: float | None
     secrets: tuple[str, ...]
 
@@ -124,20 +114,12 @@ def process(assignment: Assignment, orders: Sequence[Order]) -> int:
     """
     memory.reset_peak()
     own = memory.peak_rss_bytes()
-    work = Work(
-        cloudpickle.loads(assignment.program),
-        assignment.source,
-        assignment.columns,
-        assignment.by,
-        assignment.rows_folder,
-        assignment.seed,
-        assignment.threads,
-    )
+    work = replace(assignment.work, function=cloudpickle.loads(assignment.program))
     work.source.metadata(
         work.source.reference().path
     )  # reads the footer that the conversion to pandas needs, once for all forks
     if isinstance(work.function, PartitionFunction):
-        work.function.prepare(assignment.key_type, assignment.by)
+        work.function.prepare(assignment.key_type, work.by)
     hidden = KnownSecrets(assignment.secrets)
     reporter = _Reporter()
     with contextlib.closing(_Processes(work, assignment.timeout, lambda text: redact(hidden.hide(text)))) as processes:
@@ -214,7 +196,8 @@ class _Processes:
             current: Begun | None = None
             ended: set[str] = set()
             try:
-                for message in self._started().messages(bucket, self._timeout, writer.keep):
+                self._process = self._process or ForkedProcess(self._work)
+                for message in self._process.messages(bucket, self._timeout, writer.keep):
                     if isinstance(message, Read):
                         writer.expect(message.partitions)
                         unread = 0
@@ -227,7 +210,8 @@ class _Processes:
                         current = None
                     elif isinstance(message, BucketFailed):
                         raise TrainingError(f"the rows of a bucket could not be read: {message.error}")
-                self._end_if_grown()
+                if self._process.growth() > _GROWTH_BYTES:
+                    self._end()
                 return
             except ProcessLostError as lost:
                 self._end()
@@ -249,7 +233,7 @@ class _Processes:
         self._end()
 
     def _outcome(self, begun: Begun, ended: Ended, attempt: int) -> Outcome:
-        log = self._log()
+        log = self._last_log if self._process is None else self._process.log()
         return Outcome(
             begun.key,
             ended.status,
@@ -261,18 +245,6 @@ class _Processes:
             self._hide(log),
             ended.value,
         )
-
-    def _log(self) -> str:
-        return self._last_log if self._process is None else self._process.log()
-
-    def _started(self) -> ForkedProcess:
-        if self._process is None:
-            self._process = ForkedProcess(self._work)
-        return self._process
-
-    def _end_if_grown(self) -> None:
-        if self._process is not None and self._process.growth() > _GROWTH_BYTES:
-            self._end()
 
     def _end(self) -> None:
         if self._process is not None:

@@ -41,14 +41,12 @@ class PredictionDriver(KindDriver[PredictJobSpec, AttemptContext]):
             with only_printed("the number of rows could not be logged to MLflow"), retrying_briefly(place.environment):
                 tracked.log_values({"rows": answer.rows, "predict_seconds": answer.seconds})
         print(f"{answer.rows} rows predicted by {answer.model_uri}, written to {answer.output_path}", flush=True)
-        result = place.result(
+        result = place.finished(
+            answer,
             model_path=answer.model_uri,
             model_uri=answer.model_uri,
             rows=answer.rows,
             output_path=answer.output_path,
-            num_workers=answer.num_workers,
-            times=place.times(),
-            restarts=answer.restarts,
             peak_memory_per_worker=answer.peak_memory_per_worker,
         )
         return result, None

@@ -261,15 +261,12 @@ class Search:
         if self.batch is None:
             return self._ask(self.trials)
         while not self._open and not self.is_over:
-            index = self._first_missing() // self.batch
+            index = next(each for each in range(self.trials) if each not in self._ended) // self.batch
             while (trial := self._ask(min(self.trials, (index + 1) * self.batch))) is not None:
                 self._ready.append(trial)
             if not self._ready:
                 self._tell_batch()
         return self._ready.popleft() if self._ready else None
-
-    def _first_missing(self) -> int:
-        return next(number for number in range(self.trials) if number not in self._ended)
 
     def _ask(self, stop: int) -> Trial | None:
         """Ask Optuna for a trial whose number is below `stop`; None if there is none. Trials whose parameters cannot be

@@ -167,8 +167,7 @@ class SearchDriver(KindDriver[TuneJobSpec, AttemptContext]):
         """
         spec = self.spec
         location = spec.run_config.artifact_location
-        claim, folder = place.claim(), artifacts.folder(place.key, location)
-        artifacts.check(folder, claim, location)
+        folder, claim = place.checked_folder(location)
         if spec.train is not None:
             check_training(spec.winner({}, None), place, selected_on=spec.holdout)
             _check_room(spec, spec.train)
@@ -289,14 +288,12 @@ def _of_function(
     model, digest = found.best.model, found.best.model_digest
     if model is not None and digest is not None:
         storage.read_unchanged(model, digest)
-    result = place.result(
+    result = place.finished(
+        found,
         model_path=model or folder,
         model_uri=model or folder,
         model_digest=digest,
         metrics=found.best.metrics,
         search=summary,
-        num_workers=found.num_workers,
-        restarts=found.restarts,
-        times=place.times(),
     )
     return result, digest

@@ -28,7 +28,7 @@ from shoal.models.contest import Outcome
 from shoal.models.holdout import check_holdout
 from shoal.models.training_record import Fingerprints, TrainingRows
 from shoal.secrets.redaction import redact_value
-from shoal.training.boosting.library import Output, library_of
+from shoal.training.boosting.library import library_of
 from shoal.training.boosting.messages import by_round
 from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.rows import check_features
@@ -38,7 +38,6 @@ from shoal.training.reporting import Progress, bounded
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
     from shoal.data.dataset_spec import DatasetSpec
-    from shoal.data.filters import TimeRange
     from shoal.training.boosting.request import TrainResult
 
 
@@ -177,9 +176,8 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
     Raises:
         ShoalError: The job failed; the message states the cause.
     """
-    claim, folder = place.claim(), artifacts.folder(place.key, spec.run_config.artifact_location)
     checked = _checked(spec, place, selected_on)
-    artifacts.check(folder, claim, spec.run_config.artifact_location)
+    folder, claim = place.checked_folder(spec.run_config.artifact_location)
     if checked.fingerprints and (skipped := _skipped(spec, place, checked.data, checked.fingerprints)):
         return skipped
     if place.run and spec.register_as:
@@ -199,7 +197,9 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
         patiently(place.store, lambda: attempts.note_saved(place.store, place.key, digest))
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
     uri, outcome = _published(spec, place.run, place, checked, trained, path) if place.run else (path, None)
-    return place.result(
+    return place.finished(
+        trained,
+        outcome.result() if outcome else {},
         model_path=path,
         model_digest=hashlib.sha256(trained.model).hexdigest(),
         model_uri=uri,
@@ -207,11 +207,7 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
         best_iteration=trained.best_iteration,
         rows=trained.rows,
         data=checked.data,
-        num_workers=trained.num_workers,
-        times=place.times(),
-        restarts=trained.restarts,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
-        **(outcome.result() if outcome else {}),
     )
 
 
@@ -243,9 +239,13 @@ def _checked(spec: JobSpec, place: AttemptContext, selected_on: DatasetSpec | No
         )
         trained_on = trained_on.union(selected)
     user_code = UserCode() if spec.user_code is None else shipped_code.load_user_code(spec.user_code)
-    data = _described(dataset, times)
+    data = DataResult(rows=dataset.num_rows(), digest=dataset.digest())
+    if times is not None:
+        data = data.model_copy(update={"time_col": times.column, "time_from": times.first, "time_to": times.last})
     if spec.register_as:
-        gate.try_challenger(spec.register_as, _output(spec, user_code))
+        custom = user_code.objective is not None
+        output = library_of(spec.framework).output_of(spec.params, custom_objective=custom)
+        gate.try_challenger(spec.register_as, output)
     fingerprints: Fingerprints | None = None
     # A training with user code has no fingerprints and is never skipped, because shoal may not notice a change of the
     # code.
@@ -358,19 +358,6 @@ def _skipped(spec: JobSpec, place: AttemptContext, data: DataResult, fingerprint
         model_version=version,
         skipped=reason,
     )
-
-
-def _described(dataset: DataConnector, times: TimeRange | None) -> DataResult:
-    """Describe the training rows, for the job's result and for the tags of the registered version in MLflow."""
-    described = DataResult(rows=dataset.num_rows(), digest=dataset.digest())
-    if times is None:
-        return described
-    return described.model_copy(update={"time_col": times.column, "time_from": times.first, "time_to": times.last})
-
-
-def _output(spec: JobSpec, user_code: UserCode) -> Output:
-    """Return the form of the predictions of the model that the job will train."""
-    return library_of(spec.framework).output_of(spec.params, custom_objective=user_code.objective is not None)
 
 
 def _params(spec: JobSpec) -> dict[str, Any]:
