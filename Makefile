@@ -137,7 +137,7 @@ $(STAMP_PREFECT): requirements/prefect-newest.txt pyproject.toml
 
 # Two processes, because only the first one imports XGBoost, LightGBM and MLflow. SHOAL_EXAMPLES=10: fewer odd arguments.
 FAST := and not ray and not server and not crash and not processes
-MLFLOW := tests/jobs/driver tests/jobs/test_mlflow_run.py tests/models tests/jobs/files/test_retention.py tests/cli/test_models.py
+MLFLOW := tests/jobs/driver tests/kinds/prediction tests/kinds/training tests/jobs/test_mlflow_run.py tests/models tests/jobs/files/test_retention.py tests/cli/test_models.py
 COMPUTING := tests/training tests/data tests/distributors $(MLFLOW)
 test-fast: install  ## Run the tests without Ray, servers and processes
 	@SHOAL_EXAMPLES=10 $(MAKE) --no-print-directory --jobs 2 --keep-going test-computing test-deciding

@@ -9,5 +9,5 @@ installed, the file does nothing, because Airflow would report a plugin that is 
 from importlib.metadata import entry_points
 
 if not any(entry.value.startswith("shoal.airflow.plugin:") for entry in entry_points(group="airflow.plugins")):
-    from shoal.airflow.listeners.plugin import ShoalListeners  # noqa: F401
+    from shoal.airflow.listeners import ShoalListeners  # noqa: F401
     from shoal.airflow.plugin import ShoalPlugin  # noqa: F401

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.jobs.reconcile import watch
+from shoal import reconciler
 from shoal.os_processes import import_folders, python_command
-from shoal.pool import background_process
+from shoal.pool import reconciling
 from shoal.pool.backends import ray_http
 from shoal.pool.backends.local import gpus
 from shoal.pool.backends.local.backend import _ASK_VERSIONS
@@ -58,13 +58,13 @@ def own_modules() -> list[str]:
     texts = [path.read_text() for path in PACKAGE.rglob("*.py")]
     texts += [path.read_text() for path in (ROOT / "docker").rglob("*.yaml")]
     found = {name for text in texts for name in re.findall(r'"-m", "(shoal[\w.]+)"', text)}
-    return sorted((found | {"shoal.pool.supervisor"}) - {"shoal.reconciler", "shoal.jobs.reconcile.settle"})
+    return sorted((found | {"shoal.pool.supervisor"}) - {"shoal.reconciler", "shoal.jobs.reconcile.rounds"})
 
 
 COMMANDS = {
     **{module: python_command("-m", module, "no-such-argument") for module in own_modules()},
-    "reconciler": background_process.COMMAND,
-    "settle": watch._SETTLE_COMMAND,
+    "reconciler": reconciling.COMMAND,
+    "settle": reconciler._SETTLE_COMMAND,
     "driver on a head": driver_command(sys.executable, "no-such-job", "1"),
     "script on a head": ["sh", "-c", ray_http._RUN, "import queue, json, platform, uuid", "{}"],
     "question for versions": python_command("-c", _ASK_VERSIONS),

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal import own_pauses
+from shoal import own_pauses, reconciler
 from shoal.jobs.driver import heartbeats as driver_heartbeats
-from shoal.jobs.reconcile import rounds, watch
+from shoal.jobs.reconcile import rounds
 from shoal.jobs.reconcile.decide import Silence, View
 from shoal.jobs.timeouts import HEAD_PATIENCE_S, JOB_SILENT_AFTER
 from shoal.own_pauses import PauseClock
@@ -50,7 +50,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(stamps, "monotonic", lambda: machine.now)
     monkeypatch.setattr(stamps, "wall", lambda: machine.now)
     monkeypatch.setattr(stamps, "paused_after", machine.clock.paused_after)
-    for module in (stamps, connection, driver_heartbeats, watch, rounds):
+    for module in (stamps, connection, driver_heartbeats, reconciler, rounds):
         monkeypatch.setattr(module, "waited_since", machine.clock.waited_since)
     return machine
 
@@ -88,10 +88,10 @@ def test_a_driver_that_was_paused_misses_no_worker(machine: Machine) -> None:
 def test_a_reconciler_that_was_paused_takes_no_job_for_silent(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "_is_doubtful", lambda job: True)
-    monkeypatch.setattr(watch, "_activity", lambda job: (job,))
-    monkeypatch.setattr(watch, "is_waiting", lambda job: False)
-    silent = watch.SilentJobs(lambda: machine.now)
+    monkeypatch.setattr(reconciler, "_is_doubtful", lambda job: True)
+    monkeypatch.setattr(reconciler, "_activity", lambda job: (job,))
+    monkeypatch.setattr(reconciler, "is_waiting", lambda job: False)
+    silent = reconciler.SilentJobs(lambda: machine.now)
     assert silent.among(["job"]) == []  # type: ignore[list-item]
     machine.run(1)
     machine.pause()

@@ -15,7 +15,9 @@ from tests.support import ROOT, package_tree
 PACKAGE = Path(shoal.__file__).parent
 
 
-@pytest.mark.parametrize("folder", ["ui", "airflow/plugin.py", "airflow/page.py", "airflow/listeners", "pool/api.py"])
+@pytest.mark.parametrize(
+    "folder", ["ui", "airflow/plugin.py", "airflow/page.py", "airflow/listeners.py", "pool/api.py"]
+)
 def test_threads_of_servers_use_the_store_of_their_starter(folder: str):
     """A thread without the context of its starter would use the server's own store for the page of a team."""
     paths = [*(PACKAGE / folder).rglob("*.py")] or [PACKAGE / folder]

@@ -16,7 +16,7 @@ from shoal.jobs import JobSpec, submission
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.os_processes import ProcessId
-from shoal.pool import background_process
+from shoal.pool import reconciling
 from shoal.state.schema import JobState, Node
 from tests.support.job_results import result_of
 from tests.support.job_store import POOL, add_node, another_head, head, own_mlflow, spec, store
@@ -82,7 +82,7 @@ def test_waits_for_nodes_are_measured_and_embedded_pools_have_one_name(tiny, rec
 
 def test_nodes_are_counted_by_pool_and_state_until_they_are_gone(store, received):
     add_node(store, cpus=1)
-    telemetry.follow_nodes(lambda: background_process._node_counts(store))
+    telemetry.follow_nodes(lambda: reconciling._node_counts(store))
     telemetry.job_queued(POOL, "xgboost", 1.0)
     found = telemetry._started("otlp")
     assert found is not None

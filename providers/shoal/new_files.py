@@ -3,7 +3,7 @@ overwriting anything."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from shoal.errors import InvalidArgumentError
@@ -11,17 +11,18 @@ from shoal.errors import InvalidArgumentError
 _ROOT = Path(__file__).parents[2]
 
 
-def read_samples(package: Path, source: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the texts of files by name.
+def read_samples(package: str, source: str) -> dict[str, str]:
+    """Return the texts of sample files by name.
 
     Args:
-        package: Folder of the package that has the files if shoal was installed from a wheel.
+        package: Path of `__init__.py` of the package that also has the samples if shoal was installed from a wheel.
         source: Folder of the repository that has them otherwise.
-        names: Names of the files.
     """
-    return {
-        name: (package / name if (package / name).exists() else _ROOT / source / name).read_text() for name in names
-    }
+    for folder in (Path(package).parent, _ROOT / source):
+        files = [each for each in sorted(folder.glob("*.*")) if each.name != "__init__.py"]
+        if files:
+            break
+    return {each.name: each.read_text() for each in files}
 
 
 def write_samples(folder: Path, samples: Mapping[str, str]) -> list[Path]:

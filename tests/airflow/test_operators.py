@@ -588,6 +588,16 @@ def test_models_per_partition_are_a_job(on_fake_head, context, tmp_path):
         ManyModelsOperator(task_id="neither", dataset={"paths": ["/x"]}, by="store")
 
 
+def test_mapped_models_per_partition_need_no_function():
+    estimator = {"input_cols": ["price"], "label_col": "sold"}
+    with DAG("a_dag", schedule=None):
+        models = ManyModelsOperator.partial(task_id="models", by="store", estimator=estimator, pool_name=POOL)
+        models.expand(dataset=[{"paths": ["/x"]}, {"paths": ["/y"]}])
+        neither = ManyModelsOperator.partial(task_id="neither", by="store", pool_name=POOL)
+        with pytest.raises(InvalidArgumentError, match=r"exactly one of them is required .*dataset\[0\]"):
+            neither.expand(dataset=[{"paths": ["/x"]}])
+
+
 def test_a_function_per_partition_travels_with_its_arguments(on_fake_head, context, tmp_path):
     driver = meanwhile(ended, JobState.SUCCEEDED)
     ManyModelsOperator(

@@ -27,19 +27,16 @@ from shoal import history, jobs
 from shoal.airflow.operators import DistributedTrainOperator, LeasePoolOperator, ScaleClusterOperator
 from shoal.airflow.operators.base import TaskKilledError
 from shoal.airflow.sensors import NodesSensor
-from shoal.airflow.store_polling import WaitTrigger
-from shoal.airflow.triggers import JobTrigger, JobWait, PoolTrigger
+from shoal.airflow.triggers import JobTrigger, JobWait, PoolTrigger, WaitTrigger
 from shoal.errors import InvalidArgumentError, ScaleError
-from shoal.jobs import TaskTry
-from shoal.jobs.credentials import Secrets
+from shoal.jobs import TaskTry, credentials
+from shoal.jobs.credentials import DriverKey, Secrets
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.reconcile.look import Target
 from shoal.jobs.reconcile.rounds import start_if_room
-from shoal.jobs.remote import sealed_credentials
-from shoal.jobs.remote.sealed_credentials import DriverKey
 from shoal.pool.api import ComputePool
 from shoal.pool.reconciling import reconcile
 from shoal.pool.spec import PoolSpec
@@ -76,7 +73,7 @@ def shown(monkeypatch) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def quick_rounds(monkeypatch):
-    monkeypatch.setattr("shoal.airflow.store_polling._ROUND_S", 0.02)
+    monkeypatch.setattr("shoal.airflow.triggers._ROUND_S", 0.02)
 
 
 def submit(spec, number: int = 1, key: str = "train/-1") -> jobs.JobHandle:
@@ -185,13 +182,13 @@ def test_a_worker_sends_the_credentials_of_a_queued_job_when_its_driver_asks(
     driver, taken = DriverKey(), []
 
     def driver_goes_on(*_: object) -> None:
-        if sealed := sealed_credentials.sealed_for(store, key, driver.public):
+        if sealed := credentials.sealed_for(store, key, driver.public):
             taken.append(Secrets.loads(driver.open(sealed, key.submission_id)).environment["MY_PIN"])
             attempts.start(store, key, {}, 1.0)
 
     first.cancel()
     start_if_room(jobs.attach(key.job_id).target)
-    sealed_credentials.ask_for_credentials(store, key, driver.public)
+    credentials.ask_for_credentials(store, key, driver.public)
     event = fire(queued.value.trigger)
     monkeypatch.setitem(Target.__init__.__kwdefaults__, "sleep", driver_goes_on)
     with pytest.raises(TaskDeferred) as running:

@@ -56,7 +56,7 @@ def shoal(workers: int) -> Iterator[Predict]:
 
     from shoal.data import DataConnector
     from shoal.distributors import predict
-    from shoal.training.scaling import ScalingConfig
+    from shoal.training.demand import ScalingConfig
 
     ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 

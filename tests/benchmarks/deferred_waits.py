@@ -40,7 +40,7 @@ def _add_rows(jobs: int) -> None:
     from shoal.jobs.files.logs import log_path
     from shoal.jobs.journal import attempts
     from shoal.jobs.journal.attempts import Key, Order
-    from shoal.jobs.journal.tasks import TaskTry
+    from shoal.jobs.journal.owners import TaskTry
     from shoal.os_processes import ProcessId
     from shoal.state import Store
     from shoal.state.schema import Demand
@@ -114,7 +114,7 @@ async def _run_triggers(kind: str, waits: int, seconds: float) -> None:
     """Be the triggerer: print the figures of the waits, read a line, and print when all triggers have fired."""
     from airflow.jobs.triggerer_job_runner import TriggerRunner
 
-    from shoal.airflow.store_polling import poller
+    from shoal.airflow.triggers import poller
 
     triggers = _triggers(kind, 1)  # what idle triggerers have imported
     poller()

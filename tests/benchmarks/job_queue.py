@@ -97,7 +97,7 @@ def _ask(number: int, plan: _Plan, data: str, told: Any) -> None:
     from shoal import RunConfig, jobs
     from shoal.data import DataConnector
     from shoal.errors import JobCancelledError, JobFailedError
-    from shoal.training.scaling import XGBScalingConfig
+    from shoal.training.demand import XGBScalingConfig
 
     spec = jobs.JobSpec(
         dataset=DataConnector.from_parquet(data),

@@ -136,8 +136,8 @@ def _wait_for_job(number: int) -> None:
 
 
 def _drive(number: int, *, metrics: bool) -> None:
+    from shoal.jobs.driver.attempt_metrics import MetricSeries
     from shoal.jobs.driver.heartbeats import HeartbeatThread
-    from shoal.jobs.driver.metric_series import MetricSeries
     from shoal.jobs.journal.attempts import Key
     from shoal.jobs.timeouts import HEARTBEAT_S, ROW_CHECK_S
     from shoal.state import Store

@@ -11,7 +11,7 @@ from sqlalchemy import update
 from shoal.cli.jobs import _parse
 from shoal.errors import JobFailedError
 from shoal.jobs.files.logs import log_path
-from shoal.jobs.journal.metric_series import MetricPoint, encoded
+from shoal.jobs.journal.metric_points import MetricPoint, encoded
 from shoal.state import Store
 from shoal.state.schema import Job, JobMetrics, JobState
 from tests.cli.conftest import document

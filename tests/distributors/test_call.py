@@ -34,7 +34,7 @@ from shoal.pool.api import list_pools
 from shoal.pool.reconciling import sweep
 from shoal.state import Store
 from shoal.state.home import home
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 from shoal.training.pytorch.request import SpreadScalingConfig
 from tests.support.pool_processes import node_rows, nothing_left
 from tests.support.waiting import wait_until

@@ -45,8 +45,8 @@ from shoal.jobs.reconcile.rounds import Waiter
 from shoal.jobs.submission import fingerprint
 from shoal.pool.api import list_pools
 from shoal.pool.backends.local.gpus import ALL
+from shoal.pool.options import is_pool_name
 from shoal.pool.reconciling import reconcile
-from shoal.pool.spec import is_pool_name
 from shoal.secrets.redaction import redact_value
 from shoal.state import Store
 from shoal.state.home import home

@@ -22,7 +22,7 @@ from shoal.pool.backends import versions
 from shoal.state.home import home
 from shoal.state.schema import Pool
 from shoal.training.host import imports
-from shoal.training.pytorch.environment import Machine, environments
+from shoal.training.pytorch.worker import Machine, environments
 from shoal.training.run_config import RunConfig
 from tests.support.wheels import write_wheel
 

@@ -34,10 +34,10 @@ from shoal.os_processes import ProcessId
 from shoal.state import Store
 from shoal.state.home import home
 from shoal.state.schema import JOB_ACTIVE, Job, JobState
+from shoal.training.demand import XGBScalingConfig
 from shoal.training.locations import MARKER
 from shoal.training.reporting import Progress
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import XGBScalingConfig
 from tests.support.waiting import wait_until
 from tests.support.wheels import write_wheel
 

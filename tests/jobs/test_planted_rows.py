@@ -20,7 +20,7 @@ from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.reconcile import acts
 from shoal.jobs.reconcile.acts import Supplies
 from shoal.jobs.reconcile.look import Target
-from shoal.jobs.reconcile.settle import settle_jobs
+from shoal.jobs.reconcile.rounds import settle_jobs
 from shoal.jobs.results import JobResult
 from shoal.state import Store
 from shoal.state.home import home

@@ -17,9 +17,8 @@ from shoal.kinds.prediction.spec import PredictJobSpec
 from shoal.pool.backends.local.gpus import ALL
 from shoal.pool.spec import PoolSpec
 from shoal.training.cluster import Node
-from shoal.training.demand import GangClaim, NodeSize
+from shoal.training.demand import GangClaim, NodeSize, ScalingConfig
 from shoal.training.pytorch.request import PyTorchScalingConfig, SpreadScalingConfig, WorkerResourceConfig
-from shoal.training.scaling import ScalingConfig
 
 ONE_CPU = GangClaim(workers=1, cpus=1)
 TWO_NODES = (NodeSize(2, 0), NodeSize(2, 0))

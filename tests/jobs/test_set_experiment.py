@@ -17,9 +17,9 @@ from shoal.data.planning import GangPosition
 from shoal.jobs import Tracking
 from shoal.jobs.mlflow_run import Run, artifacts_of
 from shoal.kinds.function.spec import FunctionJobSpec
-from shoal.training import mlflow_calls
-from shoal.training.mlflow_calls import after_import
+from shoal.training import tracking
 from shoal.training.reporting import GangContext
+from shoal.training.tracking import after_import
 
 Worker = Callable[[int], ModuleType]
 
@@ -78,8 +78,8 @@ def worker(run: Run, monkeypatch: pytest.MonkeyPatch, told: list[Any]) -> Worker
         monkeypatch.setitem(sys.modules, "mlflow", module)
         monkeypatch.setenv("MLFLOW_RUN_ID", first)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", run.uri)
-        monkeypatch.setenv(mlflow_calls.ARTIFACTS, str(artifacts_of(run.uri)))
-        mlflow_calls.let_user_choose_experiment(GangContext(GangPosition(rank, 2), 2, told.append, told.append))
+        monkeypatch.setenv(tracking.ARTIFACTS, str(artifacts_of(run.uri)))
+        tracking.let_user_choose_experiment(GangContext(GangPosition(rank, 2), 2, told.append, told.append))
         monkeypatch.setitem(sys.modules, "mlflow", mlflow)
         return module
 
@@ -94,7 +94,7 @@ def told() -> list[Any]:
 
 
 def moves(told: list[Any]) -> list[str]:
-    return [note[mlflow_calls.MOVED_NOTE] for note in told if isinstance(note, Mapping)]
+    return [note[tracking.MOVED_NOTE] for note in told if isinstance(note, Mapping)]
 
 
 class TestRanks:
@@ -127,8 +127,8 @@ class TestRanks:
         assert os.environ["MLFLOW_RUN_ID"] == run.run_id
 
     def test_without_rank_0_the_run_stays_and_the_log_says_so(self, run, worker, told, monkeypatch):
-        monkeypatch.setattr(mlflow_calls, "SET_EXPERIMENT_WAIT_S", 0.0)
-        monkeypatch.setattr(mlflow_calls, "_POLL_SECONDS", 0.0)
+        monkeypatch.setattr(tracking, "SET_EXPERIMENT_WAIT_S", 0.0)
+        monkeypatch.setattr(tracking, "_POLL_SECONDS", 0.0)
         assert worker(1).set_experiment("digits").name == "shoal"
         assert os.environ["MLFLOW_RUN_ID"] == run.run_id
         assert "only rank 0's call has an effect" in told[0]

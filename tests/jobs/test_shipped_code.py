@@ -12,7 +12,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import shipped_code
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 
 
 class Mine:

@@ -418,7 +418,7 @@ def test_a_holder_of_any_length_and_any_characters_owns_what_it_asked_for(
     either_store, store, head, submit, held, spec, monkeypatch, holder
 ):
     """A DAG id and a run id may have 250 characters each; the columns had 255, which only PostgreSQL enforces."""
-    monkeypatch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
     pool = ComputePool(POOL, holder=holder, store=store)
     pool.lease(2, is_async=True)
     pool.lease(1, is_async=True)

@@ -73,7 +73,7 @@ def cluster(request: pytest.FixtureRequest) -> Cluster:
 def no_reconciler(fresh_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No detached reconciler: whoever acts or sweeps does it all; and no check of nodes, because the stand-in for Ray
     has no jobs."""
-    monkeypatch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
     monkeypatch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: [])
 
 

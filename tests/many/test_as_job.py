@@ -17,8 +17,8 @@ from shoal import ComputePool, RunConfig, many
 from shoal.cli import app
 from shoal.distributors import attach
 from shoal.errors import JobFailedError
+from shoal.kinds.partitions.bucket_rows import number_of_buckets
 from shoal.kinds.partitions.keys import bucket_of, key_text
-from shoal.kinds.partitions.plan import number_of_buckets
 from shoal.os_processes import ProcessId
 from shoal.state import Store
 from shoal.state.schema import Job

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shoal.kinds.partitions import partition_process
-from shoal.kinds.partitions.forked_process import LOG_BYTES, ForkedProcess
-from shoal.kinds.partitions.messages import Begun, Ended, Message
+from shoal.kinds.partitions.partition_messages import Begun, Ended, Message
+from shoal.kinds.partitions.partition_process import LOG_BYTES, ForkedProcess
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.processes

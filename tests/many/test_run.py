@@ -20,7 +20,7 @@ import pytest
 from shoal import RunConfig, many
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
-from shoal.kinds.partitions.work_folder import WorkFolder
+from shoal.kinds.partitions.engine import WorkFolder
 from tests.support.without_ray import nodes_without_ray
 
 pytestmark = pytest.mark.processes

@@ -25,7 +25,7 @@ from shoal.data import DataConnector
 from shoal.errors import DataError, JobError, RegistryError
 from shoal.jobs import Register
 from shoal.kinds.partitions import logged_model
-from shoal.models import contest, describe_model, loading, model_history, training_rows
+from shoal.models import contest, describe_model, loading, model_history, training_record
 from shoal.models.contest import Outcome
 from shoal.models.gate import try_champion
 from shoal.models.holdout import Holdout, check_holdout
@@ -44,7 +44,7 @@ def test_a_champion_that_cannot_be_read_is_never_replaced(gate: Gate, monkeypatc
         def load(uri: str, *_: Any, **__: Any) -> Any:
             raise error
 
-        monkeypatch.setattr("shoal.models.gate.loading.load", load)
+        monkeypatch.setattr("shoal.models.loading.load", load)
 
     exact = loading.load(gate.uris["exact"])
     fail(ImportError("no module named catboost"))
@@ -412,8 +412,8 @@ def test_a_report_that_cannot_be_stored_fails_no_job(gate: Gate, monkeypatch, ca
     def refuse(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr("shoal.models.gate.comparison_report.store", refuse)
-    monkeypatch.setattr("shoal.models.gate._recent", refuse)
+    monkeypatch.setattr("shoal.models.comparison_report.store", refuse)
+    monkeypatch.setattr("shoal.models.contest._recent", refuse)
 
     outcome = gate.enter("good")
 
@@ -425,11 +425,11 @@ def test_a_report_that_cannot_be_stored_fails_no_job(gate: Gate, monkeypatch, ca
 
 def test_a_version_whose_training_rows_are_not_known_is_compared(gate: Gate, monkeypatch, capsys):
     first = gate.enter("good", trained_on="holdout", overlap="flag")
-    gate.run.client.delete_model_version_tag(gate.name, first.challenger.version.number, training_rows.TAG)
+    gate.run.client.delete_model_version_tag(gate.name, first.challenger.version.number, training_record.ROWS_TAG)
     assert gate.enter("fair").decision.reason == "champion_not_beaten"
 
     gone = f"runs:/{gate.run.run_id}/nothing.json"
-    gate.run.client.set_model_version_tag(gate.name, first.challenger.version.number, training_rows.TAG, gone)
+    gate.run.client.set_model_version_tag(gate.name, first.challenger.version.number, training_record.ROWS_TAG, gone)
     assert gate.enter("fair").decision.reason == "champion_not_beaten"
     assert f"version 1 are not known: {gone} cannot be read" in capsys.readouterr().out
 
@@ -474,7 +474,7 @@ class TestBeforeTraining:
             label_col,
             INPUTS,
             group_col="query",
-            trained_on=training_rows.of_datasets([(trained_on, times)]),
+            trained_on=training_record.of_datasets([(trained_on, times)]),
         )
 
     def test_a_holdout_with_training_rows_is_refused_by_file(self, gate, data, tmp_path):
@@ -500,13 +500,13 @@ class TestBeforeTraining:
             (days, days.time_range("day"), timed, "from the same period as the holdout of the search"),
         ):
             options = {} if holdout is None else {"holdout": holdout}
-            selected = training_rows.of_datasets([(chosen, times)])
+            selected = training_record.of_datasets([(chosen, times)])
             with pytest.raises(DataError, match=said):
                 check_holdout(gate.register(**options), "y", INPUTS, group_col="query", selected_on=selected)
             flagged = gate.register(**options, overlap="flag")
             check_holdout(flagged, "y", INPUTS, group_col="query", selected_on=selected)
         apart = gate.register(holdout=other)
-        selected = training_rows.of_datasets([(part, None)])
+        selected = training_record.of_datasets([(part, None)])
         check_holdout(apart, "y", INPUTS, group_col="query", selected_on=selected)
 
     def test_parts_of_one_split_are_not_refused(self, gate, data):

@@ -22,10 +22,9 @@ from shoal.kinds.prediction import engine
 from shoal.models import contest, describe_model, gate, list_models, model_history, promote_model, prune_models
 from shoal.models.contest import Outcome
 from shoal.models.decision import Candidate, Evaluation
-from shoal.models.ledger import Ledger, is_of, predecessor
+from shoal.models.ledger import Ledger, Withdrawal, is_of, predecessor
 from shoal.models.registry import Registry as Access
 from shoal.models.registry import VersionId
-from shoal.models.withdrawal import Withdrawal
 from shoal.state import Store
 from shoal.state.schema import Promotion, PromotionState
 from tests.support.job_results import result_of
@@ -143,7 +142,7 @@ def test_the_reports_and_the_earlier_versions_know_the_promotions_of_the_present
     assert [(each.version, each.promoted) for each in details.challengers] == [("2", True), ("1", None)]
     register = Register.parse({"model": "m", "metric": "rmse", "holdout": {"paths": ["/holdout"]}})
     ledger = Ledger.of(registry.client, Store(), register)
-    [earlier] = gate._recent(registry.client, ledger, register, last.challenger.version.number)
+    [earlier] = contest._recent(registry.client, ledger, register, last.challenger.version.number)
     assert (earlier.version, earlier.promoted) == ("1", False)
 
 

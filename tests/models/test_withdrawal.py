@@ -12,14 +12,13 @@ from shoal import history
 from shoal.errors import InvalidArgumentError, JobNotFoundError, RegistryError, TeamError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
-from shoal.models import withdraw_promotion, withdrawal
-from shoal.models.ledger import Ledger
+from shoal.models import ledger, withdraw_promotion
+from shoal.models.ledger import Ledger, Withdrawal
 from shoal.models.registry import Registry as Access
-from shoal.models.withdrawal import Withdrawal
 from shoal.pool.holder import acting_for
 from shoal.state import Store
 from shoal.state.schema import JobState, Promotion, PromotionState
-from tests.models.test_promotion import PAUSE, Client, Killed, Registry, killed, logged, registry  # noqa: F401
+from tests.models.test_contest import PAUSE, Client, Killed, Registry, killed, logged, registry  # noqa: F401
 from tests.support.job_results import result_of
 from tests.support.job_store import mlflow_uri, own_mlflow  # noqa: F401
 
@@ -29,7 +28,7 @@ CONFIRMED, WITHDRAWN = PromotionState.CONFIRMED, PromotionState.WITHDRAWN
 @pytest.fixture(autouse=True)
 def short_lock(monkeypatch):
     """A lock that is lost at once to the next process that wants it."""
-    monkeypatch.setattr(withdrawal, "PROMOTION_LOCK_TTL_S", 0.0)
+    monkeypatch.setattr(ledger, "PROMOTION_LOCK_TTL_S", 0.0)
 
 
 def withdraw(registry: Registry, version: str, client: Client | None = None) -> str:  # noqa: F811

@@ -25,9 +25,9 @@ SCALE = """
 from shoal.pool.backends import BACKENDS
 from tests.support.tiny_backend import TinyBackend
 BACKENDS["local"] = TinyBackend
-from shoal.pool import background_process
+from shoal.pool import reconciling
 from shoal.pool.api import ComputePool
-background_process.ensure_running = lambda: None
+reconciling.ensure_running = lambda: None
 from shoal.errors import ShoalError
 try:
     print("scaled", ComputePool("tiny").scale(3, options={"rollback_after_seconds": 60}))

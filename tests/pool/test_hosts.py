@@ -20,8 +20,8 @@ from shoal.jobs import JobSpec
 from shoal.pool.backends import BACKENDS
 from shoal.pool.backends.local.backend import node_folder
 from shoal.state.schema import Node, NodeState
+from shoal.training.demand import XGBScalingConfig
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import XGBScalingConfig
 from tests.support import ROOT
 from tests.support import network_hosts_backend as hosts_backend
 from tests.support.homes import new_home
@@ -44,7 +44,7 @@ def spread(possible) -> Iterator[ComputePool]:
     with new_home(), pytest.MonkeyPatch.context() as patch, hosts(8) as there:
         hosts_backend.use(there)
         patch.setitem(BACKENDS, "local", hosts_backend.HostsBackend)
-        patch.setattr("shoal.pool.background_process.ensure_running", hosts_backend.ensure_running)
+        patch.setattr("shoal.pool.reconciling.ensure_running", hosts_backend.ensure_running)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         pool = ComputePool("local://hosts?max_nodes=4")
         try:

@@ -29,7 +29,7 @@ URI = "local://real"
 def alone() -> Iterator[ComputePool]:
     """A real pool in a home of its own, without the detached reconciler: it would be done before anybody is killed."""
     with new_home(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
+        patch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
         # Held, so that no supervisor revives it.
         with file_lock(lock_file("reconciler")):
             pool = ComputePool(URI, holder=HOLDER).up()

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from shoal import ComputePool
-from shoal.pool import background_process
+from shoal.pool import reconciling
 from shoal.pool.reconciling import reconcile
 from shoal.state import Store, home
 from tests.support.waiting import wait_until
@@ -52,8 +52,8 @@ def test_a_pool_that_takes_its_time_holds_up_no_other(tiny, monkeypatch):
             assert answers.wait(60)
         return reconcile(store, name)
 
-    monkeypatch.setattr(background_process, "reconcile", round_of)
-    detached = threading.Thread(target=background_process.run, args=(watch_no_jobs,), daemon=True)
+    monkeypatch.setattr(reconciling, "reconcile", round_of)
+    detached = threading.Thread(target=reconciling.run, args=(watch_no_jobs,), daemon=True)
     detached.start()
     try:
         wait_until(lambda: begun.count("quick") >= 3, "three rounds of the other pool")
@@ -77,25 +77,25 @@ def test_it_ends_when_the_home_is_removed_though_the_store_is_elsewhere(tmp_path
         shutil.rmtree(fresh_home)
         home()  # what else runs makes the folder anew
 
-    monkeypatch.setattr(background_process, "_active_pools", outage)
-    background_process.run(watch_no_jobs)
+    monkeypatch.setattr(reconciling, "_active_pools", outage)
+    reconciling.run(watch_no_jobs)
     assert len(polls) == 1
 
 
 def test_it_ends_when_the_store_has_been_silent_for_as_long_as_nodes_wait(fresh_home, monkeypatch, caplog):
     Store()
     polls = []
-    monkeypatch.setattr(background_process, "_active_pools", polls.append)
-    monkeypatch.setattr(background_process, "STORE_PATIENCE", 0.0)
-    monkeypatch.setattr(background_process, "RECONCILE_PERIOD", 0.01)
-    background_process.run(watch_no_jobs)
+    monkeypatch.setattr(reconciling, "_active_pools", polls.append)
+    monkeypatch.setattr(reconciling, "STORE_PATIENCE", 0.0)
+    monkeypatch.setattr(reconciling, "RECONCILE_PERIOD", 0.01)
+    reconciling.run(watch_no_jobs)
     assert "the store could not be reached for 0 s" in caplog.text
 
 
 def test_a_short_outage_of_the_store_does_not_end_it(fresh_home, monkeypatch):
     Store()
-    monkeypatch.setattr(background_process, "RECONCILE_PERIOD", 0.01)
+    monkeypatch.setattr(reconciling, "RECONCILE_PERIOD", 0.01)
     answers = iter([None, [], []])
-    monkeypatch.setattr(background_process, "_active_pools", lambda _store: next(answers))
-    background_process.run(watch_no_jobs)
+    monkeypatch.setattr(reconciling, "_active_pools", lambda _store: next(answers))
+    reconciling.run(watch_no_jobs)
     assert next(answers, "all asked for") == "all asked for"

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import NoPoolError, PoolElsewhereError, StoreError
-from shoal.jobs.reconcile.settle import settle_jobs
+from shoal.jobs.reconcile.rounds import settle_jobs
 from shoal.os_processes import host_id, hostname
-from shoal.pool import background_process, bound_host
+from shoal.pool import bound_host, reconciling
 from shoal.pool.api import ComputePool, describe_pool, list_pools
 from shoal.pool.reconciling import sweep
 from shoal.pool.selection import which_pool
@@ -26,7 +26,7 @@ from shoal.state.schema import Demand, Node, NodeState, Pool, PoolState
 @pytest.fixture
 def planted(fresh_home, monkeypatch) -> Callable[..., str]:
     """Add the rows of a pool that wants a node to the store, as anyone can who may write to it; returns its name."""
-    monkeypatch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
 
     def add(uri: str, *, name: str | None = None, node: dict[str, str] | None = None) -> str:
         spec = PoolSpec.parse(uri)
@@ -86,8 +86,8 @@ def program(tmp_path: Path) -> tuple[Path, Path]:
 
 def background(store: Store) -> list[str]:
     """All that shoal does by itself."""
-    for name in background_process._active_pools(store) or ():
-        background_process._reconcile_one(store, name, tidy=True)
+    for name in reconciling._active_pools(store) or ():
+        reconciling._reconcile_one(store, name, tidy=True)
     list_pools(store)
     return [*map(str, settle_jobs(store)), *map(str, sweep(store))]
 
@@ -111,7 +111,7 @@ def test_another_program_of_a_recorded_pool_is_not_started(planted, program):
     python, ran = program
     bound_host.record(PoolSpec.parse("local://mine?ray=false"))
     planted("local://mine?ray=false&max_nodes=9")
-    assert "mine" in (background_process._active_pools(Store()) or ())
+    assert "mine" in (reconciling._active_pools(Store()) or ())
 
     planted(f"local://mine?python={python}&ray=false")
 
@@ -139,20 +139,20 @@ def test_a_pool_that_all_hosts_may_use_is_recorded_by_its_name_or_settings(plant
     url, sent = requests
     for uri in (f"ray://named?address={url}", f"ray://given?address={url}"):
         planted(uri)
-    assert background_process._active_pools(Store()) == []
+    assert reconciling._active_pools(Store()) == []
 
     ComputePool("named")
     ComputePool(f"ray://given?address={url}&max_nodes=2")
     ComputePool(f"ray://other?address={url}")
 
-    assert background_process._active_pools(Store()) == ["given", "named"]
+    assert reconciling._active_pools(Store()) == ["given", "named"]
     background(Store())
     assert sent != []
     planted("ray://named?address=http://127.0.0.1:2")
     ComputePool("named")  # the name alone is no answer to another address
-    assert background_process._active_pools(Store()) == ["given"]
+    assert reconciling._active_pools(Store()) == ["given"]
     ComputePool("ray://named?address=http://127.0.0.1:2")
-    assert background_process._active_pools(Store()) == ["given", "named"]
+    assert reconciling._active_pools(Store()) == ["given", "named"]
 
 
 def test_the_token_is_sent_to_the_address_of_the_settings_and_not_of_a_row(planted, requests, tmp_path):
@@ -192,15 +192,15 @@ def test_the_pools_of_a_home_of_the_version_before_stay_in_use(planted):
     planted("local://mine?ray=false")
     lock_file("reconciler").touch()
 
-    assert background_process._active_pools(Store()) == ["mine"]
+    assert reconciling._active_pools(Store()) == ["mine"]
     planted("local://later?ray=false")
     planted("local://mine?ray=false&python=/another/python")
-    assert background_process._active_pools(Store()) == []
+    assert reconciling._active_pools(Store()) == []
 
 
 def test_a_new_home_adopts_nothing_when_its_reconciler_starts(planted):
     planted("local://planted?ray=false")
 
-    background_process.lock_path().touch()
+    reconciling.lock_path().touch()
 
-    assert background_process._active_pools(Store()) == []
+    assert reconciling._active_pools(Store()) == []

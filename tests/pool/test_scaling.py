@@ -289,7 +289,7 @@ def test_what_has_succeeded_is_not_rolled_back(up):
 def test_an_interrupt_rolls_back(up):
     script = "from shoal.pool.api import ComputePool; ComputePool('tiny').scale(3)"
     prelude = (
-        "from shoal.pool import background_process; background_process.ensure_running = lambda: None\n"
+        "from shoal.pool import reconciling; reconciling.ensure_running = lambda: None\n"
         "from shoal.pool.backends import BACKENDS\n"
         "from tests.support.tiny_backend import TinyBackend\n"
         "BACKENDS['local'] = TinyBackend\n"

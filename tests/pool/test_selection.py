@@ -11,8 +11,9 @@ from shoal.kinds.task_spec import spec_of
 from shoal.os_processes import ProcessId, host_id, hostname
 from shoal.pool import bound_host
 from shoal.pool.api import ComputePool
+from shoal.pool.options import is_pool_name
 from shoal.pool.selection import defined_pool, which_pool
-from shoal.pool.spec import PoolSpec, is_pool_name, pool_name_of
+from shoal.pool.spec import PoolSpec, pool_name_of
 from shoal.state import Store
 from shoal.state.schema import Pool, PoolState
 from shoal.training.run_config import RunConfig
@@ -123,7 +124,7 @@ def test_a_script_whose_folder_cannot_travel_to_other_machines_is_refused_before
     script = tmp_path / "train.py"
     script.write_text("print(1)")
     (tmp_path / "rows.csv").write_text("1,2")
-    monkeypatch.setattr("shoal.training.pytorch.script.MAX_FILES", 1)
+    monkeypatch.setattr("shoal.training.pytorch.program.MAX_FILES", 1)
     add("lab", backend="ray", address="http://10.0.0.5:8265")
     calls = (
         lambda: PyTorchDistributor(script, run_config=RunConfig(pool_name="lab")).submit(),

@@ -22,10 +22,10 @@ import os, signal
 from shoal.errors import ShoalError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import BACKENDS
-from shoal.pool import background_process
+from shoal.pool import reconciling
 from tests.support.tiny_backend import TinyBackend
 
-background_process.ensure_running = lambda: None
+reconciling.ensure_running = lambda: None
 stop = lambda: os.kill(os.getpid(), signal.SIGSTOP)
 
 class Pausing(TinyBackend):

@@ -37,7 +37,7 @@ REQUESTS: dict[str, Callable[[ComputePool], Any]] = {
 @pytest.fixture
 def store(fresh_home, monkeypatch) -> Store:
     """A store with a pool of team fraud that is up, and no reconciler."""
-    monkeypatch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
     store = Store()
     add_pool(store)
     add_node(store, 1)

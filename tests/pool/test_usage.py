@@ -321,7 +321,7 @@ def waits(clock: Clock) -> dict[str, str | None]:
 
 @pytest.fixture
 def quota(store, clock, monkeypatch):
-    monkeypatch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
     return ComputePool(NAME, store=store, clock=clock).set_quota
 
 

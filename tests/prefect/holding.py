@@ -12,7 +12,7 @@ from prefect import flow, serve
 from prefect.runtime import flow_run
 
 from shoal.jobs import cleanup
-from shoal.pool import background_process
+from shoal.pool import reconciling
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import BACKENDS
 from shoal.prefect import clean_up_run, distributed_train, job_task, pool_lease
@@ -22,7 +22,7 @@ from tests.support.tiny_backend import TinyBackend
 
 # In the process of a run too, which loads this file; a test must not import it.
 BACKENDS["local"] = TinyBackend
-background_process.ensure_running = lambda: None
+reconciling.ensure_running = lambda: None
 job_task.submit = waiting_jobs.submit
 cleanup.settle_jobs = lambda _: []  # it would start the jobs
 

@@ -459,12 +459,12 @@ _KILLED = """
 import os, signal
 from prefect import flow, task, unmapped
 from shoal.pool.backends import BACKENDS
-from shoal.pool import background_process
+from shoal.pool import reconciling
 from shoal.prefect import pool_lease
 from tests.support.tiny_backend import TinyBackend
 
 BACKENDS["local"] = TinyBackend
-background_process.ensure_running = lambda: None
+reconciling.ensure_running = lambda: None
 
 @flow
 def killed():

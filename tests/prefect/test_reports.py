@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.jobs import parse_spec
-from shoal.jobs.journal.metric_series import MetricPoint
+from shoal.jobs.journal.metric_points import MetricPoint
 from shoal.prefect import abatch_predict, adistributed_train, batch_predict, distributed_train, reports
 from shoal.prefect.reports import LINES_PER_MINUTE, RunLog, TrainingProgress, report, report_key, sparkline
 from shoal.training.reporting import Progress

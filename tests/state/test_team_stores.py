@@ -17,7 +17,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.models.ledger import confirmed_promotions
 from shoal.os_processes import host_id, hostname
-from shoal.pool import background_process
+from shoal.pool import reconciling
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
@@ -69,7 +69,7 @@ def planted(stolen: Path) -> list[object]:
 
 
 def test_the_rows_that_one_team_plants_in_its_store_do_not_reach_the_other(acting, urls, monkeypatch):
-    monkeypatch.setattr(background_process, "spawn_detached", lambda *_, **__: None)
+    monkeypatch.setattr(reconciling, "spawn_detached", lambda *_, **__: None)
     fraud = acting("fraud")
     ui_systems.write(fraud, *ui_systems.pool("ours"), ui_systems.job("victims", "ours", JobState.RUNNING, 60))
     secret = home() / "token"
@@ -131,7 +131,7 @@ def test_a_schema_is_a_store_of_its_own(acting, urls, postgres, monkeypatch):
 def test_a_server_follows_no_row_of_another_store_to_a_file_a_program_or_a_head(acting, urls, fresh_home, monkeypatch):
     """A process that only shows the store of a team, or ends jobs in it, is none of its hosts."""
     spawned: list[object] = []
-    monkeypatch.setattr(background_process, "spawn_detached", lambda *a, **_: spawned.append(a))
+    monkeypatch.setattr(reconciling, "spawn_detached", lambda *a, **_: spawned.append(a))
     store = acting("ads")
     secret = fresh_home / "token"
     secret.write_text("a token")

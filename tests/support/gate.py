@@ -22,7 +22,7 @@ from shoal.jobs import Register, Tracking
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.mlflow_run import Run
-from shoal.models import loading, training_rows
+from shoal.models import loading, training_record
 from shoal.models.contest import Outcome
 from shoal.models.gate import enter
 from shoal.models.loading import Predictor
@@ -93,7 +93,7 @@ class Gate:
         dataset = trained_on
         if isinstance(dataset, str):
             dataset = DataConnector.from_parquet(self.data / f"{trained_on}.parquet")
-        rows = training_rows.of_datasets([(dataset, dataset.time_range(time_col) if time_col else None)])
+        rows = training_record.of_datasets([(dataset, dataset.time_range(time_col) if time_col else None)])
         return enter(
             self.store,
             KEY,

@@ -11,9 +11,8 @@ import pandas as pd
 
 from shoal.data.matrix import to_matrix
 from shoal.errors import InvalidArgumentError
-from shoal.training.boosting.library import Library
+from shoal.training.boosting.library import BoosterPredictor, InitModel, Library, Output
 from shoal.training.boosting.messages import Boosted, Checkpoint, Prepared, Segment, Task
-from shoal.training.boosting.model import BoosterPredictor, InitModel, Output
 from shoal.training.boosting.params import ROUNDS, Directions, Names, seed_in
 from shoal.training.boosting.rows import ShardRows
 from shoal.training.host import memory

@@ -27,7 +27,7 @@ from shoal.jobs.journal.steps import At, JobStep
 from shoal.jobs.reconcile import rounds
 from shoal.jobs.reconcile.look import Target
 from shoal.pool.endpoint import Endpoint
-from shoal.state import Store, steps
+from shoal.state import Store, store
 
 HOLDER = "airflow:dag/run"
 JOB_ID = "killed"
@@ -87,8 +87,8 @@ def drive(scene: Scene) -> None:
 
 def beat(_: Scene) -> None:
     """Be the thread of heartbeats of the newest attempt's driver, at its first look."""
+    from shoal.jobs.driver.attempt_metrics import MetricSeries
     from shoal.jobs.driver.heartbeats import HeartbeatThread
-    from shoal.jobs.driver.metric_series import MetricSeries
     from shoal.training.run_config import RunConfig
 
     store = Store()
@@ -193,7 +193,7 @@ def _carry_out(scene: Scene, operation: str, die_at: str, writing: Connection) -
         if point == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    steps.passing = passing
+    store.passing = passing
     if die_at.startswith("change "):
         _die_before_change(die_at.removeprefix("change "), str(scene.spec.get("folder", f"/jobs/{JOB_ID}/")))
     try:

@@ -19,7 +19,7 @@ from typing import NoReturn
 from shoal.errors import ScaleError
 from shoal.pool.api import ComputePool, sweep_nodes
 from shoal.pool.journal.rows import At, JournalStep
-from shoal.state import Store, steps
+from shoal.state import Store, store
 
 ROOT = Path(__file__).parents[2]
 HOLDER = "test:act"
@@ -96,16 +96,16 @@ def carry_out(pool: str, operation: str, die_at: str) -> list[str]:
         if point == die_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    steps.passing = passing
+    store.passing = passing
     with suppress(ScaleError, KeyboardInterrupt):  # rolled back, which takes its steps too
         OPERATIONS[operation](ComputePool(pool, holder=HOLDER))
     return list(seen)
 
 
 def main() -> None:
-    from shoal.pool import background_process
+    from shoal.pool import reconciling
 
-    background_process.ensure_running = lambda: None  # whoever acts or sweeps does it all
+    reconciling.ensure_running = lambda: None  # whoever acts or sweeps does it all
     print("\n".join(carry_out(*sys.argv[1:4])))
 
 

@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from shoal.pool import background_process
-from shoal.pool.backends import BACKENDS, LocalBackend, NodeRef, PoolRef
+from shoal.pool import reconciling
+from shoal.pool.backends import BACKENDS
+from shoal.pool.backends.base import NodeRef, PoolRef
 from shoal.pool.backends.local import processes
-from shoal.pool.backends.local.backend import inherited_environment, log_path, node_environment
+from shoal.pool.backends.local.backend import LocalBackend, inherited_environment, log_path, node_environment
 from shoal.state import home
 from shoal.state.home import subfolder
 from tests.support.network_hosts import Host
@@ -70,4 +71,4 @@ def _list() -> Path:
 if __name__ == "__main__":
     BACKENDS["local"] = HostsBackend
     os.chdir("/")
-    background_process.run()
+    reconciling.run()

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from shoal.kinds.partitions import models
+from shoal.kinds.partitions import partition_messages
 from shoal.kinds.partitions.keys import Key
-from shoal.kinds.partitions.messages import ModelBytes, Outcome
-from shoal.kinds.partitions.pyfunc_loader import OPTIONS, PartitionedModel
+from shoal.kinds.partitions.logged_model import OPTIONS, PartitionedModel
+from shoal.kinds.partitions.partition_messages import ModelBytes, Outcome
+from shoal.kinds.partitions.partition_results import PartitionResults
 from shoal.kinds.partitions.result_files import MANIFEST, ResultWriter, complete_files, manifest_of
-from shoal.kinds.partitions.results import PartitionResults
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ def model_of(
 ) -> PartitionedModel:
     """Write a model that multiplies ``a`` by the factor of the row's key. None: its training has failed."""
     written(
-        folder, {key: None if each is None else models.stored(Times(each)) for key, each in factors.items()}, key_type
+        folder,
+        {key: None if each is None else partition_messages.stored(Times(each)) for key, each in factors.items()},
+        key_type,
     )
     (folder / OPTIONS).write_text(json.dumps({"by": [*by], "input_cols": ["a"]}))
     return PartitionedModel(str(folder))

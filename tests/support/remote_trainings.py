@@ -19,7 +19,7 @@ from shoal import ComputePool
 from shoal.data import DataConnector
 from shoal.errors import ShoalError
 from shoal.jobs import AnyJobSpec, JobSpec, load_results, shipped_code, spec_of, submit
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 
 ROUNDS = 60
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.pool.backends import LocalBackend
+from shoal.pool.backends.local.backend import LocalBackend
 
 
 class TinyBackend(LocalBackend):

@@ -15,7 +15,7 @@ from pathlib import Path
 from shoal.pool import supervisor
 from shoal.pool.journal.rows import At, JournalStep
 from shoal.pool.spec import PoolSpec
-from shoal.state import steps
+from shoal.state import store
 from shoal.state.schema import Node
 from tests.support.waiting import wait_until
 
@@ -77,7 +77,7 @@ class TinyMember:
 def main() -> None:
     """Be the supervisor of one."""
     supervisor.ensure_running = lambda: None
-    steps.passing = passing
+    store.passing = passing
     supervisor.main(lambda _: TinyMember)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.metric_series import MetricPoint, encoded
+from shoal.jobs.journal.metric_points import MetricPoint, encoded
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import (
@@ -163,8 +163,7 @@ def search(store: Store) -> Key:
     """A search that runs: six trials have ended, one of them without a value. A choice has a hostile name."""
     import optuna
 
-    from shoal.kinds.search.study_storage import STUDY, StudyJournal, storage_of
-    from shoal.kinds.search.trials import ERROR, NUMBER, PARAMS
+    from shoal.kinds.search.study_storage import ERROR, NUMBER, PARAMS, STUDY, StudyJournal, storage_of
 
     spec = {**SPEC, "framework": "tune", "direction": "minimize", "fingerprint": "q"}
     write(store, job("a-search", "retrain", JobState.RUNNING, 60, spec=spec))

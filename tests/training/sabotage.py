@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.boosting_libraries import Framework
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 from shoal.training.reporting import gang_context
 
 FIRST = {"xgboost": "prepare", "lightgbm": "begin"}

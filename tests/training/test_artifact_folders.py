@@ -17,8 +17,7 @@ from shoal.jobs.files import artifacts, storage
 from shoal.kinds.prediction.output_files import Output
 from shoal.training import locations
 from shoal.training.locations import MARKER, Claim
-from shoal.training.pytorch.checkpoints import Checkpoints
-from shoal.training.pytorch.model_dir import Destination, upload
+from shoal.training.pytorch.checkpoints import Checkpoints, Destination, upload
 
 MINE = Claim("job", "me", 1)
 STRANGER, OTHER_NODE = 65534, 65533

@@ -14,7 +14,7 @@ import pytest
 from shoal import RunConfig
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, get_context
 from shoal.distributors.xgboost import XGBScalingConfig
-from shoal.jobs.driver.nodes import LeavingWatch
+from shoal.jobs.driver.leaving_nodes import LeavingWatch
 from shoal.pool.journal import rows as pool_rows
 from shoal.pool.scaling_plan import plan_nodes
 from shoal.pool.spec import PoolSpec

@@ -17,7 +17,7 @@ import pytest
 import xgboost
 from sklearn.metrics import make_scorer
 
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 from shoal.training.pickling import Pickled, pickled
 
 _BESIDE = """

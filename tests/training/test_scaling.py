@@ -6,8 +6,8 @@ import pytest
 
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.training.cluster import Node
+from shoal.training.demand import XGBScalingConfig, resolve_size, wider_workers
 from shoal.training.gang.placement import GangShape
-from shoal.training.scaling import XGBScalingConfig, resolve_size, wider_workers
 
 
 def nodes(*sizes: tuple[int, int]) -> list[Node]:

@@ -31,7 +31,7 @@ from shoal.state import Store
 from shoal.training.gang.gang import end_gangs
 from shoal.training.tracking import Tracking
 from shoal.tune import TrialPruned, search, submit_search
-from tests.jobs.tuning.conftest import COLUMNS, table, tuned_rows
+from tests.kinds.search.conftest import COLUMNS, table, tuned_rows
 from tests.support.homes import new_home
 from tests.support.pool_processes import nothing_left
 from tests.support.waiting import wait_until

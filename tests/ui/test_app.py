@@ -20,13 +20,13 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Engine, event
 
 from shoal import history
-from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.kinds.partitions.messages import ModelBytes, Outcome
+from shoal.kinds.partitions.partition_messages import ModelBytes, Outcome
 from shoal.kinds.partitions.result_files import ResultWriter, complete_files, manifest_of
-from shoal.kinds.search import trials
+from shoal.kinds.search import study_storage
 from shoal.links import Link
 from shoal.pool import bound_host
 from shoal.pool.api import ComputePool, report_pools
@@ -197,7 +197,7 @@ def test_a_job_and_a_pool_have_a_page_as_soon_as_they_exist(client, store):
 
 def test_the_trials_of_a_search_are_on_its_page_the_best_first(client, store, monkeypatch):
     key = ui_systems.search(store)
-    found = trials.read(store, key.job_id, 1)
+    found = study_storage.read_trials(store, key.job_id, 1)
 
     page = client.get("/jobs/a-search").text
 

@@ -65,7 +65,8 @@ def get_provider_info() -> dict[str, Any]:
 def _pool_fields() -> dict[str, Any]:
     """Return the fields of Airflow's connection form: one for each pool option that a connection's extra may
     contain."""
-    from shoal.pool.spec import BackendName, PoolSpec
+    from shoal.pool.options import BackendName
+    from shoal.pool.spec import PoolSpec
 
     fields = {
         name: {

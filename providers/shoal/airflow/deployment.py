@@ -93,20 +93,14 @@ def has_teams() -> bool:
 def store_of(team: str | None) -> str | None:
     """Return the URL of a team's store, from the option ``state_url`` in section ``[TEAM=shoal]``. None: the store of
     this process."""
-    from airflow.sdk.configuration import conf
-
-    if team is None:
-        return None
-    return (conf.get(SECTION, "state_url", team_name=team, fallback=None) or "").strip() or None
+    return None if team is None else _option("state_url", team_name=team)
 
 
 def apply_settings() -> None:
     """Set the environment variables of this process from the options that have a value. A variable that is set already
     keeps its value."""
-    from airflow.sdk.configuration import conf
-
     for option, variable in VARIABLES.items():
-        value = (conf.get(SECTION, option, fallback=None) or "").strip()
+        value = _option(option)
         if value and os.environ.setdefault(variable, value) != value:
             log.warning(
                 "the option %s in section [%s] of Airflow's configuration is ignored, because the environment variable "
@@ -139,7 +133,7 @@ def deployment_of_task() -> str:
 
     :raises InvalidArgumentError: The id is not legal, or the task must not make the Variable.
     """
-    return _checked(_configured() or _of_variable(os.getpid()))
+    return _checked(_option("deployment") or _of_variable(os.getpid()))
 
 
 @lru_cache(maxsize=1)
@@ -153,7 +147,7 @@ def _of_variable(_process: int) -> str:
 def deployment_in_database() -> str | None:
     """Return the id of this Airflow deployment, in a process that has access to Airflow's database. None if no process
     has made the Variable yet."""
-    found = _configured()
+    found = _option("deployment")
     if found is None:
         from airflow.models.variable import Variable
 
@@ -212,10 +206,10 @@ def warn_of_copies() -> None:
         )
 
 
-def _configured() -> str | None:
+def _option(name: str, **of_team: str) -> str | None:
     from airflow.sdk.configuration import conf
 
-    return (conf.get(SECTION, "deployment", fallback=None) or "").strip() or None
+    return (conf.get(SECTION, name, fallback=None, **of_team) or "").strip() or None
 
 
 def _checked(deployment: str) -> str:
@@ -237,7 +231,7 @@ def _made_by_task() -> str:
     from airflow.sdk.execution_time import task_runner
     from airflow.sdk.execution_time.comms import ErrorResponse, GetVariable
 
-    from shoal.jobs.journal.locks import store_lock
+    from shoal.jobs.journal.steps import store_lock
     from shoal.state import Store
 
     # A Variable that a task makes belongs to the task's team, and tasks of other teams could not read it.

@@ -87,8 +87,6 @@ def spec_of(connection: Connection, *, keep: bool = True) -> PoolSpec:
 
 def _kubernetes_options(conn_id: str) -> dict[str, Any]:
     """Return the options of a `kuberay://` pool that a connection of type ``kubernetes`` contains."""
-    from airflow.sdk import BaseHook
-
     extra = extra_of(BaseHook.get_connection(conn_id), example='{"kube_config_path": "/etc/kube/config"}')
     if extra.get("kube_config"):
         raise InvalidArgumentError(

@@ -122,13 +122,18 @@ def _may_end(manager: BaseAuthManager[Any], user: BaseUser, holder: str, *, othe
         holder: The holder.
         otherwise: The answer for a holder that is no DAG run of this Airflow.
     """
-    run = DagRunHolder.of(holder)
-    if run is None or run.deployment not in (None, deployment_in_database()):
+    if (run := _own_run(holder)) is None:
         return otherwise
     details = DagDetails(id=run.dag_id, team_name=DagModel.get_team_name(run.dag_id))
     return (
         manager.is_authorized_dag(method="PUT", access_entity=DagAccessEntity.RUN, details=details, user=user) is True
     )
+
+
+def _own_run(holder: str) -> DagRunHolder | None:
+    """Return the DAG run of this Airflow that a holder is; None for any other holder."""
+    run = DagRunHolder.of(holder)
+    return run if run is not None and run.deployment in (None, deployment_in_database()) else None
 
 
 async def _user(request: Request) -> BaseUser:
@@ -154,8 +159,7 @@ def train_again(holder: str) -> EngineRequest:
     Raises:
         InvalidArgumentError: The holder is no run of this Airflow, or none of the run's tasks has failed.
     """
-    run = DagRunHolder.of(holder)
-    if run is None or run.deployment not in (None, deployment_in_database()):
+    if (run := _own_run(holder)) is None:
         raise InvalidArgumentError(f"{holder} is no run of this Airflow: use the page of its own Airflow")
     body = request_body(run.dag_id, run.run_id)
     base = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")

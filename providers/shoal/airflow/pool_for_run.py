@@ -106,8 +106,7 @@ def pool_for_run(
     :param task_kwargs: Arguments of Airflow's ``BaseOperator`` for the two tasks, such as ``retries``, ``queue``,
         ``executor_config``, and ``pool`` (Airflow's pool of slots, which is not the compute pool).
     """
-    _check_task_kwargs(task_kwargs)
-    _check_prefix(prefix)
+    _check_names(prefix, task_kwargs)
     start = "" if prefix is None else f"{prefix}_"
     try:
         setup = LeasePoolOperator(
@@ -214,16 +213,13 @@ def _set_leases(tasks: PoolTasks, created: list[Operator], around: tuple[PoolTas
             arguments["lease"] = tasks.setup.task_id
 
 
-def _check_prefix(prefix: Any) -> None:
+def _check_names(prefix: Any, task_kwargs: Mapping[str, Any]) -> None:
+    """Check the prefix, and the arguments for the setup task and the teardown task, because Airflow's own error would
+    not say which arguments exist."""
     if prefix is not None and (not isinstance(prefix, str) or not prefix):
         raise InvalidArgumentError(
             f'prefix={shown(prefix)} is not legal: use letters, digits, "-" and "_", for example prefix="score"'
         )
-
-
-def _check_task_kwargs(task_kwargs: Mapping[str, Any]) -> None:
-    """Check the arguments for the setup task and the teardown task, because Airflow's own error would not say which
-    arguments exist."""
     legal = set(inspect.signature(BaseOperator.__init__).parameters) - {"self", "kwargs", *_OWN_ARGUMENTS}
     for name, value in task_kwargs.items():
         if name in _OWN_ARGUMENTS:

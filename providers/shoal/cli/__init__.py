@@ -17,7 +17,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from shoal import __version__
-from shoal.cli import jobs, many, models, output, pools
+from shoal.cli import jobs, models, output, pools
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.new_files import write_samples
 
@@ -131,7 +131,7 @@ app.add_typer(pools.app, name="pool")
 app.command()(jobs.train)
 app.command()(jobs.tune)
 app.add_typer(jobs.app, name="jobs")
-app.add_typer(many.app, name="many")
+app.add_typer(jobs.many_app, name="many")
 app.add_typer(models.app, name="models")
 app.command()(pools.sweep)
 

@@ -1,4 +1,5 @@
-"""Commands `shoal train`, `shoal tune` (submit a job) and `shoal jobs …` (list, show, follow, cancel, remove jobs)."""
+"""Commands `shoal train`, `shoal tune` (submit a job), `shoal jobs …` (list, show, follow, cancel, remove jobs) and
+`shoal many …` (process the partitions of a table in one job, list and show them)."""
 
 from __future__ import annotations
 
@@ -9,32 +10,21 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
-from shoal.cli.output import (
-    Json,
-    duration,
-    fields,
-    on_interrupt,
-    print_json,
-    require_pool_if,
-    say,
-    show,
-    show_list,
-    table,
-    when,
-)
+from shoal.cli import output
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.training.reporting import ProgressDisplay
 
 if TYPE_CHECKING:
-    from shoal.jobs import AnyJobSpec, JobResult
+    from shoal.jobs import AnyJobSpec, JobResult, PartitionResult
     from shoal.jobs.handle import JobHandle
-    from shoal.jobs.journal.metric_series import MetricPoint
+    from shoal.jobs.journal.metric_points import MetricPoint
     from shoal.jobs.status import JobStatus
-    from shoal.kinds.search.trials import Ended
+    from shoal.kinds.search.study_storage import Ended
+
 
 app = typer.Typer(no_args_is_help=True, help="List, show, follow, cancel and remove training jobs.")
 
@@ -61,7 +51,7 @@ def train(
     ] = None,
     job_id: NewJobId = None,
     detach: Detach = False,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Train on a pool: submit a job, print its log on stderr, and print its result. If no pool is named and no pool is
     up, start a pool for the job."""
@@ -78,7 +68,7 @@ def tune(
         typer.Option(metavar="ID", help="Id of the job. Continues its search if it has failed. Default: a new id."),
     ] = None,
     detach: Detach = False,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Search for the parameters of a model on a pool: submit a job, print its log on stderr, and print its trials and
     its result."""
@@ -98,13 +88,13 @@ def run_spec(fields: dict[str, Any], *, pool_name: str | None, job_id: str | Non
     from shoal.pool.holder import cli_holder
 
     job = _parse(fields, pool_name=pool_name, job_id=job_id, detach=detach)
-    with on_interrupt("cancelling the job", "interrupted: the job was cancelled"), _pool_of(job, detach) as name:
+    with output.on_interrupt("cancelling the job", "interrupted: the job was cancelled"), _pool_of(job, detach) as name:
         handle = submit(job.on_pool(name), holder=cli_holder())
         result = None if detach else _follow(handle)
     if result is not None:
         trials = _trials(result)
         if as_json:
-            print_json({**result.model_dump(mode="json"), **({"trials": trials} if result.search else {})})
+            output.print_json({**result.model_dump(mode="json"), **({"trials": trials} if result.search else {})})
             return
         if result.search:
             rows = [
@@ -118,12 +108,12 @@ def run_spec(fields: dict[str, Any], *, pool_name: str | None, job_id: str | Non
                 )
                 for each in trials
             ]
-            show(table(("TRIAL", "STATE", "VALUE", "PARAMETERS", "TOOK", "ERROR"), rows), "")
-        show(_result_table(result))
+            output.show(output.table(("TRIAL", "STATE", "VALUE", "PARAMETERS", "TOOK", "ERROR"), rows), "")
+        output.show(_result_table(result))
     elif as_json:
-        print_json({"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool})
+        output.print_json({"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool})
     else:
-        show(f"submitted job {handle.job_id}: follow its log with `shoal jobs logs {handle.job_id} --follow`")
+        output.show(f"submitted job {handle.job_id}: follow its log with `shoal jobs logs {handle.job_id} --follow`")
 
 
 @app.command("list")
@@ -132,13 +122,13 @@ def list_(
         str | None, typer.Option("--pool", metavar="NAME", help="List only jobs of this pool.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Greatest number of lines.")] = 100,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """List jobs, the newest first. A job that was started several times has one line per attempt."""
     from shoal.jobs import list_jobs
 
     found = list_jobs(pool_name, limit=limit)
-    require_pool_if(not found, pool_name)
+    output.require_pool_if(not found, pool_name)
     rows = [
         (
             job.job_id,
@@ -147,25 +137,25 @@ def list_(
             job.pool,
             _state(job),
             job.progress and job.progress.brief,
-            when(job.created_at),
+            output.when(job.created_at),
             f"{job.ended_at - job.started_at:.0f} s" if job.started_at and job.ended_at else None,
             _brief(job.error),
         )
         for job in found
     ]
     columns = ("JOB", "ATTEMPT", "FOR", "POOL", "STATE", "PROGRESS", "CREATED", "TOOK", "ERROR")
-    show_list({"jobs": found}, columns, rows, "no jobs", as_json=as_json)
+    output.show_list({"jobs": found}, columns, rows, "no jobs", as_json=as_json)
 
 
 @app.command("show")
-def show_(job_id: JobId, as_json: Json = False) -> None:
+def show_(job_id: JobId, as_json: output.Json = False) -> None:
     """Show the status and the result of a job."""
     status = _attach(job_id).status()
     if as_json:
-        print_json(status)
+        output.print_json(status)
         return
-    show(
-        fields(
+    output.show(
+        output.fields(
             [
                 ("job", status.job_id),
                 ("for", status.label),
@@ -178,37 +168,37 @@ def show_(job_id: JobId, as_json: Json = False) -> None:
                 ("pool", status.pool),
                 ("submitted by", status.holder),
                 ("team", status.team),
-                ("created", when(status.created_at)),
-                ("started", when(status.started_at)),
-                ("ended", when(status.ended_at)),
+                ("created", output.when(status.created_at)),
+                ("started", output.when(status.started_at)),
+                ("ended", output.when(status.ended_at)),
                 ("node-seconds", None if status.result else status.node_seconds),
                 ("MLflow run", None if status.result else status.mlflow_run_id),
             ]
         )
     )
     if status.result is not None:
-        show("", _result_table(status.result))
+        output.show("", _result_table(status.result))
 
 
 @app.command()
 def logs(
     job_id: JobId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")] = False,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Print a job's log."""
     handle = _attach(job_id)
-    with on_interrupt("stopped following the log", f"interrupted: job {job_id} goes on"):
+    with output.on_interrupt("stopped following the log", f"interrupted: job {job_id} goes on"):
         lines = _print_each(handle.logs(follow=follow), str, follow=follow, as_json=as_json)
     if as_json:
-        print_json({"job_id": handle.job_id, "attempt": handle.attempt, "lines": lines})
+        output.print_json({"job_id": handle.job_id, "attempt": handle.attempt, "lines": lines})
 
 
 @app.command()
 def metrics(
     job_id: JobId,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")] = False,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Print a job's metrics by step: each boosting round, counted from 0, or what a function has logged."""
 
@@ -216,10 +206,10 @@ def metrics(
         return "\t".join([str(point.step), *(f"{name}: {value:.6g}" for name, value in point.values.items())])
 
     handle = _attach(job_id)
-    with on_interrupt("stopped following the metrics", f"interrupted: job {job_id} goes on"):
+    with output.on_interrupt("stopped following the metrics", f"interrupted: job {job_id} goes on"):
         points = _print_each(_metrics(handle, follow=follow), str_of, follow=follow, as_json=as_json)
     if as_json:
-        print_json({"job_id": handle.job_id, "attempt": handle.attempt, "metrics": points})
+        output.print_json({"job_id": handle.job_id, "attempt": handle.attempt, "metrics": points})
 
 
 def _print_each(items: Iterator[T], text_of: Callable[[T], str], *, follow: bool, as_json: bool) -> list[T]:
@@ -249,19 +239,21 @@ def _metrics(handle: JobHandle, *, follow: bool) -> Iterator[MetricPoint]:
 
 
 @app.command()
-def cancel(job_id: JobId, as_json: Json = False) -> None:
+def cancel(job_id: JobId, as_json: output.Json = False) -> None:
     """Cancel a job. A job that has already ended is not changed."""
     handle = _attach(job_id)
-    with on_interrupt("stopped waiting", f"interrupted: see whether the job has ended with `shoal jobs show {job_id}`"):
+    with output.on_interrupt(
+        "stopped waiting", f"interrupted: see whether the job has ended with `shoal jobs show {job_id}`"
+    ):
         cancelled = handle.cancel("cancelled with `shoal jobs cancel`")
     state = handle.status().state.value
     if as_json:
         done = {"job_id": handle.job_id, "attempt": handle.attempt, "cancelled": cancelled, "state": state}
-        print_json({**done, "left": handle.left})
+        output.print_json({**done, "left": handle.left})
     else:
-        show(f"job {job_id} was cancelled" if cancelled else f"job {job_id} had already ended: {state}")
+        output.show(f"job {job_id} was cancelled" if cancelled else f"job {job_id} had already ended: {state}")
         if handle.left:
-            show(handle.left)
+            output.show(handle.left)
 
 
 @app.command()
@@ -270,19 +262,19 @@ def prune(
         str, typer.Option(metavar="AGE", help="Time since a job's end: hours, days or weeks, such as 12w.")
     ] = "30d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing. Print what would be removed.")] = False,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Remove jobs that ended long ago, with their logs and models in $SHOAL_HOME. Models in MLflow stay."""
     from shoal.jobs import prune_jobs
 
-    removed = prune_jobs(older_than=duration(older_than), dry_run=dry_run)
+    removed = prune_jobs(older_than=output.duration(older_than), dry_run=dry_run)
     if as_json:
-        print_json({"dry_run": dry_run, "removed": removed})
+        output.print_json({"dry_run": dry_run, "removed": removed})
         return
     if removed:
-        rows = [(each.job_id, each.attempt, each.state.value, when(each.ended_at)) for each in removed]
-        show(table(("JOB", "ATTEMPT", "STATE", "ENDED"), rows))
-    show(f"{len(removed)} attempts {'would be removed' if dry_run else 'removed'}")
+        rows = [(each.job_id, each.attempt, each.state.value, output.when(each.ended_at)) for each in removed]
+        output.show(output.table(("JOB", "ATTEMPT", "STATE", "ENDED"), rows))
+    output.show(f"{len(removed)} attempts {'would be removed' if dry_run else 'removed'}")
 
 
 def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
@@ -305,7 +297,7 @@ def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
 
 def _follow(handle: JobHandle) -> JobResult:
     try:
-        say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels the job")
+        output.say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels the job")
         # Without a terminal, `ProgressDisplay` would print lines about the progress. The job's log already contains
         # such lines, so `first_line_s=inf` turns them off here.
         with ProgressDisplay(first_line_s=math.inf) as display:
@@ -376,10 +368,10 @@ def _trials(result: JobResult) -> list[Ended]:
     """Return the trials of a search, in the order of their numbers; empty if the job was no search."""
     if result.search is None:
         return []
-    from shoal.kinds.search import trials
+    from shoal.kinds.search import study_storage
     from shoal.state import Store
 
-    return trials.read(Store(), result.job_id, result.search.study)
+    return study_storage.read_trials(Store(), result.job_id, result.search.study)
 
 
 def _result_table(result: JobResult) -> Any:
@@ -392,4 +384,93 @@ def _result_table(result: JobResult) -> Any:
             pairs.append((name, ", ".join(str(item) for item in value)))
         else:
             pairs.append((name, value))
-    return fields((name.replace("_", " "), value) for name, value in pairs)
+    return output.fields((name.replace("_", " "), value) for name, value in pairs)
+
+
+many_app = typer.Typer(no_args_is_help=True, help="Call a function, or train a model, for each partition of a table.")
+
+
+@many_app.command("run")
+def run_partitions(
+    spec: SpecFile,
+    pool_name: Annotated[
+        str | None, typer.Option("--pool", metavar="NAME", help="Pool to run on. Default: the pool in the spec.")
+    ] = None,
+    job_id: NewJobId = None,
+    detach: Detach = False,
+    as_json: output.Json = False,
+) -> None:
+    """Process all partitions of a table as one job. The spec is that of `shoal train`, with `"framework":
+    "partitions"`, which may be left out."""
+    run_spec(
+        read_spec(spec, framework="partitions"), pool_name=pool_name, job_id=job_id, detach=detach, as_json=as_json
+    )
+
+
+@many_app.command("list")
+def list_partitions(
+    job_id: JobId,
+    state: Annotated[
+        Literal["succeeded", "failed"] | None, typer.Option(help="List only partitions in this state.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Greatest number of lines.")] = 100,
+    as_json: output.Json = False,
+) -> None:
+    """List the partitions of a job that have ended: those that failed first, then the slowest first."""
+    from shoal.jobs import partitions_so_far
+
+    found = partitions_so_far(job_id)
+    chosen = sorted(
+        (each for each in found if state in (None, each.status)),
+        key=lambda each: (each.status == "succeeded", -each.seconds),
+    )
+    rows = [
+        (
+            str(each.key),
+            each.status,
+            each.rows,
+            f"{each.seconds:.2f} s",
+            each.attempts,
+            each.error.split("\n")[0] or None,
+        )
+        for each in chosen[:limit]
+    ]
+    counts = found.counts
+    output.show_list(
+        {"counts": counts, "partitions": [_plain_partition(each) for each in chosen[:limit]]},
+        ("KEY", "STATE", "ROWS", "TOOK", "ATTEMPTS", "ERROR"),
+        rows,
+        "no partition has ended",
+        as_json=as_json,
+    )
+    if not as_json and rows:
+        output.show(f"{counts['succeeded']:,} partitions succeeded, {counts['failed']:,} failed")
+
+
+@many_app.command("show")
+def show_partition(
+    job_id: JobId,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of the partition, as `shoal many list` shows it.")],
+    as_json: output.Json = False,
+) -> None:
+    """Show the outcome of a partition, and the end of what its function has printed."""
+    from shoal.jobs import partitions_so_far
+
+    found = next((each for each in partitions_so_far(job_id) if str(each.key) == key), None)
+    if found is None:
+        raise InvalidArgumentError(
+            f"job {job_id} has no partition {key} that has ended: see `shoal many list {job_id}`"
+        )
+    plain = _plain_partition(found)
+    if as_json:
+        output.print_json({**plain, "log": found.log})
+        return
+    del plain["metrics"]
+    output.show(output.fields([*plain.items(), *((f"metric {name}", value) for name, value in found.metrics.items())]))
+    if found.log:
+        output.show(found.log.rstrip("\n"))
+
+
+def _plain_partition(result: PartitionResult) -> dict[str, object]:
+    names = ("status", "rows", "seconds", "attempts", "metrics", "error")
+    return {"key": str(result.key), **{name: getattr(result, name) for name in names}}

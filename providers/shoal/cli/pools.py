@@ -7,22 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shoal.cli.output import (
-    ExitCode,
-    Json,
-    PoolProgress,
-    describe_counts,
-    fields,
-    on_interrupt,
-    print_json,
-    say,
-    show,
-    show_list,
-    table,
-    when,
-)
+from shoal.cli import output
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
-from shoal.pool.spec import is_pool_name
+from shoal.pool.options import is_pool_name
 from shoal.pool.timeouts import RETIRE_WITHIN, ROLLBACK_AFTER
 
 if TYPE_CHECKING:
@@ -57,7 +44,7 @@ def up(
         str, typer.Argument(metavar="URI|NAME", help="local://NAME?max_nodes=4, or the name of an existing pool.")
     ],
     rollback_after: RollbackAfter = ROLLBACK_AFTER,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Start a pool, and wait until its minimum number of nodes (min_nodes) is ready."""
     try:
@@ -66,28 +53,35 @@ def up(
         if is_pool_name(source):
             error.add_note(f"to create the pool: `shoal pool up local://{source}`")
         raise
-    with on_interrupt(_ROLLING_BACK, _ROLLED_BACK), PoolProgress(f"starting {pool.name}") as progress:
+    with output.on_interrupt(_ROLLING_BACK, _ROLLED_BACK), output.PoolProgress(f"starting {pool.name}") as progress:
         pool.up(rollback_after_seconds=rollback_after, on_progress=progress)
     _show(pool.describe(), as_json)
 
 
 @app.command("list")
-def list_(as_json: Json = False) -> None:
+def list_(as_json: output.Json = False) -> None:
     """List all pools in the state store, with the temporary (embedded) pools of jobs and processes that run now."""
     from shoal.pool.api import list_pools
 
     pools = list_pools(embedded=True)
     rows = [
-        (pool.name, pool.state, describe_counts(pool), f"{pool.min_nodes}-{pool.max_nodes}", pool.host, _note(pool))
+        (
+            pool.name,
+            pool.state,
+            output.describe_counts(pool),
+            f"{pool.min_nodes}-{pool.max_nodes}",
+            pool.host,
+            _note(pool),
+        )
         for pool in pools
     ]
     columns = ("POOL", "STATE", "NODES", "LIMITS", "HOST", "NOTE")
     empty = "no pools: create one with `shoal pool up local://NAME`"
-    show_list({"pools": [pool.to_dict() for pool in pools]}, columns, rows, empty, as_json=as_json)
+    output.show_list({"pools": [pool.to_dict() for pool in pools]}, columns, rows, empty, as_json=as_json)
 
 
 @app.command()
-def describe(name: Name = None, as_json: Json = False) -> None:
+def describe(name: Name = None, as_json: output.Json = False) -> None:
     """Show a pool: state, limits, nodes, leases, last operation, and its running and waiting jobs."""
     from shoal.cli.doctor_checks import reconciler
     from shoal.jobs import list_jobs
@@ -102,11 +96,11 @@ def describe(name: Name = None, as_json: Json = False) -> None:
     if as_json:
         named = ("job_id", "attempt", "holder", "priority", "position")
         queue = [{name: getattr(job, name) for name in named} for job in waiting]
-        print_json({**status.to_dict(), "jobs": {"running": running, "waiting": queue}, "usage": used})
+        output.print_json({**status.to_dict(), "jobs": {"running": running, "waiting": queue}, "usage": used})
     else:
         _show(status, as_json)
         if unfinished:
-            show("", f"jobs: {running} running, {len(waiting)} waiting for room")
+            output.show("", f"jobs: {running} running, {len(waiting)} waiting for room")
         if used:
             rows = [
                 (one.holder, one.nodes, round(one.lease_node_seconds), round(one.job_node_seconds))
@@ -114,19 +108,19 @@ def describe(name: Name = None, as_json: Json = False) -> None:
             ]
             title = f"used in the last {USAGE_DAYS:g} days"
             columns = ("HOLDER", "NODES NOW", "NODE-SECONDS OF LEASES", "OF JOBS")
-            show("", table(columns, rows, title=title))
+            output.show("", output.table(columns, rows, title=title))
     if (check := reconciler([status])).status != "ok":
-        say(f"the reconciler {check.found}: {check.advice}")
+        output.say(f"the reconciler {check.found}: {check.advice}")
 
 
 @app.command()
-def nodes(name: Name = None, as_json: Json = False) -> None:
+def nodes(name: Name = None, as_json: output.Json = False) -> None:
     """List the active nodes of a pool, with the Ray head node first."""
     pool = _pool(name)
     active = pool.get_nodes()
     rows = [(node["name"], node["cpus"], node["gpus"]) for node in active]
     document = {"pool": pool.name, "nodes": active}
-    show_list(document, ("NODE", "CPUS", "GPUS"), rows, f"pool {pool.name} has no active node", as_json=as_json)
+    output.show_list(document, ("NODE", "CPUS", "GPUS"), rows, f"pool {pool.name} has no active node", as_json=as_json)
 
 
 @app.command()
@@ -143,7 +137,7 @@ def scale(
             "--min", metavar="K", help="Return when K nodes are ready. The others keep starting until the deadline."
         ),
     ] = None,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Set a pool's number of nodes, and wait until the nodes are ready. If nodes do not become ready, restore the
     previous number."""
@@ -151,7 +145,10 @@ def scale(
     options: dict[str, Any] = {"rollback_after_seconds": rollback_after}
     if block_until_min_cluster_size is not None:
         options["block_until_min_cluster_size"] = block_until_min_cluster_size
-    with on_interrupt(_ROLLING_BACK, _ROLLED_BACK), PoolProgress(f"scaling {pool.name} to {size}") as progress:
+    with (
+        output.on_interrupt(_ROLLING_BACK, _ROLLED_BACK),
+        output.PoolProgress(f"scaling {pool.name} to {size}") as progress,
+    ):
         pool.scale(size, is_async=is_async, options=options, on_progress=progress)
     _show(pool.describe(), as_json)
 
@@ -161,7 +158,7 @@ def alter(
     name: RequiredName,
     min_nodes: Annotated[int | None, typer.Option(metavar="N", help="Smallest size while the pool is up.")] = None,
     max_nodes: Annotated[int | None, typer.Option(metavar="N", help="Greatest size of the pool.")] = None,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Change the minimum and the maximum number of nodes of a pool."""
     if min_nodes is None and max_nodes is None:
@@ -176,7 +173,7 @@ def retire(
     node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node, as `shoal pool nodes` shows it.")],
     pool_name: PoolOption = None,
     within: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds until the node ends.")] = RETIRE_WITHIN,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Announce that a node will end soon, so that the pool starts a replacement before the node ends."""
     pool = _pool(pool_name)
@@ -194,7 +191,7 @@ def quota(
     node_hours: Annotated[
         float | None, typer.Option(metavar="H", help="Node-hours that the team may use within 30 days.")
     ] = None,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Limit the nodes and node-hours of a team on a pool. If no limit is given, remove the team's quota."""
     pool = _pool(name)
@@ -208,12 +205,12 @@ def down(
     abandon: Annotated[
         bool, typer.Option("--abandon", help="Do not contact the cluster of a ray:// pool, which is gone for good.")
     ] = False,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Stop all nodes and jobs of a pool, and wait until they have ended."""
     pool = _pool(name)
     goes_on = f"interrupted: pool {pool.name} still goes down; see its state with `shoal pool describe {pool.name}`"
-    with on_interrupt("stopped waiting", goes_on), PoolProgress(f"stopping {pool.name}") as progress:
+    with output.on_interrupt("stopped waiting", goes_on), output.PoolProgress(f"stopping {pool.name}") as progress:
         pool.down(abandon=abandon, on_progress=progress)
     _show(pool.describe(), as_json)
 
@@ -224,18 +221,18 @@ def delete(
     abandon: Annotated[
         bool, typer.Option("--abandon", help="Remove a pool whose host or ray:// cluster is gone for good.")
     ] = False,
-    as_json: Json = False,
+    as_json: output.Json = False,
 ) -> None:
     """Remove a pool that is down, with its token and logs. The pool's ended jobs stay in the list of jobs."""
     pool = _pool(name)
     pool.delete(abandon=abandon)
     if as_json:
-        print_json({"pool": pool.name, "deleted": True})
+        output.print_json({"pool": pool.name, "deleted": True})
     else:
-        show(f"pool {pool.name} was deleted")
+        output.show(f"pool {pool.name} was deleted")
 
 
-def sweep(as_json: Json = False) -> None:
+def sweep(as_json: output.Json = False) -> None:
     """End the nodes on this machine that no pool needs any more, and record the end of jobs whose process has died.
     You can run this command at any time."""
     from shoal import jobs
@@ -248,13 +245,13 @@ def sweep(as_json: Json = False) -> None:
         did = jobs.sweep()
     left = leftovers(Store())
     if as_json:
-        print_json({"did": did, "left": left})
+        output.print_json({"did": did, "left": left})
     else:
-        show(*did or ["nothing to sweep"])
+        output.show(*did or ["nothing to sweep"])
         if left:
-            show(f"nodes that could not be ended: {', '.join(left)}")
+            output.show(f"nodes that could not be ended: {', '.join(left)}")
     if left:
-        raise typer.Exit(ExitCode.FAILED)
+        raise typer.Exit(output.ExitCode.FAILED)
 
 
 def _pool(source: str | None) -> ComputePool:
@@ -266,21 +263,19 @@ def _pool(source: str | None) -> ComputePool:
 
 def _show(status: PoolStatus, as_json: bool) -> None:
     if as_json:
-        print_json(status.to_dict())
+        output.print_json(status.to_dict())
         return
     last = status.last_operation
-    show(
-        fields(
+    ended = last and f"{last.kind} to {last.size} by {last.holder}, {output.when(last.created_at)}: {last.state}"
+    output.show(
+        output.fields(
             [
                 ("pool", status.name),
                 ("state", status.state),
-                ("nodes", describe_counts(status)),
+                ("nodes", output.describe_counts(status)),
                 ("limits", f"{status.min_nodes} to {status.max_nodes} nodes"),
                 ("note", _note(status)),
-                (
-                    "last operation",
-                    last and f"{last.kind} to {last.size} by {last.holder}, {when(last.created_at)}: {last.state}",
-                ),
+                ("last operation", ended),
                 ("host", status.host),
                 ("URI", status.uri),
             ]
@@ -296,14 +291,14 @@ def _show(status: PoolStatus, as_json: bool) -> None:
                 node.cpus,
                 node.gpus,
                 "yes" if node.busy else "no",
-                node.error or (f"ends by {when(node.leaving_at)}" if node.leaving_at else None),
+                node.error or (f"ends by {output.when(node.leaving_at)}" if node.leaving_at else None),
             )
             for node in everyone
         ]
-        show("", table(("NODE", "ROLE", "STATE", "CPUS", "GPUS", "BUSY", "NOTE"), rows))
+        output.show("", output.table(("NODE", "ROLE", "STATE", "CPUS", "GPUS", "BUSY", "NOTE"), rows))
     if status.quotas:
         limits = [(team, of["max_nodes"], of["node_hours"]) for team, of in sorted(status.quotas.items())]
-        show("", table(("QUOTA OF TEAM", "NODES", "NODE-HOURS IN 30 DAYS"), limits))
+        output.show("", output.table(("QUOTA OF TEAM", "NODES", "NODE-HOURS IN 30 DAYS"), limits))
     if status.leases:
         from shoal.pool.holder import job_of
 
@@ -314,11 +309,11 @@ def _show(status: PoolStatus, as_json: bool) -> None:
                 lease.size,
                 "exclusive" if lease.exclusive else "shared",
                 "granted" if lease.position is None else status.queue_note(lease.holder),
-                when(lease.expires_at) if job_of(lease.holder) is None else "the end of the job",
+                output.when(lease.expires_at) if job_of(lease.holder) is None else "the end of the job",
             )
             for lease in status.leases
         ]
-        show("", table(("LEASE OF", "TEAM", "NODES", "KIND", "STATE", "UNTIL"), leased))
+        output.show("", output.table(("LEASE OF", "TEAM", "NODES", "KIND", "STATE", "UNTIL"), leased))
 
 
 def _note(status: PoolStatus) -> str | None:

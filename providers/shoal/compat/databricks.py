@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NoReturn, ParamSpec, Self, TypeVar
 
 from shoal.distributors import decorators
 from shoal.distributors import runtime as runtime
+from shoal.distributors.call import same_arguments
 from shoal.distributors.pytorch import TorchDistributor as TorchDistributor
-from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError
 from shoal.training.pytorch.request import DATABRICKS_NODE_TYPE
 from shoal.training.run_config import RunConfig

@@ -55,7 +55,7 @@ from shoal.distributors.xgboost import XGBScalingConfig as XGBScalingConfig
 from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError
 from shoal.pool.spec import pool_name_of
 from shoal.state.schema import JobState
-from shoal.training.pytorch.script import Script
+from shoal.training.pytorch.program import Script
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:

@@ -30,8 +30,8 @@ from shoal.data.parquet.source import ParquetSource
 from shoal.errors import InvalidArgumentError, JobCancelledError, JobFailedError, JobNotFoundError
 from shoal.jobs import partitions_so_far
 from shoal.jobs.files import storage
-from shoal.kinds.partitions.results import PartitionResult, PartitionResults
-from shoal.kinds.partitions.work_folder import remove_tree
+from shoal.kinds.partitions.partition_results import PartitionResult, PartitionResults
+from shoal.kinds.partitions.result_files import remove_tree
 from shoal.state.home import home
 from shoal.state.schema import JobState
 from shoal.training.cluster import is_connected

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.distributors.search import search as run_search
 from shoal.errors import InvalidArgumentError
 from shoal.kinds.search.spec import Range
-from shoal.training.trial_context import TrialContext, current_trial
+from shoal.training.trial_worker import TrialContext, current_trial
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,12 +36,8 @@ class Uniform:
     upper: float
 
 
-@dataclass(frozen=True)
-class LogUniform:
+class LogUniform(Uniform):
     """Float between `lower` and `upper`, whose logarithm is uniform."""
-
-    lower: float
-    upper: float
 
 
 @dataclass(frozen=True)
@@ -230,7 +226,7 @@ class Tuner:
         self._space: dict[str, Range] = {}
         self._fixed: dict[str, Any] = {}
         for name, value in search_space.items():
-            if isinstance(value, Uniform | LogUniform):
+            if isinstance(value, Uniform):
                 self._space[name] = Range(low=value.lower, high=value.upper, log=isinstance(value, LogUniform))
             elif isinstance(value, RandInt):
                 self._space[name] = Range(type="int", low=value.lower, high=value.upper - 1)

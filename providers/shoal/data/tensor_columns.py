@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from shoal.data.parquet.digest import kind_of
+from shoal.data.parquet.footers import kind_of
 from shoal.data.planning import RowRange
 from shoal.errors import DataError
 

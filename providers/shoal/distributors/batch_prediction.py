@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.call import Call
-from shoal.distributors.same_arguments import same_arguments
+from shoal.distributors.call import Call, same_arguments
 from shoal.jobs.kind import call_of
 from shoal.kinds.prediction.spec import PredictJobSpec, PredictResult
+from shoal.training.demand import ScalingConfig
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig
 
 if TYPE_CHECKING:
     from shoal.distributors.call import SubmittedCall

@@ -9,6 +9,7 @@ the job.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import math
 import os
@@ -16,8 +17,9 @@ import secrets
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import wraps
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from shoal.distributors.call_pool import pool_for_job
 from shoal.errors import InvalidArgumentError
@@ -34,6 +36,7 @@ from shoal.training.run_config import RunConfig
 if TYPE_CHECKING:
     from shoal.jobs import AnyJobSpec, JobHandle, JobResult, JobStatus
     from shoal.training.reporting import OnProgress
+
 
 T = TypeVar("T")
 
@@ -353,3 +356,24 @@ def _location(stored: str | None, job_id: str, given: str | None) -> str | None:
             f"{stored or '$SHOAL_HOME/jobs'}: give the location with which the job was submitted"
         )
     return location
+
+
+P = ParamSpec("P")
+
+
+def same_arguments(model: Callable[P, Any]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Return a decorator for a function that takes the arguments of `model`, and gets each by its name."""
+    expected = inspect.signature(model)
+
+    def decorate(function: Callable[..., T]) -> Callable[P, T]:
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            given = expected.bind(*args, **kwargs)
+            given.apply_defaults()
+            return function(**given.arguments)
+
+        returned = inspect.signature(function).return_annotation
+        call.__signature__ = expected.replace(return_annotation=returned)  # type: ignore[attr-defined]
+        return call
+
+    return decorate

@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from shoal.distributors.call import Call, packed
-from shoal.distributors.same_arguments import same_arguments
+from shoal.distributors.call import Call, packed, same_arguments
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED

@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from shoal.boosting_libraries import Framework
 from shoal.data.connector import DataConnector
-from shoal.distributors.call import Call, submitted
-from shoal.distributors.same_arguments import same_arguments
+from shoal.distributors.call import Call, same_arguments, submitted
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.training.spec import JobSpec
 from shoal.training.boosting.library import library_of
-from shoal.training.boosting.params import Direction
+from shoal.training.boosting.params import Direction, Metric, Objective, UserCode
 from shoal.training.boosting.request import TrainResult
-from shoal.training.boosting.user_code import Metric, Objective, UserCode
+from shoal.training.demand import ScalingConfig, gpu_wish
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig, gpu_wish
 from shoal.training.tracking import absolute_model, check_model_version
 
 if TYPE_CHECKING:
@@ -276,11 +274,11 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         if not isinstance(model, str | os.PathLike):
             self._require()
             return shipped_code.store(library_of(self._framework).serialised(model))
-        from shoal.models import init_model as loading
+        from shoal.models import loading
 
         named = os.fspath(model)
         check_model_version(named)
-        return shipped_code.store(loading.load(absolute_model(named), self._framework))
+        return shipped_code.store(loading.load_init_model(absolute_model(named), self._framework))
 
     def _trained(self, input_cols: tuple[str, ...], base_margin_cols: tuple[str, ...], result: TrainResult) -> BoosterT:
         """Store a trained model in this estimator, and return the model."""

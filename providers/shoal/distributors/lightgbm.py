@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.distributors.estimator import BoostingEstimator
-from shoal.training.scaling import LightGBMScalingConfig
+from shoal.training.demand import LightGBMScalingConfig
 
 if TYPE_CHECKING:
     import lightgbm

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.call import Call, packed
-from shoal.distributors.same_arguments import same_arguments
+from shoal.distributors.call import Call, packed, same_arguments
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
@@ -18,11 +17,11 @@ from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.training.locations import resolved
 from shoal.training.pytorch.context import Context as Context
 from shoal.training.pytorch.context import get_context as get_context
-from shoal.training.pytorch.environment import run_local as run_local
 from shoal.training.pytorch.program import Program, check_runnable, name_of
 from shoal.training.pytorch.request import AnyScaling, SpreadScalingConfig
 from shoal.training.pytorch.request import PyTorchScalingConfig as PyTorchScalingConfig
 from shoal.training.pytorch.request import WorkerResourceConfig as WorkerResourceConfig
+from shoal.training.pytorch.worker import run_local as run_local
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:

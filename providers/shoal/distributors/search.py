@@ -8,19 +8,17 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shoal.distributors.call import Call, submitted
+from shoal.distributors.call import Call, same_arguments, submitted
 from shoal.distributors.estimator import BoostingEstimator, connector_of
-from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.register import Register
 from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.search.call import SearchCall, SearchResult
-from shoal.kinds.search.code import SearchCode
-from shoal.kinds.search.spec import TuneJobSpec
-from shoal.training.boosting.user_code import UserCode
+from shoal.kinds.search.spec import SearchCode, TuneJobSpec
+from shoal.training.boosting.params import UserCode
+from shoal.training.demand import ScalingConfig
 from shoal.training.pickling import code_digest, pickled
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig
 
 if TYPE_CHECKING:
     from shoal.distributors.call import SubmittedCall

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.distributors.estimator import BoostingEstimator
-from shoal.training.scaling import XGBScalingConfig
+from shoal.training.demand import XGBScalingConfig
 
 if TYPE_CHECKING:
     import xgboost

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from shoal.jobs.files.retention import prune_jobs as prune_jobs
     from shoal.jobs.handle import JobHandle as JobHandle
     from shoal.jobs.handle import JobTimeoutError as JobTimeoutError
-    from shoal.jobs.journal.tasks import FlowTask as FlowTask
-    from shoal.jobs.journal.tasks import TaskTry as TaskTry
+    from shoal.jobs.journal.owners import FlowTask as FlowTask
+    from shoal.jobs.journal.owners import TaskTry as TaskTry
     from shoal.jobs.kind import parse_spec as parse_spec
     from shoal.jobs.model_summary import Message as Message
     from shoal.jobs.model_summary import ModelLine as ModelLine
@@ -46,11 +46,11 @@ if TYPE_CHECKING:
     from shoal.kinds.for_each import for_each as for_each
     from shoal.kinds.function.spec import FunctionJobSpec as FunctionJobSpec
     from shoal.kinds.function.spec import FunctionRegister as FunctionRegister
-    from shoal.kinds.partitions.results import PartitionFailedError as PartitionFailedError
-    from shoal.kinds.partitions.results import PartitionResult as PartitionResult
-    from shoal.kinds.partitions.results import PartitionResults as PartitionResults
-    from shoal.kinds.partitions.results import load_partitions as load_partitions
-    from shoal.kinds.partitions.results import partitions_so_far as partitions_so_far
+    from shoal.kinds.partitions.partition_results import PartitionFailedError as PartitionFailedError
+    from shoal.kinds.partitions.partition_results import PartitionResult as PartitionResult
+    from shoal.kinds.partitions.partition_results import PartitionResults as PartitionResults
+    from shoal.kinds.partitions.partition_results import load_partitions as load_partitions
+    from shoal.kinds.partitions.partition_results import partitions_so_far as partitions_so_far
     from shoal.kinds.partitions.spec import PartitionsJobSpec as PartitionsJobSpec
     from shoal.kinds.partitions.spec import PartitionsScalingConfig as PartitionsScalingConfig
     from shoal.kinds.prediction.spec import PredictJobSpec as PredictJobSpec

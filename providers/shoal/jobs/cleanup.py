@@ -21,7 +21,7 @@ from shoal.jobs import mlflow_run
 from shoal.jobs.files.retention import prune_jobs
 from shoal.jobs.journal import attempts
 from shoal.jobs.reconcile import look
-from shoal.jobs.reconcile.settle import settle_jobs
+from shoal.jobs.reconcile.rounds import settle_jobs
 from shoal.jobs.submission import MOST_LISTED, attach
 from shoal.models.catalog import prune_models
 from shoal.pool.api import ComputePool, sweep_nodes

@@ -8,11 +8,10 @@ from threading import Event
 from typing import Any
 
 from shoal.errors import JobCancelledError, JobError, JobFailedError, StoreUnreachableError, TeamError
-from shoal.jobs import teams
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files.logs import LogFollower
-from shoal.jobs.journal import attempts, metric_series
-from shoal.jobs.journal.metric_series import MetricPoint
+from shoal.jobs.journal import attempts, metric_points, owners
+from shoal.jobs.journal.metric_points import MetricPoint
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.kind import parse_spec
 from shoal.jobs.reconcile import acts, look
@@ -213,7 +212,7 @@ class JobHandle:
         Raises:
             StoreError: The state store cannot be used.
         """
-        return metric_series.read(self._store, self._key)
+        return metric_points.read(self._store, self._key)
 
     def log_follower(self, position: int = 0) -> LogFollower:
         """Return a reader of the job's log that returns only new lines at each call.
@@ -239,7 +238,7 @@ class JobHandle:
                 not act for the run of a workflow engine that has submitted the job.
         """
         job = attempts.load(self._store, self._key)
-        by_user = teams.require(job, self.target.actor)
+        by_user = owners.require(job, self.target.actor)
         done = acts.cancel(
             self.target,
             job,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import logging
@@ -22,14 +23,13 @@ from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.secrets.redaction import redact_all, redact_value
 from shoal.state.home import file_lock, subfolder
 from shoal.training.locations import SQLITE, absolute_database
-from shoal.training.mlflow_calls import FIRST_RUN_TAG, JOB_RUN_TAG
-from shoal.training.tracking import Caller, Tracking, checked_id, experiment_id
+from shoal.training.tracking import FIRST_RUN_TAG, JOB_RUN_TAG, Caller, Tracking, checked_id, experiment_id
 
 if TYPE_CHECKING:
     import pandas as pd
     from mlflow import MlflowClient
 
-    from shoal.jobs.journal.metric_series import MetricPoint
+    from shoal.jobs.journal.metric_points import MetricPoint
 
 _METRICS_PER_CALL = 1000
 """Largest number of metrics that MLflow accepts in one call of `log_batch`."""
@@ -243,6 +243,12 @@ class Run:
         """Log one value per metric name, at step 0; NaN and infinite values are left out."""
         now = time.time()
         self.log_metrics([(name, value, 0, now) for name, value in values.items() if math.isfinite(value)])
+
+    def log_record(self, folder: str, record: str) -> str:
+        """Log a record in JSON to a file of the run with the record's digest as its name, and return the file's URI."""
+        path = f"{folder}/{hashlib.sha256(record.encode()).hexdigest()[:16]}.json"
+        self.client.log_text(self.run_id, record, path)
+        return f"runs:/{self.run_id}/{path}"
 
     def logged_model(self) -> str | None:
         """Return the URI of the newest model that the user's code has logged to this run; None if there is none."""

@@ -20,6 +20,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidArgumentError
+from shoal.pool.backends import backend_of
 from shoal.pool.spec import PoolSpec
 from shoal.training.demand import GangClaim, GangDemand, NodeSize, total_size
 
@@ -156,7 +157,7 @@ def refuse_too_many_workers(spec: AnyJobSpec, pool: PoolSpec) -> None:
     Raises:
         InvalidArgumentError: The workers do not fit.
     """
-    if pool.backend != "local" or pool.gpus_per_node < 0:
+    if not backend_of(pool).has_exact_nodes or pool.gpus_per_node < 0:
         return
     if not spec.demand().could_fit(NodeSize(pool.cpus_per_node, pool.gpus_per_node), pool.max_nodes):
         config = getattr(spec, "room_for", None) or spec.scaling_config

@@ -29,7 +29,7 @@ from shoal.jobs.files import storage
 from shoal.new_files import create_folder
 from shoal.os_processes import python_command
 from shoal.state.home import file_lock, lock_file, subfolder
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 from shoal.training.host import imports
 from shoal.training.pickling import pickled
 from shoal.training.pytorch.program import MAX_BYTES
@@ -43,7 +43,7 @@ def store(content: bytes) -> str:
     """Write pickled code into a file under `$SHOAL_HOME`. The file's name is the SHA-256 of the code.
 
     The driver reads this file, or a copy of the file in a package that is sent to the pool
-    (`shoal.jobs.remote.package`).
+    (`shoal.jobs.remote_files`).
     """
     path = f"{storage.root(None)}/{_FOLDER}/{hashlib.sha256(content).hexdigest()}"
     storage.write(path, content)

@@ -25,20 +25,19 @@ from shoal.errors import (
     StoreError,
     shown,
 )
-from shoal.jobs import credentials, ids, shipped_code
+from shoal.jobs import credentials, ids, remote_files, shipped_code
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import artifacts, staged_rows
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.journal.owners import EngineTask, FlowTask, JobTakenError, TaskTry, jobs_of
 from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
-from shoal.jobs.journal.tasks import EngineTask, FlowTask, JobTakenError, TaskTry, jobs_of
 from shoal.jobs.kind import parse_spec
 from shoal.jobs.reconcile import acts, rounds
 from shoal.jobs.reconcile.acts import Supplies
 from shoal.jobs.reconcile.decide import End, Silence
 from shoal.jobs.reconcile.look import Target, address, find_head, pool_endpoint
-from shoal.jobs.remote import package, reachability
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import refuse_without_ray
 from shoal.jobs.spec import AnyJobSpec
@@ -48,8 +47,9 @@ from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import asking_team, python_holder, require_team, stored_team
 from shoal.pool.journal import usage
+from shoal.pool.options import is_pool_name
 from shoal.pool.selection import is_embedded, which_pool
-from shoal.pool.spec import PoolSpec, is_pool_name
+from shoal.pool.spec import PoolSpec
 from shoal.pool.waiting import end_if_abandoned
 from shoal.secrets.redaction import redact
 from shoal.state import Store
@@ -288,7 +288,7 @@ def submit(
         store,
         holder,
         task,
-        reachability.spec_of(store, pool),
+        remote_files.spec_of(store, pool),
         ids.checked(spec.run_config.job_id or job_id or ids.job_id(spec.framework, holder, str(spec.fingerprint), key)),
         None if is_detached else config.orphan_after,
         spec.framework if returns_model else None,
@@ -318,8 +318,8 @@ def _submitted(call: Call, spec: AnyJobSpec) -> JobHandle:
         end_if_abandoned(call.store, newest.pool)
     if call.task is not None and (found := taken_over(call, call.task, spec)) is not None:
         return found
-    spec = reachability.located(spec, call.pool)
-    with package.sent_for(spec, call.pool) as (sent, packaged):
+    spec = remote_files.located(spec, call.pool)
+    with remote_files.sent_for(spec, call.pool) as (sent, packaged):
         # If the attempt that is found was lost or has failed, the next call creates a new one.
         while (handle := _attempt(call, sent, packaged)) is None:
             pass
@@ -338,9 +338,9 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
     """Find the job's unfinished attempt or create one, and send it; return None if the attempt found is of no use."""
     files = None
     document, uris = credentials.hide(spec.document())
-    is_remote = package.is_remote(call.pool)
+    is_remote = remote_files.is_remote(call.pool)
     if is_remote:
-        document, files = package.taken_along(document, packaged)
+        document, files = remote_files.taken_along(document, packaged)
     endpoint = call.endpoint_of(call.pool.name) if call.endpoint_of else pool_endpoint(call.pool.name, call.store)
     refusal = _refusal(call, spec, endpoint)
     secrets: Secrets | None = None
@@ -416,9 +416,9 @@ def _refusal(call: Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | N
     """Return the error with which a new attempt of a job is refused; None if a new attempt is allowed."""
     try:
         versions.check(call.pool.name, endpoint.versions, call.library)
-        reachability.check(spec, call.pool)
+        remote_files.check(spec, call.pool)
         refuse_without_ray(spec, call.pool)
-        reachability.check_nodes(call.store, call.pool)
+        remote_files.check_nodes(call.store, call.pool)
         attempts.check_budget(call.store, call.job_id, spec.run_config.budget_node_hours, call.clock())
         if call.needs_lease:
             with call.store.reading(snapshot=False) as session:

@@ -81,33 +81,25 @@ def models_spec_of(
     Raises:
         InvalidArgumentError: Fields are wrong, or the function cannot be pickled.
     """
-    if function is None or isinstance(function, str):
-        return _models_spec(_fields_of_models(fields, function, kwargs))
-    from shoal.kinds.partitions.models import SavedModel
-    from shoal.kinds.partitions.program import program_of
-
     # The fields are parsed before the code is stored, so that wrong fields cause an error before a file is written.
-    spec = _models_spec(_fields_of_models(fields, function, kwargs))
+    spec = cast("PartitionsJobSpec", _parsed(PartitionsJobSpec, fields_of_models(fields, function, kwargs)))
+    if function is None or isinstance(function, str):
+        return spec
+    from shoal.kinds.partitions.partition_messages import SavedModel
+    from shoal.kinds.partitions.partition_program import program_of
+
     saved = SavedModel(partial(function, **kwargs) if kwargs else function)
     program = program_of(saved)
     return spec.model_copy(update={"program": shipped_code.store(program.content), "code_digest": program.digest})
 
 
-def check_models_spec(
-    fields: Mapping[str, Any],
-    is_known: Callable[[Any], bool],
-    *,
-    pool: PoolSpec | None = None,
-    function: Callable[..., Any] | str | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-) -> None:
-    """Check the arguments of `models_spec_of` that are already known; see :func:`check_spec`."""
-    check_spec(_fields_of_models(fields, function, kwargs), is_known, pool=pool)
-
-
-def _fields_of_models(
+def fields_of_models(
     fields: Mapping[str, Any], function: Callable[..., Any] | str | None, kwargs: Mapping[str, Any] | None
 ) -> dict[str, Any]:
+    """Return the fields of the spec that the arguments of `models_spec_of` describe.
+
+    A function gets a placeholder in the field `program`, because its code is not stored yet.
+    """
     from shoal.training.pytorch.program import check_runnable, name_of
 
     found = {**fields, "framework": PARTITIONS}
@@ -119,10 +111,6 @@ def _fields_of_models(
         return {**found, "function": function, "kwargs": dict(kwargs or {})}
     check_runnable(function, "function")
     return {"name": name_of(function), **found, "program": NOT_STORED}
-
-
-def _models_spec(fields: dict[str, Any]) -> PartitionsJobSpec:
-    return cast("PartitionsJobSpec", _parsed(PartitionsJobSpec, fields))
 
 
 def code_of(

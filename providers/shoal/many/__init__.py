@@ -11,11 +11,11 @@ from shoal.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from shoal.distributors.call import SubmittedCall as SubmittedCall
-    from shoal.kinds.partitions.context import PartitionContext as PartitionContext
-    from shoal.kinds.partitions.context import get_context as get_context
-    from shoal.kinds.partitions.results import PartitionFailedError as PartitionFailedError
-    from shoal.kinds.partitions.results import PartitionResult as PartitionResult
-    from shoal.kinds.partitions.results import PartitionResults as PartitionResults
+    from shoal.kinds.partitions.partition_messages import PartitionContext as PartitionContext
+    from shoal.kinds.partitions.partition_messages import get_context as get_context
+    from shoal.kinds.partitions.partition_results import PartitionFailedError as PartitionFailedError
+    from shoal.kinds.partitions.partition_results import PartitionResult as PartitionResult
+    from shoal.kinds.partitions.partition_results import PartitionResults as PartitionResults
     from shoal.kinds.partitions.spec import PartitionsScalingConfig as PartitionsScalingConfig
     from shoal.many.calls import predict as predict
     from shoal.many.calls import run as run

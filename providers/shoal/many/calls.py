@@ -10,27 +10,26 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shoal.data.connector import DataConnector
 from shoal.data.output_tables import kept_columns
-from shoal.distributors.call import Call, check_submit, submitted
+from shoal.distributors.call import Call, check_submit, same_arguments, submitted
 from shoal.distributors.estimator import BoostingEstimator
-from shoal.distributors.same_arguments import same_arguments
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.partitions.keys import check_same_kinds, key_type, shown_key
-from shoal.kinds.partitions.models import SavedModel
+from shoal.kinds.partitions.partition_messages import SavedModel
+from shoal.kinds.partitions.partition_program import PartitionProgram, program_of
+from shoal.kinds.partitions.partition_results import PartitionResults, load_partitions
 from shoal.kinds.partitions.predictions import NO_MODEL, PartitionPrediction, report_unknown
-from shoal.kinds.partitions.program import PartitionProgram, program_of
-from shoal.kinds.partitions.results import PartitionResults, load_partitions
 from shoal.kinds.partitions.spec import PartitionEstimator, PartitionsJobSpec, PartitionsRegister
+from shoal.training.demand import ScalingConfig
 from shoal.training.pytorch.program import check_runnable, name_of
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig
 from shoal.training.tracking import check_model_version, is_mlflow_uri
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
     from shoal.distributors.call import SubmittedCall
-    from shoal.kinds.partitions.results import PartitionResults
+    from shoal.kinds.partitions.partition_results import PartitionResults
 
 Dataset = Any
 """Type of a dataset argument: a `DataConnector` or a DataFrame."""
@@ -268,7 +267,7 @@ def _train_call(
         raise InvalidArgumentError(
             "custom_metric has no effect without an eval_set, which a partition has not: remove it"
         )
-    from shoal.kinds.partitions.program import estimator_program
+    from shoal.kinds.partitions.partition_program import estimator_program
 
     connector = connected(data, staged)
     threads = getattr(options.get("scaling_config"), "num_cpu_per_worker", 1)

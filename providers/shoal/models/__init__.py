@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.models.catalog import list_models as list_models
     from shoal.models.catalog import model_history as model_history
     from shoal.models.catalog import prune_models as prune_models
-    from shoal.models.later_promotion import promote_model as promote_model
-    from shoal.models.withdrawal import withdraw_promotion as withdraw_promotion
+    from shoal.models.gate import promote_model as promote_model
+    from shoal.models.gate import withdraw_promotion as withdraw_promotion
 
 __getattr__ = lazy_exports(__name__)

@@ -18,8 +18,7 @@ from sqlalchemy import false, or_, select
 
 from shoal.errors import InvalidArgumentError, ModelNotFoundError, RegistryError, ShoalError, shown
 from shoal.jobs.files.retention import checked_age
-from shoal.jobs.journal.locks import store_lock
-from shoal.jobs.journal.steps import RetentionStep, act, transaction
+from shoal.jobs.journal.steps import RetentionStep, act, store_lock, transaction
 from shoal.jobs.register import DEFAULT_ALIAS
 from shoal.jobs.results import DATA_TAGS, PROMOTING, WAITING
 from shoal.jobs.timeouts import DELETION_LOCK_TTL_S

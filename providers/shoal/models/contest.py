@@ -1,24 +1,25 @@
-"""Give the champion's alias to the better of two versions, also if several processes promote versions at the same time.
-
-The champion is the registered version that has the alias.
-"""
+"""Evaluate a model and the champion on the holdout, and give the champion's alias to the better one, under a lock."""
 
 from __future__ import annotations
 
+import functools
+import json
 import math
+import operator
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from shoal.errors import JobError
+from shoal.errors import JobError, RegistryError
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.locks import HeldLock, store_lock
-from shoal.jobs.journal.steps import JobStep, act, patiently
-from shoal.jobs.mlflow_run import metric_name
+from shoal.jobs.journal.steps import HeldLock, JobStep, act, patiently, store_lock
+from shoal.jobs.mlflow_run import Run, legal_name, metric_name
 from shoal.jobs.register import Register
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
+from shoal.models import comparison_report, loading, training_record
 from shoal.models.decision import (
     Baseline,
     Candidate,
@@ -30,12 +31,27 @@ from shoal.models.decision import (
     strongest,
     waiting,
 )
-from shoal.models.ledger import Ledger, is_of
-from shoal.models.registry import VersionId, aliases_of
+from shoal.models.holdout import Holdout, evaluate, on_common_keys, on_rows, on_unseen_rows
+from shoal.models.ledger import Ledger, is_of, promotions_of
+from shoal.models.loading import Predictor
+from shoal.models.registry import DECISION_TAG, REASON_TAG, VersionId, aliases_of, holdout_metrics, newest_versions
+from shoal.models.training_record import Overlap, TrainingRows
 from shoal.state.schema import Promotion, PromotionState
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+_HISTORY = 10
+"""Number of earlier promotions that a report lists, and of earlier versions in a job's result."""
+
+
+_AT_ONCE = 40
+"""Versions to request in addition, because other jobs may have registered newer ones meanwhile."""
+
+
+COLUMNS_TAG = "shoal.input_cols"
+"""Name of the tag that contains the input columns of a registered version as a JSON list. Only a version whose
+signature does not name the columns has this tag."""
 
 
 class UnreadChampionError(JobError):
@@ -84,6 +100,151 @@ class Outcome:
             "decision": self.decision,
             "recent": self.recent,
         }
+
+
+@contextmanager
+def reading(register: Register, version: VersionId) -> Iterator[None]:
+    """Convert an error in loading or evaluating the champion into an `UnreadChampionError`, except an outage of
+    MLflow."""
+    try:
+        yield
+    except RegistryError:
+        raise
+    except Exception as error:  # the champion may be of any program, and its code may raise any error
+        raise UnreadChampionError(
+            f"the champion models:/{register.model}/{version} cannot be evaluated on the holdout: "
+            f"{str(error).strip() or type(error).__name__}. Correct register.holdout, or give the alias "
+            f'"{register.alias}" to another version'
+        ) from error
+
+
+def load(register: Register, version: VersionId, input_cols: Sequence[str]) -> Predictor:
+    """Load a registered version of the model, and return an object that predicts tables with it."""
+    uri = f"models:/{register.model}/{version}"
+    return loading.load(uri, input_cols, category_codes=register.category_codes)
+
+
+def columns_of(
+    client: MlflowClient, register: Register, version: VersionId, input_cols: Sequence[str]
+) -> Sequence[str]:
+    """Return the input columns of a version that does not name its columns.
+
+    If the version has no tag with its columns, the challenger's columns are returned, although they may be different.
+    """
+    listed = client.get_model_version(register.model, version.number).tags.get(COLUMNS_TAG)
+    return json.loads(listed) if listed else input_cols
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """A model that was evaluated on the holdout, and may become the champion.
+
+    Attributes:
+        run: MLflow run in which the model was trained.
+        register: Options with which the model is registered.
+        holdout: Rows on which the models are compared.
+        baseline: Metric of a constant prediction; None if the options ask for none.
+        input_cols: Input columns of the model, if the model does not name them.
+        trained_on: Rows that the model was trained on; empty if they are not known.
+        overlap: Rows of the holdout that the model was trained on; None if that is not known.
+        evaluation: The model's metrics on the holdout.
+    """
+
+    run: Run
+    register: Register
+    holdout: Holdout
+    baseline: Baseline | None
+    input_cols: Sequence[str]
+    trained_on: TrainingRows
+    overlap: Overlap | None
+    evaluation: Evaluation
+
+    @classmethod
+    def of(
+        cls,
+        run: Run,
+        register: Register,
+        model: Predictor,
+        holdout: Holdout,
+        *,
+        input_cols: Sequence[str] = (),
+        trained_on: TrainingRows | None = None,
+    ) -> Challenge:
+        """Evaluate a model on the holdout.
+
+        Raises:
+            DataError: The holdout lacks a column that the model needs.
+        """
+        rows = trained_on or TrainingRows()
+        overlap = _overlap(rows if rows.files else None, holdout)
+        evaluation = evaluate(model, holdout, register.all_metrics, overlap=overlap)
+        unknown = None if evaluation.predictions is None else evaluation.predictions.unknown
+        known = holdout if unknown is None else holdout.part(~unknown)
+        baseline = known.baseline(register) if len(known.labels) else None
+        return cls(run, register, holdout, baseline, input_cols, rows, overlap, evaluation)
+
+    def contest(self, ledger: Ledger, challenger: Candidate, key: Key) -> Contest:
+        """Return the comparison of the model's registered version with the champion."""
+        digest = self.holdout.connector.digest()
+        return Contest(
+            self.run.client, ledger, self.register, challenger, self.baseline, digest, key, self._score_champion
+        )
+
+    def reported(self, outcome: Outcome, ledger: Ledger, *, say: Callable[[str], object]) -> Outcome:
+        """Pass the report of the comparison to `say`, and store it in the MLflow run and in the version's tags.
+
+        Returns:
+            The outcome, with the earlier versions of the model.
+        """
+        number = outcome.challenger.version.number
+        # The promotion is complete, so an error is only printed.
+        try:
+            for name, value in ((REASON_TAG, outcome.decision.reason), (DECISION_TAG, outcome.decision.sentence)):
+                self.run.client.set_model_version_tag(self.register.model, number, name, value)
+            built = comparison_report.build(
+                self.register,
+                outcome.decision,
+                outcome.challenger,
+                outcome.champion,
+                self.baseline,
+                self.holdout,
+                ledger.history()[:_HISTORY],
+            )
+            say(comparison_report.markdown(built))
+            comparison_report.store(self.run, built)
+        except Exception as error:
+            say(f"{outcome.decision.sentence}\nthe report could not be stored in MLflow: {error}")
+        try:
+            return replace(outcome, recent=_recent(self.run.client, ledger, self.register, number))
+        except Exception as error:
+            # The earlier versions are only shown in messages, so the job must not fail because they cannot be read.
+            say(f"the earlier versions of the model could not be read from MLflow: {error}")
+            return outcome
+
+    def _score_champion(self, version: VersionId) -> Candidate:
+        """Evaluate a registered version, and compare it with the model on the rows that neither was trained on."""
+        register, holdout, names = self.register, self.holdout, self.register.all_metrics
+        columns = columns_of(self.run.client, register, version, self.input_cols)
+        rows = training_record.load_rows(self.run, register.model, version.number)
+        overlap = _overlap(rows, holdout)
+        with reading(register, version):
+            measured = evaluate(load(register, version, columns), holdout, names, overlap=overlap)
+        mine, theirs = self.evaluation.predictions, measured.predictions
+        assert mine is not None and theirs is not None
+        keys, common = None, None
+        if found := on_common_keys(mine, theirs, holdout, names):
+            keys, common = found
+            measured = replace(on_rows(theirs, holdout, names, keys), overlap=measured.overlap, period=measured.period)
+        known = ((rows, overlap), (self.trained_on, self.overlap))
+        seen = [training_record.seen_rows(each, holdout.connector, shared) for each, shared in known if each and shared]
+        if not seen and register.late_run != "keep":
+            return Candidate(version, measured, common=common)
+        unseen = None
+        if seen:
+            either = functools.reduce(operator.or_, seen)
+            unseen = on_unseen_rows(mine, theirs, holdout, names, either, keys)
+        recency = training_record.recency(rows or TrainingRows(), self.trained_on, holdout.connector, holdout.time_col)
+        return Candidate(version, measured, unseen, common, recency)
 
 
 @dataclass(frozen=True)
@@ -170,9 +331,13 @@ class Contest:
             if self._standing(alias) != standing:
                 return None
             self.decision = self._decide(standing.rivals)
-            if self._moved_by_others(standing):
+            # A person has moved the alias if it points to a version that neither this process nor a recorded promotion
+            # has chosen.
+            if self.since is not None and standing.alias not in self.written | {standing.recorded}:
                 return self._outcome(alias_moved(self.register, self.challenger, standing.alias))
-            winner = self._winner(self.decision)
+            winner = None if self.against is None else self.against.version
+            if self.decision.promote:
+                winner = self.challenger.version
             wrong = winner != standing.alias or (self.written and winner != standing.recorded)
             if winner is not None and wrong and not self._set(lock, winner, standing.alias):
                 return None
@@ -217,14 +382,6 @@ class Contest:
         rivals = tuple(each for each in dict.fromkeys(promoted) if each != self.challenger.version)
         return _Standing(alias, rivals, promoted[0] if promoted else None)
 
-    def _moved_by_others(self, standing: _Standing) -> bool:
-        """Return whether a person moved the champion's alias after this process had set it.
-
-        A person has moved the alias if the alias points to a version that neither this process nor a recorded promotion
-        has chosen.
-        """
-        return self.since is not None and standing.alias not in self.written | {standing.recorded}
-
     def _decide(self, rivals: Sequence[VersionId]) -> DecisionResult:
         """Decide whether the challenger is promoted, by a comparison with the best of the versions that it has to beat.
 
@@ -236,11 +393,6 @@ class Contest:
         candidates = [self.rivals[version] for version in rivals]
         self.against = strongest(candidates, self.challenger, self.register)
         return decide(self.register, self.challenger, self.against, self.baseline)
-
-    def _winner(self, decision: DecisionResult) -> VersionId | None:
-        if decision.promote:
-            return self.challenger.version
-        return None if self.against is None else self.against.version
 
     def _set(self, lock: HeldLock, winner: VersionId, previous: VersionId | None) -> bool:
         """Give the champion's alias to a version in MLflow, and record the promotion in the store.
@@ -286,3 +438,25 @@ def champion_of(client: MlflowClient, register: Register) -> VersionId | None:
     """Return the version to which the champion's alias points in MLflow's registry; None if there is no such alias."""
     number = aliases_of(client.get_registered_model(register.model)).get(register.alias)
     return None if number is None else VersionId.read(client, register.model, number)
+
+
+def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
+    """Return the last ten versions that were registered before the given version, the newest first."""
+    found = newest_versions(client, register.model, _HISTORY + _AT_ONCE)
+    promotions, metric = ledger.history(), legal_name(register.metric)
+    earlier = [each for each in found if int(each.version) < int(version)][:_HISTORY]
+    return tuple(
+        RecentVersion(
+            version=str(each.version),
+            value=holdout_metrics(each.tags)[1].get(metric),
+            promoted=bool(promotions_of(VersionId.of(each), promotions)),
+        )
+        for each in earlier
+    )
+
+
+def _overlap(trained_on: TrainingRows | None, holdout: Holdout) -> Overlap | None:
+    """Find the holdout rows that are also training rows of a model; return None if the training rows are not known."""
+    if trained_on is None:
+        return None
+    return training_record.compare(trained_on, holdout.connector, holdout.time_col)

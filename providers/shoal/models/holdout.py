@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError
 from shoal.jobs.register import Register
-from shoal.kinds.partitions.pyfunc_loader import PartitionedModel
-from shoal.models import training_rows
+from shoal.kinds.partitions.logged_model import PartitionedModel
+from shoal.models import training_record
 from shoal.models.decision import Baseline, CommonKeys, Evaluation, Predictions, Slice, UnseenRows
 from shoal.models.loading import Predictor
 from shoal.models.metrics import BaselineKind, best_constant, check_predictions, constant, metric_value, takes_classes
-from shoal.models.training_rows import Overlap, TrainingRows
+from shoal.models.training_record import Overlap, TrainingRows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -211,7 +211,7 @@ def check_holdout(
     # so unreadable rows are found here, before the training.
     digest = holdout.connector.digest()
     for rows, use in ((trained_on, _TRAINED), (selected_on, _SELECTED)):
-        overlap = training_rows.compare(rows or TrainingRows(), holdout.connector, holdout.time_col)
+        overlap = training_record.compare(rows or TrainingRows(), holdout.connector, holdout.time_col)
         if overlap and register.overlap == "refuse":
             raise DataError(_refusal(overlap, use))
     return digest

@@ -16,17 +16,18 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
 from shoal import history
-from shoal.jobs.journal.locks import HeldLock
-from shoal.jobs.journal.steps import JobStep, transaction
+from shoal.errors import RegistryError
+from shoal.jobs.journal.steps import HeldLock, JobStep, act, patiently, store_lock, transaction
 from shoal.jobs.register import Register
-from shoal.models.registry import VersionId
+from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
+from shoal.models.registry import DECISION_TAG, REASON_TAG, WITHDRAWN, Registry, VersionId, aliases_of, answering
 from shoal.pool.holder import job_holder
 from shoal.secrets.redaction import redact_value
 from shoal.state import Store
@@ -270,3 +271,93 @@ def _record(session: Session, promotion: Promotion, detail: str, now: float, act
         pool=job.pool if job else None,
         detail=f"{detail}, job {promotion.job_id}",
     )
+
+
+@dataclass
+class Withdrawal:
+    """Withdrawal of one promotion, which is repeated if the lock of the alias is lost meanwhile.
+
+    If the lock was lost before the alias was given back, another process may have promoted a version meanwhile. The
+    next round gives the alias to this version.
+
+    Attributes:
+        registry: Registry of the model.
+        ledger: Records of the promotions of the alias.
+        promotion: The promotion to withdraw.
+        written: Versions to which this process has given the alias. None stands for the removal of the alias.
+    """
+
+    registry: Registry
+    ledger: Ledger
+    promotion: Promotion
+    written: set[VersionId | None] = field(default_factory=set)
+
+    def done(self) -> str:
+        """Withdraw the promotion, and return a sentence that says which version has the alias now."""
+        with answering(self.registry.uri):
+            while (sentence := patiently(self.ledger.store, self.round)) is None:
+                pass
+        return sentence
+
+    def round(self) -> str | None:
+        """Withdraw the promotion once; return None if the lock was lost meanwhile, so that another round is needed."""
+        mine = self.promotion
+        with store_lock(self.ledger.store, self.ledger.lock_name, PROMOTION_LOCK_TTL_S) as lock:
+            model = self.registry.model(mine.model)
+            number = aliases_of(model).get(mine.alias) if model else None
+            alias = None if number is None else VersionId.read(self.registry.client, mine.model, number)
+            if not self.ledger.settle(lock, alias):
+                return None
+            newest = next(iter(self.ledger.history()), None)
+            if newest is not None and newest.id == mine.id and (is_of(mine, alias) or alias in self.written):
+                return self._give_back(lock)
+            is_later = newest is not None and newest.id > mine.id
+            if newest is not None and is_later and not is_of(newest, alias) and alias in self.written:
+                self._set_alias(version_of(newest))
+                return None  # the next round checks that no other process has set the alias meanwhile
+            with self.ledger.store.reading() as session:
+                state = session.get_one(Promotion, mine.id).state
+            if state is not PromotionState.WITHDRAWN:
+                self._tag(withdrawn(mine, alias))
+                if not self.ledger.withdraw(lock, mine.id, alias):
+                    return None
+            return withdrawn(mine, alias)
+
+    def _give_back(self, lock: HeldLock) -> str | None:
+        mine, before, client = self.promotion, self.ledger.before(self.promotion), self.registry.client
+        if before is not None:
+            found = VersionId.read(client, mine.model, before.number)
+            why = None
+            if not found.exists or not is_recorded(before, mine, found):
+                why = "does not exist any more"
+            elif client.get_model_version(mine.model, before.number).tags.get(REASON_TAG) == WITHDRAWN:
+                why = "was withdrawn itself"  # through another store
+            if why is not None:
+                raise RegistryError(
+                    f"the promotion of {mine.model} version {mine.version} cannot be withdrawn, because version "
+                    f'{before}, which was {mine.alias} before, {why}: give the alias "{mine.alias}" to another version '
+                    "in MLflow"
+                )
+            before = found
+        sentence = withdrawn(mine, before)
+        self._tag(sentence)
+        if not self.ledger.reopen(lock, mine.id):
+            return None
+        self._set_alias(before)
+        return sentence if self.ledger.withdraw(lock, mine.id, before) else None
+
+    def _tag(self, sentence: str) -> None:
+        """Mark the version as withdrawn in MLflow, if it still exists there."""
+        mine, client = self.promotion, self.registry.client
+        if is_of(mine, VersionId.read(client, mine.model, mine.version)):
+            client.set_model_version_tag(mine.model, mine.version, REASON_TAG, WITHDRAWN)
+            client.set_model_version_tag(mine.model, mine.version, DECISION_TAG, sentence)
+
+    def _set_alias(self, version: VersionId | None) -> None:
+        client, mine = self.registry.client, self.promotion
+        self.written.add(version)
+        with act(JobStep.PROMOTE):
+            if version is None:
+                client.delete_registered_model_alias(mine.model, mine.alias)
+            else:
+                client.set_registered_model_alias(mine.model, mine.alias, version.number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,23 +10,25 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.boosting_libraries import Framework
 from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
+from shoal.jobs import shipped_code
+from shoal.jobs.files import storage
 from shoal.jobs.mlflow_run import MARK
-from shoal.kinds.partitions import pyfunc_loader
-from shoal.kinds.partitions.pyfunc_loader import PartitionedModel
+from shoal.kinds.partitions import logged_model
+from shoal.kinds.partitions.logged_model import PartitionedModel
+from shoal.kinds.training.spec import is_stored
 from shoal.models.registry import is_ours, is_unreachable
 from shoal.secrets.redaction import redact_value
-from shoal.training.boosting.library import libraries, library_of, owner_of
-from shoal.training.boosting.model import class_probabilities
+from shoal.training.boosting.library import class_probabilities, libraries, library_of, owner_of
 from shoal.training.host.imports import add_estimators
 from shoal.training.host.own_process import ending_forks
-from shoal.training.tracking import MODEL_VERSION
+from shoal.training.tracking import MODEL_VERSION, is_mlflow_uri
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
     from shoal.data.parquet.source import ParquetSource
-    from shoal.training.boosting.model import BoosterPredictor
+    from shoal.training.boosting.library import BoosterPredictor
 
 
 class PyfuncPredictor:
@@ -207,7 +210,7 @@ def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
         if library is None:
             with ending_forks():
                 model = mlflow.pyfunc.load_model(folder)
-            if info.flavors["python_function"].get("loader_module") == pyfunc_loader.__name__:
+            if info.flavors["python_function"].get("loader_module") == logged_model.__name__:
                 model = model.get_raw_model()
         else:
             if (why := library.why_unloadable(Path(folder) / info.flavors[library.name]["data"])) is not None:
@@ -275,3 +278,25 @@ def _registered_by_shoal(model_uri: str) -> bool:
         return False
     with _asking_mlflow(model_uri):
         return is_ours(mlflow.MlflowClient().get_model_version(named["name"], named["version"]))
+
+
+def load_init_model(model: str, framework: Framework) -> bytes:
+    """Load a model from which a training continues, in a format of its library.
+
+    Raises:
+        InvalidArgumentError: There is no such file, or the MLflow model is one of another library.
+        JobError: MLflow cannot load the model, or a stored file was changed.
+        RegistryError: MLflow, or its storage of models, cannot be reached.
+    """
+    if is_stored(model):
+        return shipped_code.read(model)
+    if is_mlflow_uri(model) or os.path.isdir(model):
+        return load_booster(model, framework)
+    try:
+        # The user may have named a link. Unlike shoal's own files in shared folders, it is followed.
+        return storage.read(model if "://" in model else os.path.realpath(model))
+    except OSError as error:
+        raise InvalidArgumentError(
+            f"init_model {redact_value(model)} cannot be read: {error}. Name a file that {framework} has written, or "
+            "an MLflow URI (models:/NAME@ALIAS, models:/NAME/VERSION, runs:/...)"
+        ) from error

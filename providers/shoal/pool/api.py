@@ -27,8 +27,9 @@ from shoal.errors import (
     shown,
 )
 from shoal.os_processes import ProcessId
-from shoal.pool import background_process, bound_host
-from shoal.pool.backends import BACKENDS, Seen
+from shoal.pool import bound_host, reconciling
+from shoal.pool.backends import backend_of
+from shoal.pool.backends.base import Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import Ancestors, asking_team, python_holder, runs_around, stored_team
@@ -154,9 +155,6 @@ class PoolLease:
 
 
 log = logging.getLogger("shoal.pool")
-
-_CHECKED = ("ray", "kuberay")
-"""Backends whose nodes are checked before the first training, because others have installed them."""
 
 
 class ComputePool:
@@ -296,7 +294,7 @@ class ComputePool:
                 self._requests.record(session, ActionKind.STOPPED, "abandoned" if abandon else None)
             if abandon:
                 return
-        background_process.ensure_running()
+        reconciling.ensure_running()
         self._requests.waiting.until_down(on_progress)
 
     def delete(self, *, abandon: bool = False) -> None:
@@ -314,7 +312,7 @@ class ComputePool:
             InvalidArgumentError: `abandon` was given for a local pool of this host.
         """
         with self._requests.changing(JournalStep.TIDY) as session:
-            backend = BACKENDS[PoolSpec.model_validate(rows.load(session, self.name).pool.spec).backend]()
+            backend = backend_of(PoolSpec.model_validate(rows.load(session, self.name).pool.spec))
             commands.remove(session, self.name, self._clock(), abandon=abandon)
             self._requests.record(session, ActionKind.DELETED, "abandoned" if abandon else None)
             backend.discard(self.name, everything=True)
@@ -407,7 +405,10 @@ class ComputePool:
         """
         size = checked_size(size, "size")
         parsed = LeaseOptions.for_size(options, size)
-        _check_lease(ttl, exclusive)
+        if not ttl > 0:
+            raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
+        if not isinstance(exclusive, bool):
+            raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
         self._requests.admit(size, bring_up=bring_up)
         leases: list[Lease] = []
 
@@ -477,7 +478,7 @@ class ComputePool:
         if not here:
             return bool(released)
         reconcile(self._store, self.name, clock=self._clock)
-        background_process.ensure_running()
+        reconciling.ensure_running()
         self._requests.waiting.until_down()
         return bool(released)
 
@@ -502,7 +503,7 @@ class ComputePool:
             before = _limits(pool)
             commands.alter(session, self.name, min_nodes=min_nodes, max_nodes=max_nodes, now=self._clock())
             self._requests.record(session, ActionKind.ALTERED, f"{before} -> {_limits(pool)}")
-        background_process.ensure_running()
+        reconciling.ensure_running()
 
     def get_nodes(self) -> list[NodeInfo]:
         """Return the nodes that are ready to work, the head first. The list is empty while the pool is down."""
@@ -550,7 +551,7 @@ class ComputePool:
                 operation.
         """
         withdrawn = self._requests.withdraw(operation_id, reason)
-        background_process.ensure_running()
+        reconciling.ensure_running()
         return withdrawn
 
     def has_nodes(self, size: int, *, snapshot: Snapshot | None = None) -> bool:
@@ -649,7 +650,7 @@ class ComputePool:
         with self._requests.changing() as session:
             commands.retire(session, self.name, node, within_s, self._clock())
             self._requests.record(session, ActionKind.ALTERED, f"node {node} ends within {within_s:g} s")
-        background_process.ensure_running()
+        reconciling.ensure_running()
         reconcile(self._store, self.name, clock=self._clock)
 
     def set_quota(self, team: str, *, max_nodes: int | None = None, node_hours: float | None = None) -> None:
@@ -681,7 +682,7 @@ class ComputePool:
             after = usage.quota_text(pool, storable(team))
             self._requests.record(session, ActionKind.ALTERED, f"quota of team {team}: {before} -> {after}")
         if is_here(pool) and pool.state is PoolState.UP:
-            background_process.ensure_running()
+            reconciling.ensure_running()
 
     def usage(self, *, days: float = USAGE_DAYS) -> list[HolderUsage]:
         """Return the node-seconds that the leases and jobs of each holder have used, sorted from most to least.
@@ -725,17 +726,11 @@ class ComputePool:
             InvalidArgumentError: The pool has another backend.
             PoolUnreachableError: The cluster does not answer, or cannot run the job.
         """
-        spec = self._known_spec()
-        if spec.backend not in _CHECKED:
-            raise InvalidArgumentError(
-                f'pool "{self.name}" is a {spec.backend}:// pool, and this check is only for ray:// and kuberay:// '
-                "pools: run `shoal doctor` on the pool's nodes"
-            )
         # Import the module only for these pools, because the import also loads an HTTP client, which local pools do not
         # need.
         from shoal.pool.backends.preflight import preflight
 
-        return preflight(spec, artifact_location)
+        return preflight(self._known_spec(), artifact_location)
 
     def check_nodes(self) -> list[Finding]:
         """Run :meth:`preflight`, unless an earlier run from this Python environment has found that jobs can run on this
@@ -748,7 +743,7 @@ class ComputePool:
             The findings with the status ``broken``: with these problems, no job can run on the pool.
         """
         spec = self._known_spec()
-        if spec.backend not in _CHECKED:
+        if not backend_of(spec).is_checked:
             return []
         from shoal.pool.backends.preflight import preflight_once
 
@@ -765,13 +760,6 @@ def _nodes(count: int) -> str:
 
 def _limits(pool: Pool) -> str:
     return f"{pool.min_nodes} to {_nodes(pool.max_nodes)}"
-
-
-def _check_lease(ttl: float, exclusive: bool) -> None:
-    if not ttl > 0:
-        raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
-    if not isinstance(exclusive, bool):
-        raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
 
 
 _ASKED_AT_ONCE = 16
@@ -893,5 +881,5 @@ def sweep_nodes(store: Store) -> list[str]:
     with store.reading() as session:
         alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))
     if alive:
-        background_process.ensure_running()
+        reconciling.ensure_running()
     return did

@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from shoal.errors import NoPoolError, PoolNotFoundError
 from shoal.pool import bound_host
-from shoal.pool.backends import BACKENDS
+from shoal.pool.backends import backend_of
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import asking_team, may_change
 from shoal.pool.journal import rows
@@ -87,7 +87,7 @@ def pool_without_folder(folder: str, name: str | None = None) -> str | None:
             return None
         with store.reading() as session:
             spec = PoolSpec.model_validate(session.get_one(Pool, selected).spec)
-    has_folder = BACKENDS[spec.backend]().bound_to_host or spec.shares(folder)
+    has_folder = backend_of(spec).shares_files or spec.shares(folder)
     return None if has_folder else spec.name
 
 

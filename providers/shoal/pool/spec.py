@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import re
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
-from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
+from typing import Annotated, Any, Self
+from urllib.parse import parse_qsl, quote
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import InvalidArgumentError, shown
-from shoal.option_validation import Settings, later_option, unknown_value
+from shoal.option_validation import Settings, unknown_value
+from shoal.pool.options import NAME_RULE, OPTIONS, LocalOptions, PoolFields, is_pool_name, url_parts
 from shoal.pool.timeouts import ROLLBACK_AFTER
-from shoal.secrets.redaction import has_credentials, redact_address, redact_value
-
-_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
-NAME_RULE = "1 to 40 of a-z, 0-9 and -, starting and ending with a letter or digit (URI hosts are lower-cased)"
-"""Description of the valid names of pools, for error messages and help texts."""
-
-
-def is_pool_name(text: str) -> bool:
-    """Check whether a text is a valid pool name."""
-    return _NAME.fullmatch(text) is not None
+from shoal.secrets.redaction import redact_address
 
 
 def pool_name_of(text: str) -> str:
@@ -45,197 +35,6 @@ def pool_name_of(text: str) -> str:
     return f"{name[:31].rstrip('-')}-{digest}".lstrip("-")
 
 
-LIBRARIES = (*BOOSTING_LIBRARIES, "mlflow")
-"""Values of `PoolSpec.libraries`."""
-
-RAY_FIELDS = ("address", "gcs", "token_file", "ca_file", "token_over_http", "shared_folders")
-"""Options that are allowed only for `ray://` pools, except those of `KUBERAY_FIELDS`."""
-
-MADE_FIELDS = ("image", "template", "memory_per_node", "service_account", "env_secret", "queue")
-"""Options of the RayCluster that shoal creates for a `kuberay://` pool."""
-
-KUBERAY_FIELDS = (
-    "namespace", "cluster", "group", "kubeconfig", "context", "api", "ca_file", "token_over_http", "shared_folders",
-    *MADE_FIELDS,
-)  # fmt: skip
-"""Options that only `kuberay://` pools have, or that they have in common with `ray://` pools."""
-
-BackendName = Literal["local", "ray", "kuberay"]
-"""Name of a backend (a kind of pool). `shoal.pool.backends.BACKENDS` maps each name to its class."""
-
-
-class PoolFields(BaseModel):
-    """Fields that `PoolSpec` and the Prefect block `ComputePool` have in common."""
-
-    name: str = Field(description=f"Name of the pool: {NAME_RULE}.")
-    backend: BackendName = Field(
-        default="local",
-        description="Place where the nodes run: `local` is this machine, `ray` is an existing Ray cluster, `kuberay` "
-        "is a Ray cluster on Kubernetes whose size KubeRay's operator changes.",
-    )
-    min_nodes: int = Field(
-        default=1, ge=1, description="Smallest number of nodes while the pool is up, including the head node."
-    )
-    max_nodes: int = Field(
-        default=4, ge=1, le=1000, description="Largest number of nodes of the pool, including the head node."
-    )
-    cpus_per_node: int = Field(default=1, ge=1, le=1024, description="Number of CPUs that each node offers.")
-    gpus_per_node: int = Field(
-        default=0,
-        ge=-1,
-        le=64,
-        description="Number of GPUs that each node offers. -1: all GPUs of this machine that no other node uses "
-        "when the node starts; only for local:// pools.",
-    )
-    object_store_mb: int = Field(
-        default=128, ge=80, description="Size in MB of each node's object store, the shared memory for Ray's objects."
-    )
-    # one day: a pool that is used every day stays up, but a forgotten pool goes down
-    idle_timeout: float | None = Field(
-        default=24 * 3600.0,
-        gt=0,
-        allow_inf_nan=False,
-        description="Seconds without a job, lease or request after which the pool goes down. "
-        "With `none`, an idle pool stays up.",
-    )
-
-    ray: bool = Field(
-        default=True,
-        description="Whether the nodes of a local:// pool run Ray. A pool without Ray has no GPUs, starts in a second "
-        "or two, and takes less memory. The workers of its jobs are plain processes.",
-    )
-
-    ray_dashboard: bool = Field(
-        default=False,
-        description="Whether the head of a local:// pool runs Ray's dashboard, with Ray's Job API and state API. "
-        "The dashboard takes memory and makes the start slower, and shoal's jobs do not need it.",
-    )
-
-    libraries: str | None = Field(
-        default=None,
-        description=f"Libraries, separated by commas, that the head of a local:// pool imports while the pool starts, "
-        f"so that the first job starts sooner: {', '.join(LIBRARIES)}. With mlflow, the head also creates shoal's own "
-        "MLflow database if there is none. Default: none; the first job that needs a library imports it for all jobs.",
-    )
-
-    python: str | None = Field(
-        default=None,
-        description="Path of the Python interpreter that runs the nodes and jobs of a local:// pool, such as "
-        "/opt/train/bin/python of an environment with other libraries than Airflow's. Install the same version of "
-        "shoal there. Default: the interpreter of the process that starts the pool.",
-    )
-
-    only_team: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=255,
-        description="Team to which the pool belongs. Other teams, and processes without a team, can neither use nor "
-        "change the pool. Default: the pool belongs to no team, and all may use it.",
-    )
-
-    address: str | None = Field(
-        default=None,
-        description="URL of the Job API of the existing Ray cluster, such as http://host:8265. "
-        "Required for ray:// pools, and allowed only for them.",
-    )
-    gcs: str | None = Field(
-        default=None,
-        description="Address (host:port) of the Ray cluster to which Ray drivers connect. "
-        "Default: port 6379 of the host in `address`. Allowed only for ray:// pools.",
-    )
-    token_file: str | None = Field(
-        default=None,
-        description="Path of a file (mode 0600) that contains the bearer token of the Ray cluster. "
-        "A relative path is relative to $SHOAL_HOME. Default: the cluster needs no token. Allowed only for ray:// "
-        "pools.",
-    )
-
-    ca_file: str | None = Field(
-        default=None,
-        description="Path of a PEM file with the CA certificates to trust for an https:// `address` or `api`. "
-        "A relative path is relative to $SHOAL_HOME. Default: the CA certificates of this machine. "
-        "Allowed only for ray:// and kuberay:// pools.",
-    )
-    token_over_http: Literal["allow"] | None = Field(
-        default=None,
-        description="`allow`: send the token even to an http:// `address` or `api` on another host, although other "
-        "users of the network can read it. Default: such a pool is refused. Allowed only for ray:// and kuberay:// "
-        "pools.",
-    )
-    shared_folders: str | None = Field(
-        default=None,
-        description="Absolute paths of folders, separated by commas, that all nodes and all hosts that submit jobs "
-        "mount at the same path. Jobs may name files there. Default: none, so data and results need URIs. Allowed "
-        "only for ray:// and kuberay:// pools.",
-    )
-
-    namespace: str | None = later_option(
-        None,
-        "Kubernetes namespace of the RayCluster, the first part of a kuberay:// URI. Required for kuberay:// pools, "
-        "and allowed only for them.",
-    )
-    cluster: str | None = later_option(
-        None, "Name of the RayCluster, if it is not the pool's name. Allowed only for kuberay:// pools."
-    )
-    group: str | None = later_option(
-        None,
-        "Name of the RayCluster's worker group whose pods are nodes of the pool. Other groups are left as they are. "
-        "Default: the only group. Allowed only for kuberay:// pools.",
-    )
-    kubeconfig: str | None = later_option(
-        None,
-        "Path of the kubeconfig file. Default: the service account of the pod in which shoal runs; outside of "
-        "Kubernetes, $KUBECONFIG or ~/.kube/config. Allowed only for kuberay:// pools.",
-    )
-    context: str | None = later_option(
-        None,
-        "Context of the kubeconfig file. Default: its current context. Allowed only for kuberay:// pools.",
-    )
-    api: str | None = later_option(
-        None,
-        "URL of the HTTP API of the Ray head, such as that of an ingress. Default: the head's service inside of "
-        "Kubernetes, and the proxy of the Kubernetes API server outside. Allowed only for kuberay:// pools.",
-    )
-
-    image: str | None = later_option(
-        None,
-        "Container image of the nodes. shoal then creates the RayCluster when the pool comes up, and deletes it when "
-        "the pool goes down. Default: the RayCluster exists, unless `template` is given. Allowed only for kuberay:// "
-        "pools.",
-    )
-    template: str | None = later_option(
-        None,
-        "Path of a YAML or JSON file with a RayCluster, from which shoal creates one as with `image`: for volumes, "
-        "node selectors, tolerations, sidecars. Each host that starts nodes needs the file. Allowed only for "
-        "kuberay:// pools.",
-    )
-    memory_per_node: str | None = later_option(
-        None,
-        "Memory of each node as Kubernetes writes it, such as 16Gi. Default: 4Gi. Allowed only with `image`.",
-    )
-    service_account: str | None = later_option(
-        None, "Kubernetes service account of the nodes. Default: that of the namespace. Allowed only with `image`."
-    )
-    env_secret: str | None = later_option(
-        None,
-        "Kubernetes Secret whose entries are environment variables of the nodes, such as SHOAL_STATE_URL. Default: "
-        "none. Allowed only with `image`.",
-    )
-    queue: str | None = later_option(
-        None, "Kueue queue that admits the RayCluster. Default: none. Allowed only with `image` or `template`."
-    )
-
-
-_ONLY_KUBERAY = tuple(name for name in KUBERAY_FIELDS if name not in RAY_FIELDS)
-
-_LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-"""Pattern of the names of Kubernetes namespaces, RayClusters and worker groups."""
-
-
-_MEMORY = re.compile(r"[1-9][0-9]*(Gi|Mi|G|M)")
-"""Pattern of an amount of memory, as Kubernetes writes it."""
-
-
 class PoolSpec(PoolFields, Settings):
     """Settings of a pool: its name, the place where its nodes run, and the number and size of the nodes.
 
@@ -246,11 +45,13 @@ class PoolSpec(PoolFields, Settings):
     @field_validator("*", mode="before")
     @classmethod
     def _not_bool(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and info.field_name not in ("ray", "ray_dashboard"):
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
             raise ValueError("true and false are not allowed as values of this option: give a number or a text")
         return value
 
-    @field_validator("idle_timeout", *RAY_FIELDS, *_ONLY_KUBERAY, mode="before")
+    @field_validator(
+        "idle_timeout", *(PoolFields.model_fields.keys() - LocalOptions.model_fields.keys()), mode="before"
+    )
     @classmethod
     def _none(cls, value: Any) -> Any:
         return None if isinstance(value, str) and value.lower() == "none" else value
@@ -266,124 +67,18 @@ class PoolSpec(PoolFields, Settings):
             raise ValueError(f'"{self.name}" is not a valid pool name: {NAME_RULE}')
         if self.min_nodes > self.max_nodes:
             raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}: change one of the two")
-        self._check_backend_of_options()
-        if not self.ray:
-            self._check_without_ray()
-        if unknown := [name for name in self.library_names() if name not in LIBRARIES]:
-            raise ValueError(f"libraries={self.libraries}: {unknown[0]} is not one of {', '.join(LIBRARIES)}")
-        if self.only_team == "*":
-            raise ValueError("only_team=* is not the name of a team: name the team, or remove the option")
-        if self.python is not None and not self.python.startswith("/"):
-            raise ValueError(f"python={self.python} is not an absolute path: begin the path with /")
-        if self.backend != "local":
-            self._check_cluster()
-        if self.backend == "kuberay":
-            self._check_kuberay()
-        return self
-
-    def _check_backend_of_options(self) -> None:
-        """Raise an error if the spec has options that pools of its kind do not have."""
-        allowed = {"local": (), "ray": RAY_FIELDS, "kuberay": KUBERAY_FIELDS}[self.backend]
-        for kind, names in (("ray", RAY_FIELDS), ("kuberay", _ONLY_KUBERAY)):
-            given = [name for name in names if getattr(self, name) is not None and name not in allowed]
-            if given:
+        own = OPTIONS[self.backend]
+        for kind, options in OPTIONS.items():
+            others = options.model_fields.keys() - own.model_fields.keys() - LocalOptions.model_fields.keys()
+            if given := [name for name in options.model_fields if name in others and getattr(self, name) is not None]:
                 raise ValueError(
                     f"a {self.backend}:// pool has options that are allowed only for {kind}:// pools: "
                     f"{', '.join(given)}; remove these options"
                 )
-
-    def _check_kuberay(self) -> None:
-        """Raise an error if the spec of a kuberay:// pool has wrong names, or no namespace."""
-        if self.namespace is None:
-            raise ValueError(
-                f"a kuberay:// pool needs a namespace: write kuberay://NAMESPACE/{self.name}, or give the option "
-                "namespace"
-            )
-        for name in ("namespace", "cluster", "group"):
-            value = getattr(self, name)
-            if value is not None and not _LABEL.fullmatch(value):
-                raise ValueError(
-                    f"{name}={shown(value)} is no name of Kubernetes: 1 to 63 of a-z, 0-9 and -, starting and ending "
-                    "with a letter or digit"
-                )
-        self._check_made()
-
-    def _check_made(self) -> None:
-        """Raise an error if the options of the RayCluster that shoal creates do not fit together."""
-        if self.image and self.template:
-            raise ValueError("image and template are both given, but the template names its images: remove one")
-        of_image = dict.fromkeys(("memory_per_node", "service_account", "env_secret"), ("image",))
-        needs = {**of_image, "queue": ("image", "template")}
-        for name, others in needs.items():
-            if getattr(self, name) and not any(getattr(self, other) for other in others):
-                raise ValueError(
-                    f"{name} is allowed only with {' or '.join(others)}: shoal changes no RayCluster that others have "
-                    "created"
-                )
-        if self.memory_per_node and not _MEMORY.fullmatch(self.memory_per_node):
-            raise ValueError(f"memory_per_node={shown(self.memory_per_node)}: write it as 16Gi or 16G")
-        if self.template is not None and not self.template.startswith("/"):
-            raise ValueError(f"template={shown(self.template)} is not an absolute path: begin the path with /")
-        if self.image and self.group not in (None, "workers"):
-            raise ValueError(f"group={self.group}: the RayCluster of image= has one group, workers; remove group")
-
-    @property
-    def makes_cluster(self) -> bool:
-        """Return whether shoal creates and deletes the RayCluster of a kuberay:// pool."""
-        return bool(self.image or self.template)
-
-    @property
-    def ray_cluster(self) -> str:
-        """Return the name of the RayCluster of a kuberay:// pool."""
-        return self.cluster or self.name
-
-    def _check_cluster(self) -> None:
-        """Raise an error if the spec of a pool on a Ray cluster has wrong options, or none that it needs."""
-        for name in ("ray_dashboard", "libraries", "python"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is allowed only for local:// pools: remove the option")
-        if self.gpus_per_node < 0:
-            raise ValueError("gpus_per_node=-1 is allowed only for local:// pools: give the number of GPUs")
-        field = "address" if self.backend == "ray" else "api"
-        url = getattr(self, field) or ""
-        if has_credentials(url):
-            token = "put the token in a file and give token_file=" if self.backend == "ray" else "remove them"
-            raise InvalidArgumentError(f"{field}={redact_value(url)}: the URL must not contain credentials; {token}")
-        parts = _url_parts(url)
-        is_url = parts is not None and parts.scheme in ("http", "https") and bool(parts.hostname)
-        if self.backend == "kuberay" and url and not is_url:
-            raise ValueError(f"api={redact_address(url)!r}: it has to be a URL, for example https://ray.example.com")
-        if self.backend == "ray" and not is_url:
-            raise ValueError(
-                f"address={redact_address(url)!r}: a ray:// pool needs the URL of the cluster's Job "
-                f"API, for example ray://{self.name}?address=http://10.0.0.5:8265"
-            )
-        self._check_certificates_and_folders(field, url, parts)
-
-    def _check_certificates_and_folders(self, field: str, url: str, parts: SplitResult | None) -> None:
-        if wrong := [folder for folder in self.shared() if not folder.startswith("/")]:
-            raise ValueError(
-                f"shared_folders={self.shared_folders}: {wrong[0]} is not an absolute path; begin each path with /"
-            )
-        if self.ca_file is not None and (parts is None or parts.scheme != "https"):
-            raise ValueError(
-                f"ca_file is allowed only with an https:// address, not with {field}={url!r}: remove "
-                "ca_file, or use an https:// address"
-            )
-        if parts is not None and parts.query:
-            raise ValueError(f'{field}={url!r}: the URL must end with the port or path; remove the part after "?"')
-
-    def _check_without_ray(self) -> None:
-        """Raise an error if the spec has options that a pool without Ray cannot have."""
-        if self.backend != "local":
-            raise ValueError("ray=false is allowed only for local:// pools: remove the option")
-        if self.gpus_per_node:
-            raise ValueError(
-                f"gpus_per_node={self.gpus_per_node} is not allowed with ray=false, because only Ray divides GPUs "
-                "among workers: remove one of the two options"
-            )
-        if self.ray_dashboard:
-            raise ValueError("ray_dashboard=true is not allowed with ray=false: remove one of the two options")
+        if self.only_team == "*":
+            raise ValueError("only_team=* is not the name of a team: name the team, or remove the option")
+        own.check_options(self)
+        return self
 
     @classmethod
     def parse(cls, source: str | PoolSpec | Mapping[str, Any]) -> PoolSpec:
@@ -415,51 +110,27 @@ class PoolSpec(PoolFields, Settings):
                 f"{self.uri}, or request at most {self.max_nodes}"
             )
 
-    def shared(self) -> list[str]:
-        """Return the folders in the option `shared_folders` as a list."""
-        return _items(self.shared_folders)
-
     def shares(self, path: str) -> bool:
         """Return whether a path is in a folder that the nodes share with all hosts."""
         return any(Path(path).is_relative_to(folder) for folder in self.shared())
 
-    def library_names(self) -> list[str]:
-        """Return the libraries in the option `libraries` as a list."""
-        return _items(self.libraries)
-
     def check_token_is_private(self) -> None:
-        """Raise an error if the pool would send its token without encryption to another host, unless `token_over_http`
-        allows this. Call it for a kuberay:// pool only if its RayCluster has a token.
+        """Raise an error if the pool would send its token without encryption to another host. Call it for a kuberay://
+        pool only if its RayCluster has a token.
 
         Raises:
-            InvalidArgumentError: The token would be sent without encryption, so other users of the network could read
-                the token and use it to run code.
+            InvalidArgumentError: As `check_url_of_token`.
         """
-        url = self.address or self.api or ""
-        parts = _url_parts(url)
-        if self.token_over_http == "allow" or parts is None or parts.scheme != "http":
-            return
-        if self.backend == "ray" and self.token_file is None:
-            return
-        if not is_loopback(parts.hostname or ""):
-            raise InvalidArgumentError(
-                f'pool "{self.name}" would send its token to {url} without encryption, so other users of the '
-                "network could read the token: use an https:// address (with ca_file for a private certificate "
-                "authority), or set token_over_http=allow if you trust the network"
-            )
+        if not self.address or self.token_file is not None:
+            self.check_url_of_token(self.address or self.api)
 
     @property
     def uri(self) -> str:
         """Return the URI from which :meth:`parse` builds this spec."""
-        given = self.model_dump(exclude_defaults=True, exclude={"name", "backend", "namespace"})
+        place = OPTIONS[self.backend].place
+        given = self.model_dump(exclude_defaults=True, exclude={"backend", *place})
         query = "&".join(f"{key}={_in_uri(value)}" for key, value in given.items())
-        place = f"{self.namespace}/{self.name}" if self.backend == "kuberay" else self.name
-        return f"{self.backend}://{place}" + (f"?{query}" if query else "")
-
-
-def _items(value: str | None) -> list[str]:
-    """Split the value of an option at its commas."""
-    return [item.strip() for item in (value or "").split(",") if item.strip()]
+        return f"{self.backend}://{'/'.join(getattr(self, name) for name in place)}" + (f"?{query}" if query else "")
 
 
 def _in_uri(value: Any) -> str:
@@ -538,48 +209,25 @@ def is_uri(source: str) -> bool:
     return "://" in source
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether a hostname or IP address is a loopback address, such as localhost or 127.0.0.1."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
-def _url_parts(url: str) -> SplitResult | None:
-    """Split a URL into its parts. Return None if the text is not a URL."""
-    try:
-        parts = urlsplit(url)
-        # `urlsplit` does not check the port. Only reading `parts.port` raises ValueError if the port is invalid.
-        _ = parts.port
-    except ValueError:
-        return None
-    return parts
-
-
 def _fields_of_uri(uri: str) -> dict[str, Any]:
-    parts = _url_parts(uri)
+    parts = url_parts(uri)
     if parts is None or not parts.scheme or "://" not in uri:
         raise InvalidArgumentError(
             f'"{redact_address(uri)}" is not a pool URI: write, for example, local://retrain?max_nodes=4'
         )
-    backends = get_args(BackendName)
-    if parts.scheme not in backends:
+    if parts.scheme not in OPTIONS:
         raise InvalidArgumentError(
-            f'"{redact_address(uri)}": {unknown_value("backend", parts.scheme, " or ".join(map(repr, backends)))}'
+            f'"{redact_address(uri)}": {unknown_value("backend", parts.scheme, " or ".join(map(repr, OPTIONS)))}'
         )
+    place = OPTIONS[parts.scheme].place
     path = parts.path.strip("/")
-    is_kuberay = parts.scheme == "kuberay"
-    has_path = not path or "/" in path if is_kuberay else bool(path)
-    if has_path or parts.fragment or "@" in parts.netloc or ":" in parts.netloc:
-        form = "NAMESPACE/NAME" if is_kuberay else "NAME"
+    given = [parts.netloc, *(path.split("/") if path else ())]
+    if len(given) != len(place) or parts.fragment or "@" in parts.netloc or ":" in parts.netloc:
         raise InvalidArgumentError(
-            f'"{redact_address(uri)}": a pool URI has the form {parts.scheme}://{form}?option=value, without user, '
-            f"port{', further path' if is_kuberay else ', path'} or fragment"
+            f'"{redact_address(uri)}": a pool URI has the form {parts.scheme}://{"/".join(place).upper()}?option=value'
+            f", without user, port, {'further ' * (len(place) > 1)}path or fragment"
         )
-    fields: dict[str, Any] = {"backend": parts.scheme, "name": path if is_kuberay else parts.netloc}
-    if is_kuberay:
-        fields["namespace"] = parts.netloc
+    fields: dict[str, Any] = {"backend": parts.scheme, **dict(zip(place, given, strict=True))}
     try:
         options = parse_qsl(parts.query, keep_blank_values=True)
     except ValueError as error:

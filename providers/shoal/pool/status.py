@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypedDict, TypeVar
 
 from shoal.errors import PoolDownError
-from shoal.pool.backends import BACKENDS, NodeRef, Seen
+from shoal.pool.backends import backend_of
+from shoal.pool.backends.base import NodeRef, Seen
 from shoal.pool.bound_host import is_here, unrecorded
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import job_of
@@ -200,10 +201,14 @@ def status_of(snapshot: Snapshot, now: float, seen: Seen | None = None) -> PoolS
     seen = seen or check_nodes(snapshot)
     pool = snapshot.pool
     spec = PoolSpec.model_validate(pool.spec)
-    backend = BACKENDS[spec.backend]()
+    backend = backend_of(spec)
     nodes = [(node, _current_state(node, seen)) for node in snapshot.nodes]
     last = snapshot.operations[-1] if snapshot.operations else None
     positions = {lease.id: place for place, lease in enumerate(queue(snapshot), start=1)}
+    embedded_in = None
+    if pool.owner is not None:
+        jobs = [f"job {job_id}" for lease in snapshot.leases if (job_id := job_of(lease.holder)) is not None]
+        embedded_in = ", ".join(jobs) or f"process {pool.owner['pid']}"
 
     def nodes_in(*states: NodeState) -> tuple[NodeStatus, ...]:
         chosen = [
@@ -229,7 +234,7 @@ def status_of(snapshot: Snapshot, now: float, seen: Seen | None = None) -> PoolS
         last_operation=_operation_status(last) if last else None,
         reason=seen.silence or unrecorded(pool) or _reason(snapshot, now),
         leased=leased(snapshot),
-        embedded_in=_embedded_in(snapshot),
+        embedded_in=embedded_in,
         quotas=pool.quotas or {},
     )
 
@@ -238,13 +243,6 @@ def _from_row(kind: type[_Status], row: Base, /, **others: Any) -> _Status:
     """Build a status whose fields are `others` and, for all other fields, the row's columns of the same name."""
     columns = {field.name: getattr(row, field.name) for field in fields(kind) if field.name not in others}
     return kind(**columns, **others)
-
-
-def _embedded_in(snapshot: Snapshot) -> str | None:
-    if snapshot.pool.owner is None:
-        return None
-    jobs = [f"job {job_id}" for lease in snapshot.leases if (job_id := job_of(lease.holder)) is not None]
-    return ", ".join(jobs) or f"process {snapshot.pool.owner['pid']}"
 
 
 def head_endpoint(snapshot: Snapshot) -> Endpoint:
@@ -257,7 +255,7 @@ def head_endpoint(snapshot: Snapshot) -> Endpoint:
     for node in snapshot.nodes:
         if node.is_head and _current_state(node, seen) is NodeState.READY and node.endpoint:
             spec = PoolSpec.model_validate(snapshot.pool.spec)
-            return BACKENDS[spec.backend]().endpoint(spec, node.endpoint)
+            return backend_of(spec).endpoint(spec, node.endpoint)
     name = snapshot.pool.name
     raise PoolDownError(
         f'the head of pool "{name}" is not ready: {seen.silence or f"`shoal pool describe {name}` shows the reason"}'
@@ -274,7 +272,7 @@ def check_nodes(snapshot: Snapshot) -> Seen:
     if not snapshot.nodes or snapshot.pool.state is not PoolState.UP or not is_here(snapshot.pool):
         return Seen()
     spec = PoolSpec.model_validate(snapshot.pool.spec)
-    return BACKENDS[spec.backend]().look(spec, [NodeRef.of(node) for node in snapshot.nodes])
+    return backend_of(spec).look(spec, [NodeRef.of(node) for node in snapshot.nodes])
 
 
 def _current_state(node: Node, seen: Seen) -> NodeState:

@@ -28,9 +28,9 @@ from shoal.pool.backends.local import backend, gpus, processes
 from shoal.pool.backends.local.backend import node_folder, token_path
 from shoal.pool.backends.local.job_server import JobServer
 from shoal.pool.backends.local.processes import NODE_TAG
-from shoal.pool.background_process import ensure_running
 from shoal.pool.endpoint import MLFLOW_STORE, NO_GCS, REGISTER
 from shoal.pool.journal.rows import JournalStep, transaction
+from shoal.pool.reconciling import ensure_running
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import (
     DRAIN_GRACE,

@@ -26,8 +26,8 @@ from shoal.errors import (
 )
 from shoal.os_processes import ProcessId
 from shoal.own_pauses import waited_since
-from shoal.pool import background_process, bound_host
-from shoal.pool.backends import BACKENDS
+from shoal.pool import bound_host, reconciling
+from shoal.pool.backends import backend_of
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import require_team
 from shoal.pool.journal import commands, rows
@@ -85,7 +85,13 @@ class Waiting:
             return
         if operation.state is OperationState.ROLLED_BACK:
             self.until_settled()
-        back = "" if operation.state is OperationState.SUPERSEDED else _rolled_back_to(operation)
+        if operation.state is OperationState.SUPERSEDED:
+            back = ""
+        elif operation.replaced_size is not None:
+            back = f"; rolled back to {operation.replaced_size}"
+        else:
+            is_lease = operation.kind is OperationKind.LEASE
+            back = "; the lease was removed" if is_lease else "; all nodes that it had started were ended"
         raise ScaleError(
             f'pool "{self._name}" did not reach {operation.size} nodes: {operation.error}{back}', operation.node_errors
         )
@@ -205,14 +211,6 @@ def pause(began: float) -> None:
     time.sleep(min(max(WAIT_PERIOD, (time.monotonic() - began) / 10), WAIT_PERIOD_MOST))
 
 
-def _rolled_back_to(operation: Operation) -> str:
-    if operation.kind is OperationKind.LEASE and operation.replaced_size is None:
-        return "; the lease was removed"
-    if operation.replaced_size is None:
-        return "; all nodes that it had started were ended"
-    return f"; rolled back to {operation.replaced_size}"
-
-
 class Turn:
     """The turn to reconcile a pool: while one process has the turn, the other waiting processes do not reconcile.
 
@@ -294,13 +292,13 @@ class Requests:
                         operation_id = request(session)
                         # `prepare` creates the token before the commit, because nodes may start right after the commit.
                         if started:
-                            BACKENDS[started.backend]().prepare(started)
+                            backend_of(started).prepare(started)
                         operation = session.get_one(Operation, operation_id)
                 # The pool is still going down, so it cannot be started yet. Wait until it is down, then try again.
                 except PoolStoppingError:
                     operation_id = ""
                     self.waiting.until_down(on_progress)
-            background_process.ensure_running()
+            reconciling.ensure_running()
             self.operation_id = operation_id
             if not is_async:
                 patience = operation.deadline - operation.created_at
@@ -425,7 +423,7 @@ class Requests:
                 return
             spec = PoolSpec.model_validate(pool.spec) if pool and up else self.spec_to_start(session)
         if (wanted := max(size, spec.min_nodes)) <= spec.max_nodes:
-            BACKENDS[spec.backend]().admit(spec, wanted)
+            backend_of(spec).admit(spec, wanted)
 
     def last_rolled_back(self) -> Operation | None:
         """Return this holder's last operation if it was rolled back, else None."""

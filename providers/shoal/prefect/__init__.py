@@ -16,9 +16,9 @@ Example:
 from __future__ import annotations
 
 from shoal.prefect.blocks import ComputePool as ComputePool
-from shoal.prefect.clean_up import clean_up_ended_runs as clean_up_ended_runs
-from shoal.prefect.clean_up import clean_up_run as clean_up_run
 from shoal.prefect.job_task import retry_unless_permanent as retry_unless_permanent
+from shoal.prefect.lease import clean_up_ended_runs as clean_up_ended_runs
+from shoal.prefect.lease import clean_up_run as clean_up_run
 from shoal.prefect.lease import pool_lease as pool_lease
 from shoal.prefect.reports import emit_alerts as emit_alerts
 from shoal.prefect.tasks import abatch_predict as abatch_predict

@@ -12,7 +12,8 @@ from shoal.errors import InvalidArgumentError
 from shoal.pool import api
 from shoal.pool.endpoint import check_token, with_token
 from shoal.pool.holder import Ancestors
-from shoal.pool.spec import PoolFields, PoolSpec, is_uri
+from shoal.pool.options import PoolFields
+from shoal.pool.spec import PoolSpec, is_uri
 
 _ONLY_IN_BLOCKS = frozenset(
     ("team", "token", "block_type_slug", "_block_document_id", "_block_document_name", "_is_anonymous")

@@ -26,7 +26,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.logging import get_run_logger
 
 from shoal.jobs import retain, sweep
-from shoal.prefect.clean_up import clean_up_ended_runs
+from shoal.prefect.lease import clean_up_ended_runs
 
 SILENCE = timedelta(minutes=9)
 """Time without a heartbeat after which a run counts as crashed: three of Prefect's heartbeats, which are 180 s apart by

@@ -32,7 +32,7 @@ from shoal.prefect.reports import RunLog, TrainingProgress, emit_outcome, show_p
 from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
-    from shoal.jobs.journal.metric_series import MetricPoint
+    from shoal.jobs.journal.metric_points import MetricPoint
 
 
 _LONGEST_NAME = 200

@@ -38,7 +38,7 @@ from shoal.links import Link, job_page, mlflow_run_link, model_link
 from shoal.prefect.current_run import on_interrupt
 
 if TYPE_CHECKING:
-    from shoal.jobs.journal.metric_series import MetricPoint
+    from shoal.jobs.journal.metric_points import MetricPoint
     from shoal.pool.status import PoolStatus
     from shoal.training.reporting import Progress
 

@@ -286,11 +286,10 @@ def batch_predict(
 abatch_predict = twin(batch_predict)
 
 
-def _many_models_name(by: str | Sequence[str], **_: Any) -> str:
-    return f"models by {by if isinstance(by, str) else ', '.join(by)}"
-
-
-@partial(job_task, run_name=name_runs("many_models", _many_models_name))
+@partial(
+    job_task,
+    run_name=name_runs("many_models", lambda by, **_: f"models by {by if isinstance(by, str) else ', '.join(by)}"),
+)
 def many_models(
     dataset: Any,
     by: str | Sequence[str],

@@ -370,7 +370,7 @@ class Job(Base):
     task_try: Mapped[int | None]
     """Number of the newest try of the task `task_key` that has submitted the job or attached to it."""
     task_digest: Mapped[str | None] = mapped_column(String(64))
-    """Digest of the function and the arguments of the task that submitted the job (`shoal.jobs.journal.tasks`)."""
+    """Digest of the function and the arguments of the task that submitted the job (`shoal.jobs.journal.owners`)."""
     task_run: Mapped[str | None] = mapped_column(_LongText)
     """Try of the flow run, and task run, that has submitted the job or attached to it last. None if the job does not
     belong to a task of Prefect, or if its promotion was withdrawn: then no later try takes the job over."""
@@ -393,8 +393,8 @@ class Job(Base):
     """Time at which the attempt left the queue, because the pool has room for its workers. None while the attempt
     waits."""
     needs_credentials: Mapped[bool] = mapped_column(default=False)
-    """Whether the driver gets credentials through this row (`shoal.jobs.remote`), and waits for them while the attempt
-    is pending. False if the driver gets credentials from a file, or needs none."""
+    """Whether the driver gets credentials through this row (`shoal.jobs.credentials`), and waits for them while the
+    attempt is pending. False if the driver gets credentials from a file, or needs none."""
     driver_key: Mapped[str | None] = mapped_column(_LongText)
     """Public key of the driver that waits for credentials. None before the driver has requested credentials, and after
     the driver has received them."""
@@ -447,7 +447,7 @@ class JobMetrics(Base):
     """Number of times that the training was continued from a checkpoint before these points. The points replace those
     of earlier generations from their first step on."""
     points: Mapped[str] = mapped_column(_LongText)
-    """Steps, times and values as JSON, which `shoal.jobs.journal.metric_series` writes before the transaction."""
+    """Steps, times and values as JSON, which `shoal.jobs.journal.metric_points` writes before the transaction."""
 
 
 class StudyLog(Base):

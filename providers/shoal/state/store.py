@@ -1,12 +1,19 @@
-"""Open the state store (the database with the rows of pools and jobs), and run transactions in this database."""
+"""Open the state store (the database with the rows of pools and jobs), and run transactions in this database.
+
+A step is a named transaction, or a named action on files or processes. A process may be killed before, during or after
+each step, and the next process has to continue from there. The crash tests check that it can: they replace the function
+`passing` by one that kills the process at a chosen point of a step. The names of the steps of pools are in
+`shoal.pool.journal.rows`, those of the steps of jobs in `shoal.jobs.journal.steps`.
+"""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from types import FrameType
 from typing import Any
 
@@ -186,3 +193,42 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(restored, handler)
         for waiting in came:
             handlers[waiting](waiting, None)
+
+
+class At(StrEnum):
+    """Points of a step (a named transaction or action) at which the crash tests may kill the process."""
+
+    BEFORE = "before"
+    WRITTEN = "written"
+    """The transaction has written everything, but has not committed yet. Actions do not have this point."""
+    AFTER = "after"
+
+
+def _go_on(step: StrEnum, at: At) -> None:
+    """Do nothing. Crash tests replace this function by a function that kills the calling process."""
+
+
+passing: Callable[[StrEnum, At], None] = _go_on
+"""Function that every process calls at each point of each step."""
+
+
+@contextmanager
+def transaction(store: Store, step: StrEnum) -> Iterator[Session]:
+    """Run a ``with`` block in a write transaction. Crash tests can kill the calling process before, during or after the
+    transaction.
+    """
+    passing(step, At.BEFORE)
+    with store.transaction() as session:
+        yield session
+        passing(step, At.WRITTEN)
+    passing(step, At.AFTER)
+
+
+@contextmanager
+def act(step: StrEnum) -> Iterator[None]:
+    """Run a ``with`` block that acts on files or processes. Crash tests can kill the calling process before or after
+    the block.
+    """
+    passing(step, At.BEFORE)
+    yield
+    passing(step, At.AFTER)

@@ -1,7 +1,7 @@
-"""What a job needs of the nodes of its pool. The queue, the embedded pool and the engine all read it from here.
+"""What a job needs of the nodes of its pool, and the number and size of a boosting training's workers.
 
-A request or spec returns its `GangDemand`. Only `GangDemand.resolved`, which the engine calls once per attempt, looks
-at the nodes of this process's cluster; all else only computes.
+The queue, the embedded pool and the engine all read a request's or spec's `GangDemand`. Only `GangDemand.resolved`,
+which the engine calls once per attempt, looks at the nodes of this process's cluster; all else only computes.
 """
 
 from __future__ import annotations
@@ -10,11 +10,15 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
+
+from pydantic import ConfigDict, Field
 
 from shoal.data.dataset_spec import DatasetSpec
-from shoal.errors import CapacityError
-from shoal.training.cluster import Node, limited_nodes, nodes_to_size
+from shoal.data.ingest import cpus_to_read
+from shoal.errors import CapacityError, InvalidArgumentError
+from shoal.option_validation import Settings, positive_or_all
+from shoal.training.cluster import Node, limited, limited_nodes, listed, nodes_to_size, resources, workers_on
 from shoal.training.gang.placement import GangShape
 from shoal.training.run_config import RunConfig
 
@@ -131,3 +135,143 @@ class GangDemand:
             except CapacityError:
                 return False
         return True
+
+
+_FEW_ROWS = 200_000
+"""Number of rows per worker below which one worker per node, with more threads, trains faster than several, because the
+workers exchange results after each level of a tree. Measured with `tests/benchmarks/workers.py` on two cores, seconds
+with one worker of two threads and with two workers of one thread: XGBoost 1.8 and 2.3 with 164,000 rows per worker and
+16 columns, 21.0 and 37.0 with 25,000 rows and 1,000 columns, 12.3 and 11.3 with 1 million rows and 28 columns; LightGBM
+2.1 and 2.4, 18.9 and 26.5, 10.8 and 10.9."""
+
+_FEWEST_ROWS = 10_000
+"""Number of rows per worker below which no advice is given, because the training is short anyway."""
+
+_PositiveOrAll = Annotated[int, positive_or_all("to use all active nodes and their CPUs")]
+
+
+class ScalingConfig(Settings):
+    """Number of workers of a boosting training, and the CPUs and GPUs of each worker.
+
+    The values are not checked against this machine, so ``use_gpu=True`` is allowed on a machine without a GPU.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    num_workers: _PositiveOrAll = Field(
+        default=-1,
+        description="Number of workers. -1: one worker per active node, or one per GPU if the training uses GPUs.",
+    )
+    num_cpu_per_worker: _PositiveOrAll = Field(
+        default=-1,
+        description="Number of CPUs, and also of threads, of each worker. -1: the CPUs of each node divided by its "
+        "number of workers.",
+    )
+    use_gpu: bool | None = Field(
+        default=None,
+        description="Whether to train on GPUs. None: XGBoost trains on GPUs if every active node has one and the "
+        "installed XGBoost has CUDA; all attempts of a job make the same choice. LightGBM then trains on CPUs, because "
+        "its wheels on PyPI have no CUDA.",
+    )
+
+
+class XGBScalingConfig(ScalingConfig):
+    """Number of workers that train an XGBoost model, and the CPUs and GPUs of each worker.
+
+    Example:
+        >>> XGBScalingConfig(num_workers=2, num_cpu_per_worker=1)
+    """
+
+
+class LightGBMScalingConfig(ScalingConfig):
+    """Number of workers that train a LightGBM model, and the CPUs and GPUs of each worker.
+
+    Example:
+        >>> LightGBMScalingConfig(num_workers=2, num_cpu_per_worker=1)
+    """
+
+
+def resolve_size(
+    config: ScalingConfig,
+    nodes: Sequence[Node],
+    *,
+    device: str | None = None,
+    uses_ray_data: bool = False,
+    clamp: bool = False,
+) -> GangShape:
+    """Compute the number of workers, and the CPUs, threads and GPUs of each worker, from a scaling config.
+
+    All workers of a training have the same size. With ``num_cpu_per_worker=-1`` the size depends on the nodes. First,
+    the workers are assigned to the nodes. With ``num_workers=-1`` each node, or each GPU, gets one worker. Otherwise
+    each worker is assigned to the node that can give it the most CPUs. Then the CPUs of each node are divided by the
+    number of its workers, and every worker gets the smallest of these quotients.
+
+    Raises:
+        InvalidArgumentError: The argument `device` contradicts ``use_gpu``.
+        CapacityError: There is no room for the workers on the active nodes.
+    """
+    use_gpu = gpu_wish(config, device)
+    if use_gpu is None:
+        use_gpu = bool(nodes) and all(node["gpus"] >= 1 for node in nodes)
+    gpus = 1 if use_gpu else 0
+    usable = [node for node in nodes if workers_on(node, 1, gpus)]
+    if not usable:
+        needed = "a GPU and a CPU" if use_gpu else "a CPU"
+        raise CapacityError(
+            f"no active node ({listed(nodes)}) has {needed} for a worker: add nodes with shoal.scale_cluster"
+        )
+    cpus, largest = config.num_cpu_per_worker, max(node["cpus"] for node in usable)
+    cpus = 1 if cpus == -1 else limited(cpus, largest, f"num_cpu_per_worker={cpus}", nodes, clamp=clamp)
+    each_node = [node["gpus"] if use_gpu else 1 for node in usable]
+    wanted = sum(each_node) if config.num_workers == -1 else config.num_workers
+    request = f"num_workers={config.num_workers}" + (f" (which means {wanted})" if config.num_workers == -1 else "")
+    room = sum(workers_on(node, cpus, gpus) for node in usable)
+    workers = limited(wanted, room, f"{request} of {resources(cpus, gpus)} for each worker", nodes, clamp=clamp)
+    if config.num_cpu_per_worker == -1:
+        by_default = config.num_workers == -1 and workers == wanted
+        assigned = each_node if by_default else _assign(usable, workers, gpus)
+        cpus = min(node["cpus"] // count for node, count in zip(usable, assigned, strict=True) if count)
+    reading = cpus_to_read(cpus, int(uses_ray_data))
+    return GangShape(workers, cpus - reading, gpus, trim_memory=True, reading_cpus=reading)
+
+
+def wider_workers(size: GangShape, nodes: Sequence[str], rows: int) -> str | None:
+    """Return the advice to use fewer workers with more threads, or None if it would not make the training faster."""
+    used, each = len(set(nodes)), rows // len(nodes)
+    if size.gpus_per_worker or used == len(nodes) or not _FEWEST_ROWS <= each < _FEW_ROWS:
+        return None
+    threads = size.threads * (len(nodes) // used)
+    return (
+        f"{len(nodes)} workers on {used} node(s) have about {each:,} rows each: one worker per node would train faster "
+        f"(num_workers={used}, num_cpu_per_worker={threads}), but would give a slightly different model"
+    )
+
+
+def gpu_wish(config: ScalingConfig, device: str | None) -> bool | None:
+    """Return whether the user requests GPUs, by `use_gpu` or the parameter `device`; None if the user set neither.
+
+    Raises:
+        InvalidArgumentError: The config and the device parameter contradict each other.
+    """
+    if device is None:
+        return config.use_gpu
+    on_gpu = device.startswith(("cuda", "gpu"))
+    if config.use_gpu is not None and config.use_gpu != on_gpu:
+        raise InvalidArgumentError(
+            f'device="{device}" in params contradicts use_gpu={config.use_gpu} in the scaling config: '
+            "remove one of the two"
+        )
+    return on_gpu
+
+
+def _assign(nodes: Sequence[Node], workers: int, gpus: int) -> list[int]:
+    """Assign each worker to the node that can give it the most CPUs, and return the number of workers of each node."""
+    assigned = [0] * len(nodes)
+    for _ in range(workers):
+        _, best = max(
+            (node["cpus"] / (assigned[i] + 1), -i)
+            for i, node in enumerate(nodes)
+            if assigned[i] < workers_on(node, 1, gpus)
+        )
+        assigned[-best] += 1
+    return assigned

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import math
 import os
 import pickle
 import sys
@@ -17,24 +18,137 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.planning import ALONE
-from shoal.training import trial_context
+from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.messages import History
 from shoal.training.boosting.params import Direction
 from shoal.training.boosting.trials import BoostingTrials, PrunedError, TrialParams
 from shoal.training.gang.worker import PeerError
 from shoal.training.host.own_process import ending_forks
-from shoal.training.mlflow_calls import after_import
 from shoal.training.reporting import GangContext, gang_context, set_gang_context
-from shoal.training.trial_context import TrialContext, TrialPruned, metrics_of, set_current_trial, value_of
+from shoal.training.tracking import after_import
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
+
+
+class TrialPruned(Exception):  # Optuna's name
+    """Raise this in the function of a search to end a trial that `TrialContext.should_prune` has given up."""
+
+
+Ask = Callable[[float, int], bool]
+"""Type of a function that reports a value and its step to the driver, and returns whether the trial should end."""
+
+
+@dataclass
+class TrialContext:
+    """Second argument of the function of a search: the trial that the function runs.
+
+    Args:
+        number: Number of the trial, from 0.
+        params: Parameters of the trial.
+        dataset_map: Datasets of the search, by name.
+        metric: Name of the deciding metric in what the function reports or returns; None: any.
+
+    Attributes:
+        metrics: Metrics that were reported last.
+        model: Model that was reported last; None if there is none.
+        mlflow_run: Id of the first MLflow run that the function has opened; None if there is none.
+    """
+
+    number: int
+    params: dict[str, Any]
+    dataset_map: dict[str, DataConnector] = field(default_factory=dict)
+    metric: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict, init=False)
+    model: Any = field(default=None, init=False)
+    mlflow_run: str | None = field(default=None, init=False)
+    _ask: Ask | None = field(default=None, repr=False)
+    _step: int = field(default=0, init=False, repr=False)
+    _stop: bool = field(default=False, init=False, repr=False)
+
+    def report(self, value: float | Mapping[str, float], step: int | None = None, *, model: Any = None) -> None:
+        """Report the value of the trial so far, such as the loss after an epoch.
+
+        The last value counts as the trial's value if the function returns None.
+
+        Args:
+            value: Value of the deciding metric, or a mapping from names of metrics to values.
+            step: Number of the step, such as the epoch. Default: one more than at the last call, from 0.
+            model: Model of the trial; that of the best trial is the result's ``model``. It is pickled.
+
+        Raises:
+            InvalidArgumentError: The value is no number, or the mapping does not contain the deciding metric.
+        """
+        self.metrics = metrics_of(value, self.metric)
+        if model is not None:
+            self.model = model
+        place = self._step if step is None else int(step)
+        self._step = place + 1
+        if self._ask is not None:
+            self._stop = self._ask(value_of(self.metrics, self.metric), place)
+
+    def should_prune(self) -> bool:
+        """Return whether the last reported value is so bad, compared with those of other trials, that the function
+        should end the trial with ``raise TrialPruned``."""
+        return self._stop
+
+
+def metrics_of(value: Any, metric: str | None) -> dict[str, float]:
+    """Return what a function has returned or reported as metrics by name.
+
+    Raises:
+        InvalidArgumentError: The value is no number, or the mapping does not contain the deciding metric.
+    """
+    given = value if isinstance(value, Mapping) else {metric or "value": value}
+    try:
+        found = {str(name): float(each) for name, each in given.items()}
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"the function of a search must return or report a number, or a mapping from names to numbers, not "
+            f"{value!r}"
+        ) from error
+    if not found or (metric is not None and metric not in found):
+        raise InvalidArgumentError(
+            f'the function of a search has returned or reported no metric "{metric or "value"}", but only '
+            f"{', '.join(found) or 'none'}: report it, or name another in metric="
+        )
+    return found
+
+
+def value_of(metrics: Mapping[str, float], metric: str | None) -> float:
+    """Return the deciding value among metrics; without a name, the last one."""
+    return metrics[metric] if metric is not None else [*metrics.values()][-1] if metrics else math.nan
+
+
+_current: TrialContext | None = None
+
+
+def current_trial() -> TrialContext:
+    """Return the trial that this process runs.
+
+    Raises:
+        InvalidArgumentError: This process runs no trial.
+    """
+    if _current is None:
+        raise InvalidArgumentError("this process runs no trial: call this in the function of a search")
+    return _current
+
+
+def running_trial() -> TrialContext | None:
+    """Return the trial that this process runs; None if it runs none."""
+    return _current
+
+
+def set_current_trial(trial: TrialContext | None) -> None:
+    """Set the trial that this process runs."""
+    global _current
+    _current = trial
 
 
 def note_opened_runs(mlflow: ModuleType) -> None:
@@ -45,7 +159,7 @@ def note_opened_runs(mlflow: ModuleType) -> None:
 
     @functools.wraps(original)
     def start_run(run_id: str | None = None, *args: Any, **options: Any) -> Any:
-        trial = trial_context.running_trial()
+        trial = running_trial()
         is_trials = (
             trial is not None
             and trial.mlflow_run is None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from shoal.distributors.search import submit_search as submit_search
     from shoal.kinds.search.call import SearchResult as SearchResult
     from shoal.kinds.search.spec import Range as Range
-    from shoal.training.trial_context import TrialContext as TrialContext
-    from shoal.training.trial_context import TrialPruned as TrialPruned
+    from shoal.training.trial_worker import TrialContext as TrialContext
+    from shoal.training.trial_worker import TrialPruned as TrialPruned
 
 __getattr__ = lazy_exports(__name__)

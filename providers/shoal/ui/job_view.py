@@ -18,16 +18,15 @@ from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts, study_logs
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.metric_series import MetricPoint
+from shoal.jobs.journal.metric_points import MetricPoint
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.results import JobResult
 from shoal.jobs.status import JobLine, JobStatus
 from shoal.kinds.partitions.keys import shown_key
 from shoal.kinds.partitions.spec import PARTITIONS
-from shoal.kinds.search import trials
+from shoal.kinds.search import study_storage
 from shoal.kinds.search.spec import TUNE
-from shoal.kinds.search.study_storage import copy_of
-from shoal.kinds.search.trials import Ended
+from shoal.kinds.search.study_storage import Ended, copy_of
 from shoal.links import Link, mlflow_run_link, model_link
 from shoal.secrets.redaction import redact
 from shoal.state import Store
@@ -68,7 +67,7 @@ def trials_view(store: Store, key: Key, job: Job, result: JobResult | None) -> T
     if job.spec.get("framework") != TUNE:
         return None
     study = study_logs.study_of(store, key)
-    found = trials.read(store, key.job_id, study)
+    found = study_storage.read_trials(store, key.job_id, study)
     # Before the result, the direction is known only if the spec has it; the table then has the newest trials first.
     direction = result.search.direction if result and result.search else job.spec.get("direction")
     if not found:

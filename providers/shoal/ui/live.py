@@ -20,12 +20,13 @@ from typing import Generic, TypeVar
 
 from shoal.background_threads import BackgroundThread
 from shoal.errors import ShoalError
-from shoal.jobs.journal import metric_series
+from shoal.jobs.journal import metric_points
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.metric_series import MetricPoint
+from shoal.jobs.journal.metric_points import MetricPoint
 from shoal.jobs.status import JobLine, StoreMark, job_lines, store_mark
 from shoal.pool.api import report_pools
-from shoal.pool.backends import BACKENDS, Seen
+from shoal.pool.backends import backend_of
+from shoal.pool.backends.base import Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.scaling_plan import Snapshot
 from shoal.pool.spec import PoolSpec
@@ -170,7 +171,7 @@ class StoreReader:
         """Return the series of a job's metrics, read once for all viewers, and again when the attempt has changed."""
         read, points = self._metrics.get(line.key, (None, []))
         if read != line:
-            points = metric_series.read(self.store, line.key)
+            points = metric_points.read(self.store, line.key)
             others = {key: each for key, each in self._metrics.items() if key != line.key}
             self._metrics = {line.key: (line, points), **others}
             while len(self._metrics) > _MOST_SERIES:
@@ -368,7 +369,7 @@ class HeadAnswers:
         """Return which nodes of a pool are lost. Nodes of a head on the network are those of its last answer; before
         the first answer, the rows of the store count."""
         spec = PoolSpec.model_validate(snapshot.pool.spec)
-        if BACKENDS[spec.backend]().bound_to_host or not (snapshot.nodes and is_here(snapshot.pool)):
+        if backend_of(spec).answers_at_once or not (snapshot.nodes and is_here(snapshot.pool)):
             return check_nodes(snapshot)
         key = f"{spec.name} {spec.uri}"
         return self._reader.last(key, lambda: self._ask(key, snapshot)) or Seen()

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, why_end
-from shoal.jobs.driver.metric_series import MetricSeries
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.state import Store

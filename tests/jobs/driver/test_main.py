@@ -39,7 +39,7 @@ from shoal.jobs import JobResult, JobSpec, Register, Tracking, credentials, load
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.driver import heartbeats
 from shoal.jobs.driver import main as driver
-from shoal.jobs.driver.context import AttemptContext
+from shoal.jobs.driver.attempt_context import AttemptContext
 from shoal.jobs.files import artifacts, staged_rows, storage
 from shoal.jobs.files import staged_rows as jobs_staging
 from shoal.jobs.files.logs import LogFollower, log_path
@@ -57,10 +57,9 @@ from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.boosting.messages import by_round
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
-from shoal.training.demand import GangClaim
+from shoal.training.demand import GangClaim, XGBScalingConfig
 from shoal.training.reporting import MetricSink, OnProgress, Progress
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import XGBScalingConfig
 from tests.support.job_store import POOL, add_node
 from tests.support.postgres import PASSWORD
 from tests.support.waiting import wait_until

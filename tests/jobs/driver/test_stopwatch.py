@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.jobs.driver.context import Stopwatch
+from shoal.jobs.driver.attempt_context import Stopwatch
 from shoal.jobs.results import JobResult
 from shoal.state.schema import Job
 from tests.support.job_results import result_of

@@ -10,8 +10,8 @@ import pytest
 
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import JobResult, load_results
-from shoal.jobs.driver.context import AttemptContext, Stopwatch
-from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.attempt_context import AttemptContext, Stopwatch
+from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.files import artifacts
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts

@@ -22,11 +22,10 @@ from shoal.jobs import prune_jobs, retain
 from shoal.jobs.files import artifacts
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.locks import store_lock
-from shoal.jobs.journal.steps import At, JobStep, RetentionStep
+from shoal.jobs.journal.steps import At, JobStep, RetentionStep, store_lock
 from shoal.models import prune_models
 from shoal.os_processes import host_id, hostname
-from shoal.state import Store, steps
+from shoal.state import Store, store
 from shoal.state.home import home
 from shoal.state.schema import Job, JobState, Lock, Pool, PoolState, PromotionState
 from tests.support.model_registry import DAY, Shelf, add_promotion
@@ -97,7 +96,7 @@ def killed_at(step: RetentionStep, at: At) -> Iterator[None]:
             raise Killed
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(steps, "passing", passing)
+        patch.setattr(store, "passing", passing)
         try:
             yield
         except Killed:
@@ -182,14 +181,14 @@ class TestVersions:
         first, second, *_ = [shelf.add("m", days=100) for _ in range(4)]
         shelf.promote("m", first)
         shelf.promote("m", "4")  # so the lock of the alias is known
-        asked, passing = threading.Event(), steps.passing
+        asked, passing = threading.Event(), store.passing
 
         def note(step: object, at: object) -> None:
             if threading.current_thread() is not threading.main_thread() and step is JobStep.LOCK:
                 asked.set()
             passing(step, at)
 
-        monkeypatch.setattr(steps, "passing", note)
+        monkeypatch.setattr(store, "passing", note)
         ledger = shelf.ledger("m")
         with ThreadPoolExecutor(1) as threads:
             with store_lock(Store(), ledger.lock_name, PAUSE):
@@ -290,7 +289,7 @@ class TestJobs:
             if (step, at) == (RetentionStep.REMOVE_FILES, At.AFTER):
                 add_job(Key("old", 2), JobState.PENDING)
 
-        monkeypatch.setattr(steps, "passing", retried)
+        monkeypatch.setattr(store, "passing", retried)
         assert self.prune() == set()
         assert jobs() == {old, Key("old", 2)}
 

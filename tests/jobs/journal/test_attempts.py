@@ -8,7 +8,7 @@ import pytest
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key, Mark, Order
-from shoal.jobs.journal.tasks import TaskTry
+from shoal.jobs.journal.owners import TaskTry
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 

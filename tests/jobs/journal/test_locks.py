@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from shoal.errors import JobError
-from shoal.jobs.journal.locks import store_lock
+from shoal.jobs.journal.steps import store_lock
 from shoal.state import Store
 from shoal.state.schema import Lock
 

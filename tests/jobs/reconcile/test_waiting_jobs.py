@@ -22,7 +22,7 @@ from shoal.jobs.handle import JobTimeoutError
 from shoal.jobs.journal import attempts, job_queue
 from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission, Line
-from shoal.jobs.reconcile import settle
+from shoal.jobs.reconcile import rounds
 from shoal.jobs.reconcile.look import HeadBusyError, HeadGoneError, JobClient, Target
 from shoal.jobs.reconcile.rounds import host_round
 from shoal.jobs.scheduling import DRIVER_BYTES
@@ -32,9 +32,8 @@ from shoal.pool.endpoint import Endpoint
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Node, NodeState, Pool, PoolState
-from shoal.training.demand import GangClaim
+from shoal.training.demand import GangClaim, XGBScalingConfig
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import XGBScalingConfig
 from tests.support.fake_ray_head import FakeHead
 from tests.support.job_results import result_of
 from tests.support.job_store import POOL, add_node, add_pool
@@ -273,16 +272,16 @@ def test_a_job_that_another_block_attaches_to_ends_with_this_block(queue, monkey
 
 def test_a_long_queue_hides_no_running_job_and_no_run(queue, monkeypatch):
     monkeypatch.setattr("shoal.jobs.cleanup.sweep", list)
-    monkeypatch.setattr("shoal.jobs.reconcile.settle._AT_ONCE", 1)
+    monkeypatch.setattr("shoal.jobs.reconcile.rounds._AT_ONCE", 1)
     queue.submit("first")
     attempts.start(queue.store, Key("first", 1), ProcessId.mine().to_json(), queue.now)
     for name, holder in (("second", "airflow:other/run"), ("third", "airflow:dag/run")):
         queue.now += 1.0
         queue.submit(name, holder=holder)
     checked: list[str] = []
-    monkeypatch.setattr(settle, "host_round", lambda target: checked.append(target.key.job_id))
+    monkeypatch.setattr(rounds, "host_round", lambda target: checked.append(target.key.job_id))
 
-    assert settle.settle_jobs() == []
+    assert rounds.settle_jobs() == []
     assert checked == ["first", "second"]  # the running one, and of the others the one polled longest ago
     assert cleanup.clean_up_everywhere("airflow:other/run", reason="over") == [f"{POOL}: cancelled job second: over"]
 
@@ -333,7 +332,7 @@ def test_asking_keeps_a_waiting_job(queue, monkeypatch):
     [("airflow:dag/run", None, "airflow:dag/run"), ("prefect:child", {"prefect:run/1": True}, "prefect:run/2")],
 )
 def test_whoever_waits_for_a_waiting_job_renews_its_runs_lease(queue, monkeypatch, holder, ancestors, held_by):
-    monkeypatch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
     queue.submit("first")
     second = queue.submit("second", holder=holder, ancestors=ancestors)
     pool = ComputePool(POOL, holder=held_by, store=queue.store, clock=lambda: queue.now)

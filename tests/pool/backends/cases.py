@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal.os_processes import ProcessId
-from shoal.pool.backends import BACKENDS, Backend
+from shoal.pool.backends import BACKENDS
+from shoal.pool.backends.base import Backend
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.backends.local.processes import NODE_TAG

@@ -30,7 +30,7 @@ def kube(fresh_home, monkeypatch, tmp_path) -> Iterator[FakeKubernetes]:
     """A Kubernetes API; no detached reconciler, so whoever acts or sweeps does it all; and each look sends requests."""
     pytest.importorskip("kubernetes", reason="the extra kuberay is not installed")
     monkeypatch.setattr("shoal.pool.backends.kuberay.backend.PERIOD", 0.0)
-    monkeypatch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
     kube = FakeKubernetes(tmp_path)
     yield kube
     kube.close()
@@ -42,7 +42,7 @@ def alone(fresh_home, monkeypatch) -> Iterator[None]:
 
     The nodes of a cluster are not checked when a pool comes up, which takes seconds.
     """
-    monkeypatch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
+    monkeypatch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
     monkeypatch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: [])
     yield
     for status in list_pools():

@@ -12,7 +12,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.pool.api import ComputePool
-from shoal.pool.backends import NodeRef, PoolRef, Seen
+from shoal.pool.backends.base import NodeRef, PoolRef, Seen
 from shoal.pool.reconciling import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store

@@ -13,7 +13,8 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.pool.api import ComputePool
-from shoal.pool.backends import LocalBackend, versions
+from shoal.pool.backends import versions
+from shoal.pool.backends.local.backend import LocalBackend
 from shoal.pool.spec import PoolSpec
 from tests.support.pool_processes import node_rows, nothing_left
 

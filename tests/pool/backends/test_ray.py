@@ -18,7 +18,7 @@ from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
 from shoal.jobs import JobSpec, submit
 from shoal.jobs.reconcile.look import JobClient
 from shoal.pool.api import ComputePool
-from shoal.pool.backends import PoolRef
+from shoal.pool.backends.base import PoolRef
 from shoal.pool.backends.ray.backend import Cluster, RayBackend
 from shoal.pool.backends.ray_http import RayHead
 from shoal.pool.reconciling import reconcile, sweep
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.ray
 def attached_pool(static_cluster) -> Iterator[ComputePool]:
     """One pool for several tests, in a home of its own."""
     with new_home(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shoal.pool.background_process.ensure_running", lambda: None)
+        patch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
         patch.setattr("shoal.pool.backends.preflight.preflight", lambda *_: [])
         pool = ComputePool(static_cluster.uri(max_nodes=4)).up()
         yield pool

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import CapacityError, WorkerLostError
-from shoal.training import restarts
+from shoal.training import run_config
 from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.messages import Segment, segment_length
@@ -54,8 +54,8 @@ class Losses:
 
 def asked(rows: Path, max_restarts: int = 0, **changes: Any) -> TrainRequest:
     wanted = request(rows, **changes)
-    run_config = wanted.run_config.model_copy(update={"checkpoint_every": 4, "max_restarts": max_restarts})
-    return wanted.model_copy(update={"run_config": run_config})
+    changed = wanted.run_config.model_copy(update={"checkpoint_every": 4, "max_restarts": max_restarts})
+    return wanted.model_copy(update={"run_config": changed})
 
 
 @pytest.mark.ray
@@ -133,17 +133,16 @@ def test_a_lost_node_is_waited_for(driver: TwoNodes, rows: Path, monkeypatch: py
 def test_without_another_node_fewer_go_on_only_where_that_is_allowed(
     driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(restarts, "REPLACE_NODE_S", 1.0)
-    for module in (engine, restarts):
-        monkeypatch.setattr(module, "RESOURCES_WAIT_S", 20.0)
+    monkeypatch.setattr(run_config, "REPLACE_NODE_S", 1.0)
+    monkeypatch.setattr(run_config, "RESOURCES_WAIT_S", 20.0)
     Losses(monkeypatch, 1, 1, deed=driver.kill_second)
     try:
         with pytest.raises(CapacityError, match="do not fit on this pool"):
             train(asked(rows, 1))
         driver.replace_second()
         wanted = asked(rows, 1)
-        run_config = wanted.run_config.model_copy(update={"min_workers": 1})
-        result = train(wanted.model_copy(update={"run_config": run_config}))
+        with_fewer = wanted.run_config.model_copy(update={"min_workers": 1})
+        result = train(wanted.model_copy(update={"run_config": with_fewer}))
     finally:
         driver.replace_second()
     assert (result.num_workers, result.restarts, result.rounds) == (1, 1, 10)

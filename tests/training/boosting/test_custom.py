@@ -12,8 +12,8 @@ from shoal.data import DataConnector
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.reporting import gang_context
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 from tests.training.boosting.test_checkpoints import Losses

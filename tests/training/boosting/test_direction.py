@@ -14,10 +14,9 @@ from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.models.metrics import NAMES, best_mode
 from shoal.training.boosting.library import library_of
-from shoal.training.boosting.params import agreed, told
+from shoal.training.boosting.params import UserCode, agreed, told
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.trials import TrialPlan
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.placement import GangShape
 from shoal.training.lightgbm import params as lightgbm_params
 from shoal.training.xgboost import params as xgboost_params

@@ -36,15 +36,15 @@ def use() -> None:
     import pyarrow as pa
 
     from shoal.jobs.register import Register
-    from shoal.kinds.partitions.models import EstimatorTraining, loaded
+    from shoal.kinds.partitions.partition_messages import EstimatorTraining, loaded
     from shoal.kinds.partitions.predictions import predicted_by
     from shoal.kinds.training.spec import JobSpec
     from shoal.models import gate
     from shoal.models.loading import predictor_of
     from shoal.training.boosting.engine import train
+    from shoal.training.boosting.params import UserCode
     from shoal.training.boosting.request import TrainRequest
     from shoal.training.boosting.trials import TrialPlan
-    from shoal.training.boosting.user_code import UserCode
     from shoal.training.demand import NodeSize
     from shoal.training.gang.gang import end_gangs
     from shoal.training.gang.placement import GangShape

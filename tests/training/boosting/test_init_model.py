@@ -16,7 +16,7 @@ from shoal.boosting_libraries import Framework
 from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, WorkerLostError
 from shoal.jobs import JobSpec
-from shoal.jobs.remote.package import taken_along, unpacked
+from shoal.jobs.remote_files import taken_along, unpacked
 from shoal.training.boosting import engine
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.request import TrainRequest, TrainResult

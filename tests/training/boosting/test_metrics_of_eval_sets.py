@@ -16,7 +16,7 @@ from shoal.errors import DataError, TrainingError
 from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.messages import Checkpoint, Segment
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 from shoal.training.xgboost.params import approximate
 from tests.support.two_node_cluster import COLUMNS, TwoNodes
 from tests.training.lightgbm.test_segments import trainer

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.boosting.params import Unsupported
+from shoal.training.boosting.params import Unsupported, UserCode
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.placement import GangShape
 from shoal.training.lightgbm.library import LightGBM
 from shoal.training.xgboost.library import XGBoost

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shoal.errors import InvalidArgumentError
-from shoal.training.boosting.user_code import UserCode, refuse_namesakes
+from shoal.training.boosting.params import UserCode, refuse_namesakes
 
 
 def loss(*_: Any) -> tuple[float, float]:

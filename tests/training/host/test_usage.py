@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shoal.jobs.driver.metric_series import MlflowFeed
+from shoal.jobs.driver.attempt_metrics import MlflowFeed
 from shoal.kinds.function.driver import _Usage
 from shoal.training.host.usage import Collectors, Meter, NodeMetrics, measured
 

@@ -16,9 +16,9 @@ from shoal.data import DataConnector
 from shoal.errors import DataError
 from shoal.training.boosting.messages import Columns, Part, Task
 from shoal.training.boosting.rows import ShardRows
-from shoal.training.lightgbm.dataset import Binned, find_bins, refuse_if_too_large
-from shoal.training.lightgbm.sampling import sample, shares
-from shoal.training.lightgbm.worker import label_check
+from shoal.training.lightgbm.dataset import Binned, find_bins, refuse_if_too_large, sample
+from shoal.training.lightgbm.library import shares
+from shoal.training.lightgbm.worker import binary_check
 from tests.support.two_node_cluster import COLUMNS, ROWS
 
 PARAMS = {"num_leaves": 7, "verbosity": -1, "num_threads": 1, "deterministic": True, "force_col_wise": True}
@@ -131,8 +131,8 @@ def test_a_binary_objective_takes_zero_and_one_only(rows: Path) -> None:
     part = shard_rows(rows).part
     task = Task(part, {}, Columns(tuple(COLUMNS), "k"), {"objective": "binary"})
     with pytest.raises(DataError, match=r'part-0.parquet, row group 0: the label "k" is 2.0 at row \d+, but .*binary'):
-        list(ShardRows(part, task.columns, 0, label_check(task)))
-    assert label_check(Task(part, {}, task.columns, {"objective": "poisson"})) is None
+        list(ShardRows(part, task.columns, 0, binary_check(task)))
+    assert binary_check(Task(part, {}, task.columns, {"objective": "poisson"})) is None
 
 
 def test_rows_whose_bins_will_not_fit_are_refused_with_the_figures(rows: Path) -> None:

@@ -17,9 +17,9 @@ from shoal.data import DataConnector
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult
-from shoal.training.boosting.user_code import UserCode
-from shoal.training.scaling import ScalingConfig
+from shoal.training.demand import ScalingConfig
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 from tests.training.boosting.test_checkpoints import Losses
 from tests.training.xgboost.test_xgboost import spec, without_statistics

@@ -15,12 +15,11 @@ import pytest
 from shoal.data import DataConnector
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.rows import ShardRows
-from shoal.training.boosting.user_code import UserCode
-from shoal.training.lightgbm.dataset import Binned, find_bins
-from shoal.training.lightgbm.library import LightGBM
+from shoal.training.lightgbm.dataset import Binned, find_bins, sample
+from shoal.training.lightgbm.library import LightGBM, shares
 from shoal.training.lightgbm.params import worker_params
-from shoal.training.lightgbm.sampling import sample, shares
 from shoal.training.lightgbm.segments import Trainer
 from shoal.training.reporting import gang_context
 from tests.support.two_node_cluster import COLUMNS, write_rows

@@ -30,16 +30,15 @@ from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
 from shoal.training.cluster import Node
 from shoal.training.gang.placement import GangShape
 from shoal.training.locations import MARKER, Claim
-from shoal.training.mlflow_calls import adopt_model
-from shoal.training.pytorch import model_dir, worker
-from shoal.training.pytorch.checkpoints import Checkpoints, Seals
+from shoal.training.pytorch import checkpoints, worker
+from shoal.training.pytorch.checkpoints import Checkpoints, Destination, Seals, shared_out
 from shoal.training.pytorch.context import Context, tagged_output
 from shoal.training.pytorch.engine import Metrics
-from shoal.training.pytorch.environment import Machine, environments
-from shoal.training.pytorch.model_dir import Destination, shared_out
-from shoal.training.pytorch.program import MAX_BYTES, Program
+from shoal.training.pytorch.program import MAX_PROGRAM_BYTES, Program
 from shoal.training.pytorch.request import AnyScaling, SpreadScalingConfig, fitting, lay_out, nodes_needed
+from shoal.training.pytorch.worker import Machine, environments
 from shoal.training.reporting import Progress
+from shoal.training.tracking import adopt_model
 
 ONE_CPU: list[Node] = [{"name": f"n{i}", "cpus": 1, "gpus": 0} for i in range(2)]
 GPUS: list[Node] = [{"name": "a", "cpus": 8, "gpus": 2}, {"name": "b", "cpus": 8, "gpus": 0}]
@@ -390,7 +389,7 @@ def test_model_folders_are_merged_and_of_two_that_differ_the_first_is_kept(
         (folder / "same").write_text("same")
         (folder / "differs").write_text(str(rank))
         (folder / "deep" / f"of-{rank}").write_text("x")
-    files = [model_dir.digests(tmp_path / str(rank)) for rank in (0, 1)]
+    files = [checkpoints.digests(tmp_path / str(rank)) for rank in (0, 1)]
     parts = shared_out(files)
     assert parts == [["deep/of-0", "differs", "same"], ["deep/of-1"]]
     assert (
@@ -402,7 +401,7 @@ def test_model_folders_are_merged_and_of_two_that_differ_the_first_is_kept(
         (tmp_path / "0" / "differs").write_text(text)
         destination.prepare()
         for rank, part in enumerate(parts):
-            model_dir.upload(tmp_path / str(rank), part, destination.staging)
+            checkpoints.upload(tmp_path / str(rank), part, destination.staging)
         final = Path(destination.commit([*parts[0], *parts[1]]))
     assert final == tmp_path / "out" / "model" / "job"
     assert sorted(path.relative_to(final).as_posix() for path in final.rglob("*") if path.is_file()) == [
@@ -561,7 +560,7 @@ def test_a_model_that_ends_after_its_process_group_does_not_stop_its_rank(tmp_pa
 
 
 def test_large_data_in_a_closure_is_refused_with_advice() -> None:
-    data = np.zeros(MAX_BYTES, np.uint8)
+    data = np.zeros(MAX_PROGRAM_BYTES, np.uint8)
 
     def train() -> int:
         return int(data.sum())

@@ -23,7 +23,7 @@ from shoal.distributors.pytorch import (
     run_local,
 )
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError, WorkerLostError
-from shoal.training import restarts
+from shoal.training import run_config
 from shoal.training.gang import connection
 from shoal.training.gang.gang import Gang
 from shoal.training.locations import MARKER
@@ -211,7 +211,7 @@ def test_after_the_loss_of_a_node_the_loss_goes_on_on_what_is_left(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(restarts, "REPLACE_NODE_S", 1.0)
+    monkeypatch.setattr(run_config, "REPLACE_NODE_S", 1.0)
     training = distributor(functions.train, tmp_path, max_restarts=1, min_workers=1, job_id="node")
     try:
         run = training.run(10, 64, deed="kill the node", at=6, folder=str(tmp_path))

@@ -14,8 +14,7 @@ import pytest
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.host import own_process
 from shoal.training.pytorch import worker
-from shoal.training.pytorch.program import Program, may_call_ray
-from shoal.training.pytorch.script import MAX_BYTES, Script, ScriptFolder
+from shoal.training.pytorch.program import MAX_BYTES, Program, Script, ScriptFolder, may_call_ray
 
 SCRIPT = Path(__file__).with_name("script.py")
 
@@ -62,7 +61,7 @@ def test_a_script_travels_with_the_files_of_its_folder(script: Path, tmp_path: P
 def test_a_folder_that_is_too_large_to_travel_is_used_where_it_is(
     script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    monkeypatch.setattr(f"shoal.training.pytorch.script.{limit}", 1)
+    monkeypatch.setattr(f"shoal.training.pytorch.program.{limit}", 1)
     program = Program.of(script, [tmp_path / "out"], {}).dumps()
     pickle.loads(program)()
     assert "rate: 1" in (tmp_path / "out").read_text() and "rows.csv" in (tmp_path / "out").read_text()

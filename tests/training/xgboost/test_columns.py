@@ -11,8 +11,8 @@ import pytest
 import xgboost
 
 from shoal.training.boosting.engine import train
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.gang import end_gangs
 from shoal.training.xgboost.library import XGBoost
 from tests.support.two_node_cluster import assert_ended

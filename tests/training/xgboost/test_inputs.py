@@ -21,8 +21,8 @@ from shoal.kinds.training.spec import JobSpec
 from shoal.models.loading import predictor_of
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.library import library_of
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.placement import GangShape
 from shoal.training.xgboost.library import XGBoost
 from shoal.training.xgboost.params import ignored_weights

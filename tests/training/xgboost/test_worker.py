@@ -19,8 +19,8 @@ from shoal.data.planning import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.boosting import rows as rows_module
 from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.rows import ShardRows, in_whole_groups
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.reporting import GangContext, gang_context
 from shoal.training.xgboost import worker
 from tests.support.two_node_cluster import COLUMNS

@@ -12,8 +12,8 @@ import pytest
 from shoal.data import DataConnector
 from shoal.errors import CapacityError, DataError, InvalidArgumentError, TrainingError
 from shoal.training.boosting.engine import train
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult
-from shoal.training.boosting.user_code import UserCode
 from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
 
 pytestmark = pytest.mark.ray

@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from jinja2.nativetypes import NativeEnvironment
 from pydantic import BaseModel
 
-from shoal.airflow.deployment import holder_of, is_single_task_test, team_of
+from shoal.airflow.deployment import holder_of, is_single_task_test, team_of, warn_of_copies
 from shoal.airflow.hooks import ComputePoolHook
 from shoal.data.dataset_spec import is_relative
 from shoal.errors import InvalidArgumentError, ShoalError, shown
@@ -514,8 +514,6 @@ class PoolOperator(CheckedOperator):
     def pre_execute(self, context: Context) -> None:
         """Record the web address of this Airflow in shoal's store, and warn if another Airflow has the same id. Airflow
         calls this method before `execute`."""
-        from shoal.airflow.deployment import warn_of_copies
-
         # `execute` needs the store and the id, too, and raises the error.
         with suppress(ShoalError):
             warn_of_copies()

@@ -44,8 +44,7 @@ from shoal.airflow.results import (
 from shoal.errors import LeaseEndedError, NoTokenError, PoolDownError, PoolElsewhereError, ShoalError
 from shoal.links import dashboard_link, job_page, mlflow_run_link, model_link
 from shoal.pool.spec import PoolSpec, is_uri
-from shoal.training.pytorch.program import is_name
-from shoal.training.pytorch.script import Script
+from shoal.training.pytorch.program import Script, is_name
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage

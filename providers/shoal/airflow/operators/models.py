@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
     from shoal.jobs import Message
-    from shoal.models.later_promotion import Training
+    from shoal.models.gate import Training
 
 
 class ModelAlertError(AirflowFailException):

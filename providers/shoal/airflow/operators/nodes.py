@@ -359,7 +359,7 @@ class CleanupPoolOperator(PoolOperator):
         """Clean up after the DAG run, and return a report as a dict (see `shoal.jobs.clean_up`). A repeated call,
         for example in a retry, does no harm."""
         from shoal.jobs import clean_up
-        from shoal.jobs.teams import require_for_run
+        from shoal.jobs.journal.owners import require_for_run
         from shoal.state import Store
 
         hook, own = self.hook, self.holder_in(context)

@@ -209,18 +209,14 @@ class _FieldsOperator(JobOperator):
         fields = cls._fields(spec if isinstance(spec, Mapping) else {}, arguments)
         check_paths(fields)
         if isinstance(spec, Mapping):
-            cls._check_fields(fields, arguments)
+            from shoal.kinds.task_spec import check_spec
+
+            check_spec(fields, is_known, pool=job_pool(arguments))
         elif is_known(spec):
             from shoal.jobs.kind import spec_class
 
             name = spec_class(fields).__name__
             raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict with fields of a {name}")
-
-    @classmethod
-    def _check_fields(cls, fields: Mapping[str, Any], arguments: Arguments) -> None:
-        from shoal.kinds.task_spec import check_spec
-
-        check_spec(fields, is_known, pool=job_pool(arguments))
 
     def job_spec(self, context: Context) -> AnyJobSpec:
         """Build the job's spec from the operator's arguments."""
@@ -259,14 +255,7 @@ class ManyModelsOperator(_FieldsOperator):
 
     _framework = "partitions"
     _named = ("dataset", "by", "estimator")
-    template_fields: Sequence[str] = (
-        *PoolOperator.template_fields,
-        "dataset",
-        "by",
-        "function_kwargs",
-        "estimator",
-        "spec",
-    )
+    template_fields: Sequence[str] = (*PoolOperator.template_fields, *_named, "function_kwargs", "spec")
     template_fields_renderers = {"dataset": "json", "estimator": "json", "spec": "json"}  # noqa: RUF012 - Airflow's shape
     shallow_copy_attrs: Sequence[str] = ("function",)
 
@@ -292,17 +281,15 @@ class ManyModelsOperator(_FieldsOperator):
         self.check(self.task_id, vars(self))
 
     @classmethod
-    def _check_fields(cls, fields: Mapping[str, Any], arguments: Arguments) -> None:
-        from shoal.kinds.task_spec import check_models_spec
+    def _fields(cls, spec: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all fields of the job's spec, with a placeholder for the code of a function."""
+        from shoal.kinds.task_spec import fields_of_models
 
-        kwargs = arguments["function_kwargs"]
-        check_models_spec(
-            fields,
-            is_known,
-            pool=job_pool(arguments),
-            function=arguments["function"],
-            kwargs=kwargs if isinstance(kwargs, Mapping) else {},
-        )
+        fields = super()._fields(spec, arguments)
+        function, kwargs = arguments["function"], arguments["function_kwargs"]
+        if function is UNKNOWN:  # of a mapped task, whose instances may have an estimator
+            return {"function": function, **fields}
+        return fields_of_models(fields, function, kwargs if isinstance(kwargs, Mapping) else {})
 
     @property
     def job_label(self) -> str:

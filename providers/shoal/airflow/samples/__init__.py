@@ -9,16 +9,7 @@ from pathlib import Path
 
 from shoal.new_files import read_samples
 
-_FILES = (
-    "many_models.py",
-    "model_alerts.py",
-    "pool_janitor.py",
-    "scheduled_retraining.py",
-    "score_on_promotion.py",
-    "train_networks.py",
-)
-
 
 def samples(folder: Path) -> dict[str, str]:
     """Return the texts of the files by name."""
-    return read_samples(Path(__file__).parent, "dags", _FILES)
+    return read_samples(__file__, "dags")

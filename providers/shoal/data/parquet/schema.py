@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shoal.data.parquet.digest import kind_of
-from shoal.data.parquet.footers import Footer
+from shoal.data.parquet.footers import Footer, kind_of
 from shoal.errors import DataError
 
 if TYPE_CHECKING:

@@ -11,16 +11,18 @@ from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.filters import Filters, columns_of
-from shoal.data.parquet.digest import footer_texts, rows_digest, texts_digest
 from shoal.data.parquet.files import WHOLE_NUMBER, DataFile, list_files, normalise, partition_type, partition_values
 from shoal.data.parquet.filter_matching import BATCH_ROWS, Matcher, count_rows, matches_value, matching_rows
 from shoal.data.parquet.footers import (
     THREADS,
     Footer,
     changed,
+    footer_texts,
     open_planned,
     read_footers,
+    rows_digest,
     stored_description,
+    texts_digest,
     wrap_read_errors,
 )
 from shoal.data.parquet.schema import common_schema, distinct, first_with_rows, to_schema, widened
@@ -427,7 +429,7 @@ class ParquetSource:
         filters.
 
         If the dataset has filters, the values of all matching rows are read. Equal rows then have the same fingerprint
-        even if they are in other files; see :func:`shoal.data.parquet.digest.rows_digest`. Columns that are missing or
+        even if they are in other files; see :func:`shoal.data.parquet.footers.rows_digest`. Columns that are missing or
         have another kind of type in some file are left out. If no column is left, the fingerprint is computed from the
         footers and the filters.
         """

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.errors import ShoalError, StoreError
-from shoal.jobs.driver.metric_series import MetricSeries
+from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.journal.attempts import Key, budget_spent
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.timeouts import HEARTBEAT_S, ROW_CHECK_S, SIGTERM_GRACE_S

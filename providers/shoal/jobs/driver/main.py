@@ -26,24 +26,22 @@ from typing import Any, NoReturn
 
 from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
-from shoal.jobs import credentials, mlflow_run, shipped_code
-from shoal.jobs.credentials import Secrets
-from shoal.jobs.driver import nodes
-from shoal.jobs.driver.context import AttemptContext, Stopwatch, before_work, only_printed
+from shoal.jobs import credentials, mlflow_run, remote_files, shipped_code
+from shoal.jobs.credentials import AttemptTakenError, Secrets, receive
+from shoal.jobs.driver import leaving_nodes
+from shoal.jobs.driver.attempt_context import AttemptContext, Stopwatch, before_work, only_printed
+from shoal.jobs.driver.attempt_metrics import MetricSeries, MlflowFeed
 from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
-from shoal.jobs.driver.metric_series import MetricSeries, MlflowFeed
-from shoal.jobs.driver.nodes import LeavingWatch
+from shoal.jobs.driver.leaving_nodes import LeavingWatch
 from shoal.jobs.files import staged_rows, storage
 from shoal.jobs.files.logs import log_path, teed
 from shoal.jobs.files.storage import default_uri
-from shoal.jobs.journal import attempts, job_queue, metric_series
+from shoal.jobs.journal import attempts, job_queue, metric_points
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act, patiently
 from shoal.jobs.kind import driver_of, parse_spec
 from shoal.jobs.mlflow_run import Run
 from shoal.jobs.reconcile import rounds
-from shoal.jobs.remote import package
-from shoal.jobs.remote.sealed_credentials import AttemptTakenError, receive
 from shoal.jobs.results import JobResult
 from shoal.jobs.spec import AnyJobSpec
 from shoal.jobs.timeouts import DRIVER_END_S
@@ -68,7 +66,7 @@ from shoal.training.gang.child_processes import use_nodes, use_template
 from shoal.training.host import own_process
 from shoal.training.host.imports import before_forks, import_lean
 from shoal.training.host.own_process import ending_forks
-from shoal.training.mlflow_calls import ARTIFACTS
+from shoal.training.tracking import ARTIFACTS
 
 _STOPPED = Reason(
     JobState.CANCELLED,
@@ -229,10 +227,10 @@ class Driver:
         cluster.limit_nodes_to(patiently(self._store, lambda: job_queue.kept_nodes(self._store, self._job)))
         if gcs != NO_GCS:
             runtime_env = shipped_code.runtime_env(self._spec.run_config, self._job.pool, gcs)
-            if package.has_frames(self._spec):
-                runtime_env = package.for_workers(runtime_env, self._key.submission_id)
+            if remote_files.has_frames(self._spec):
+                runtime_env = remote_files.for_workers(runtime_env, self._key.submission_id)
             if self._starts_workers(gcs):
-                use_nodes(partial(nodes.find, self._store, self._job.pool, gcs))
+                use_nodes(partial(leaving_nodes.find, self._store, self._job.pool, gcs))
             else:
                 use_template(None)
             connect(gcs, runtime_env)
@@ -248,7 +246,7 @@ class Driver:
         all nodes are on this machine."""
         if not self._spec.forks_workers or self._spec.demand().needs_ray or not is_on_loopback(gcs):
             return False
-        return bool(nodes.find(self._store, self._job.pool, gcs))
+        return bool(leaving_nodes.find(self._store, self._job.pool, gcs))
 
     def _node_seconds(self) -> float | None:
         """Return the node-seconds of the attempt so far: the number of nodes that it uses, multiplied by the
@@ -386,7 +384,7 @@ class Driver:
         """
         previous = attempts.previous(self._store, self._key)
         if previous is not None and previous.mlflow_run_id:
-            points = metric_series.of_attempt(self._store, Key(self._key.job_id, previous.attempt))
+            points = metric_points.of_attempt(self._store, Key(self._key.job_id, previous.attempt))
             run.end_other(previous.mlflow_run_id, _RUN_STATUS[previous.state], points[previous.metrics_in_mlflow :])
 
     def _tags(self) -> dict[str, str]:
@@ -503,8 +501,8 @@ def _start(store: Store, key: Key, secrets: Secrets) -> int:
     if job.team is not None:
         os.environ[TEAM_VARIABLE] = job.team  # the job may scale its pool
     telemetry.job_queued(job.pool, attempts.kind_of_job(job), (job.admitted_at or job.created_at) - job.created_at)
-    spec = parse_spec(package.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
-    if package.has_frames(spec):
+    spec = parse_spec(remote_files.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
+    if remote_files.has_frames(spec):
         # The frames (small DataFrames sent with the job) are in this folder, and shoal looks for them in sys.path.
         sys.path.append(os.getcwd())
     print(f"job {key.job_id}, attempt {key.attempt}, on pool {job.pool}, for {job.holder}", flush=True)

@@ -18,7 +18,7 @@ from shoal.data.staged_data import claims, default_location, discard_unused, is_
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.jobs import credentials
 from shoal.jobs.files import artifacts, staged_rows, storage
-from shoal.jobs.journal import attempts, metric_series, study_logs
+from shoal.jobs.journal import attempts, metric_points, study_logs
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import RetentionStep, act, transaction
 from shoal.pool.bound_host import is_on_this_host
@@ -331,7 +331,7 @@ def _remove(
         removed = [row for row in old if row in now]
         for row in removed:
             session.delete(session.get_one(Job, (job_id, row.attempt)))
-            metric_series.remove(session, Key(job_id, row.attempt))
+            metric_points.remove(session, Key(job_id, row.attempt))
             of_it = update(Promotion).filter_by(job_id=job_id, attempt=row.attempt)
             session.execute(of_it.values(attempt=None))  # it was withdrawn, and its row is kept
             remove_folder(session, artifacts.folder(Key(job_id, row.attempt), storage.IN_STORE))

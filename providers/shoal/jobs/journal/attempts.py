@@ -28,9 +28,9 @@ from shoal.errors import (
     shown,
 )
 from shoal.jobs import ids
+from shoal.jobs.journal.owners import EngineTask
 from shoal.jobs.journal.stages import Event, may
 from shoal.jobs.journal.steps import JobStep, transaction
-from shoal.jobs.journal.tasks import EngineTask
 from shoal.os_processes import ProcessId
 from shoal.pool.holder import may_change, python_holder, require_team, run_of
 from shoal.pool.journal import usage

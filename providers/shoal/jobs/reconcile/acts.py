@@ -11,7 +11,7 @@ from typing import get_args
 
 from shoal.boosting_libraries import Framework
 from shoal.errors import JobError, PoolDownError, PoolNotFoundError
-from shoal.jobs import credentials
+from shoal.jobs import credentials, remote_files
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import artifacts, staged_rows, storage
 from shoal.jobs.journal import attempts, job_queue
@@ -22,7 +22,6 @@ from shoal.jobs.kind import parse_spec
 from shoal.jobs.reconcile import look
 from shoal.jobs.reconcile.decide import End, Silence
 from shoal.jobs.reconcile.look import HeadBusyError, HeadGoneError, JobClient, Target, address, find_head
-from shoal.jobs.remote import package
 from shoal.jobs.timeouts import SHORTEST_PAUSE_S, STOP_PATIENCE_S
 from shoal.pool.endpoint import LIBRARIES, MLFLOW_STORE, NO_GCS, Endpoint, driver_command, is_on_loopback
 from shoal.state.home import is_own_store
@@ -80,7 +79,7 @@ def _queue_and_submit(target: Target, supplies: Supplies) -> bool:
     head = target.endpoint_of(target.pool)
     if supplies.files:
         with act(JobStep.HAND_OVER):
-            JobClient.at(head).upload(package.name(submission_id), package.archived(supplies.files))
+            JobClient.at(head).upload(remote_files.name(submission_id), remote_files.archived(supplies.files))
     admitted = job_queue.admit(target.store, target.key, target.clock(), address(head))
     return admitted is Admission.WAITS or _submit(target, head)
 
@@ -101,7 +100,7 @@ def _submit(target: Target, head: Endpoint) -> bool:
             _entrypoint(job),
             submission_id,
             {"shoal_job": job.id, "attempt": str(job.attempt), LIBRARIES: " ".join(_libraries(job))},
-            package=package.name(submission_id) if package.is_used(job.spec) else None,
+            package=remote_files.name(submission_id) if remote_files.is_used(job.spec) else None,
         )
     if not submitted:
         _discard_unneeded_credentials(target)

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 
 from shoal.errors import JobError
 from shoal.jobs import shipped_code
-from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
-from shoal.jobs.driver.metric_series import MlflowFeed
+from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed, saved_before
+from shoal.jobs.driver.attempt_metrics import MlflowFeed
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.kind import KindDriver
 from shoal.jobs.results import JobResult
 from shoal.kinds.function.spec import FunctionJobSpec, FunctionRegister
-from shoal.models import gate, loading, training_rows
+from shoal.models import gate, loading, training_record
 from shoal.models.contest import Outcome
 from shoal.models.holdout import check_holdout
-from shoal.models.training_rows import TrainingRows
+from shoal.models.training_record import TrainingRows
 from shoal.training.host.usage import USAGE_NOTE
-from shoal.training.mlflow_calls import MOVED_NOTE
 from shoal.training.pytorch.program import Program, call_imported, imported
+from shoal.training.tracking import MOVED_NOTE
 
 if TYPE_CHECKING:
     from shoal.jobs.mlflow_run import Run
@@ -157,9 +157,9 @@ def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> Trainin
     """Check the holdout before the function runs, and return a record of the rows that count as training data."""
     from shoal.data.connector import DataConnector
 
-    inputs = [dataset for name, dataset in spec.dataset_map.items() if training_rows.is_training_data(name)]
+    inputs = [dataset for name, dataset in spec.dataset_map.items() if training_record.is_training_data(name)]
     connectors = [(DataConnector.from_spec(each), each.time_col) for each in inputs]
-    trained_on = training_rows.of_datasets((each, each.time_range(time_col)) for each, time_col in connectors)
+    trained_on = training_record.of_datasets((each, each.time_range(time_col)) for each, time_col in connectors)
     check_holdout(
         register, register.label_col, register.input_cols, group_col=register.group_col, trained_on=trained_on
     )

@@ -13,7 +13,7 @@ from shoal.training import locations
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
-    from shoal.kinds.partitions.results import PartitionResults
+    from shoal.kinds.partitions.partition_results import PartitionResults
     from shoal.training.locations import Claim
 
 
@@ -58,8 +58,8 @@ class PartitionsCall(KindCall[PartitionsJobSpec, Any, "PartitionResults"]):
         from shoal.jobs.files import artifacts
         from shoal.jobs.journal.attempts import Key
         from shoal.kinds.partitions.engine import run
-        from shoal.kinds.partitions.program import program_of_spec
-        from shoal.kinds.partitions.results import PartitionResults
+        from shoal.kinds.partitions.partition_program import program_of_spec
+        from shoal.kinds.partitions.partition_results import PartitionResults
 
         location = self.spec.run_config.artifact_location
         folder = artifacts.folder(Key(claim.job_id, claim.attempt), location)

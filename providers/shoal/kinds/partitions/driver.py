@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
 from shoal.errors import ShoalError
-from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
+from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
@@ -15,14 +15,14 @@ from shoal.jobs.kind import KindDriver
 from shoal.jobs.mlflow_run import Run, retrying_briefly
 from shoal.jobs.results import JobResult
 from shoal.kinds.partitions.keys import check_same_kinds, key_type
-from shoal.kinds.partitions.program import program_of_spec
-from shoal.kinds.partitions.results import PartitionResults
+from shoal.kinds.partitions.partition_program import program_of_spec
+from shoal.kinds.partitions.partition_results import PartitionResults
 from shoal.kinds.partitions.spec import PartitionsJobSpec, PartitionsRegister
-from shoal.models import gate, loading, training_rows
+from shoal.models import gate, loading, training_record
 from shoal.models.contest import Outcome, champion_of
 from shoal.models.holdout import check_holdout
 from shoal.models.registry import answering, missing_ignored
-from shoal.models.training_rows import TrainingRows
+from shoal.models.training_record import TrainingRows
 from shoal.state.schema import JobState
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _begin_tracking(spec: PartitionsJobSpec, place: AttemptContext) -> TrainingR
         columns = list(dict.fromkeys((*spec.by, *spec.input_cols)))
         logged_model.signature_of(connector.schema(), spec.by, spec.input_cols)
         keys = key_type(connector.source, spec.by)
-        trained_on = training_rows.of_datasets([(connector, connector.time_range(spec.dataset.time_col))])
+        trained_on = training_record.of_datasets([(connector, connector.time_range(spec.dataset.time_col))])
         check_holdout(
             spec.register_as,
             spec.label_col,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -9,6 +10,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import check_same_schema
@@ -18,25 +20,110 @@ from shoal.data.filters import check_present
 from shoal.errors import DataError, TrainingError
 from shoal.jobs.files import storage
 from shoal.kinds.partitions import worker
-from shoal.kinds.partitions.bucket_rows import BatchInfo, read_index
+from shoal.kinds.partitions.bucket_rows import BatchInfo, chunks_of, dealt, largest_first, number_of_buckets, read_index
 from shoal.kinds.partitions.keys import key_type, keys_in, shown_key
-from shoal.kinds.partitions.plan import chunks_of, dealt, largest_first, number_of_buckets
-from shoal.kinds.partitions.program import PartitionProgram
-from shoal.kinds.partitions.result_files import complete_files, kept_outcomes, manifest_of
+from shoal.kinds.partitions.partition_program import PartitionProgram
+from shoal.kinds.partitions.result_files import (
+    MANIFEST,
+    complete_files,
+    discard_leftovers,
+    kept_outcomes,
+    manifest_of,
+    remove_tree,
+    work_folder_in,
+)
 from shoal.kinds.partitions.spec import PartitionsJobSpec
-from shoal.kinds.partitions.work_folder import WorkFolder
 from shoal.secrets.hidden_output import SECRETS
-from shoal.training import cluster
+from shoal.training import cluster, locations
 from shoal.training.gang.child_processes import has_template, import_ahead
 from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
-from shoal.training.locations import Claim
+from shoal.training.locations import Claim, filesystem, is_local, make_folder
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
-from shoal.training.restarts import Restarts
+from shoal.training.run_config import Restarts
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_PLAN = "plan.json"
+
+
+class WorkFolder:
+    """Folder of the rows and results of one attempt.
+
+    Args:
+        attempt_folder: Artifact folder of the attempt, which has the attempt's marker file.
+        claim: Job and attempt.
+    """
+
+    def __init__(self, attempt_folder: str, claim: Claim) -> None:
+        self._attempt_folder = attempt_folder
+        self._claim = claim
+        self.path = work_folder_in(attempt_folder)
+        self.rows = f"{self.path}/rows"
+        self.results = f"{self.path}/results"
+        self.manifest = f"{self.path}/{MANIFEST}"
+        self.is_local = is_local(filesystem(attempt_folder)[0])
+
+    def prepare(self, key: str, earlier: Iterable[str]) -> None:
+        """Create the folder, or continue with that of an earlier attempt with the same plan.
+
+        Args:
+            key: Digest of the dataset, the function and the options, by which an equal plan is recognised.
+            earlier: Artifact folders of earlier attempts, the newest first, which did not succeed.
+        """
+        if self._key(self.path) != key:
+            remove_tree(self.path)
+            for folder in earlier:
+                if self._is_ours(folder) and self._key(work_folder_in(folder)) == key:
+                    _move(work_folder_in(folder), self.path)
+                    break
+        if self.is_local:
+            for folder in (self.rows, self.results):
+                make_folder(self._attempt_folder, folder)
+        storage.write(f"{self.path}/{_PLAN}", json.dumps({"key": key}).encode())
+
+    def new_claims(self) -> str | None:
+        """Create a folder in which the workers of one gang claim buckets; None at a URI, where a file cannot be created
+        exclusively."""
+        if not self.is_local:
+            return None
+        folder = f"{self.path}/claims/{uuid.uuid4().hex}"
+        make_folder(self._attempt_folder, folder)
+        return folder
+
+    def discard_rows(self) -> None:
+        """Remove what is not needed when the attempt has ended: rows, claims, and half-written files of killed
+        workers."""
+        with contextlib.suppress(OSError):
+            remove_tree(self.rows)
+        with contextlib.suppress(OSError):
+            remove_tree(f"{self.path}/claims")
+        with contextlib.suppress(OSError):
+            discard_leftovers(self.results)
+
+    def _is_ours(self, folder: str) -> bool:
+        found = locations.read_claim(folder)
+        return found is not None and (found.job_id, found.owner) == (self._claim.job_id, self._claim.owner)
+
+    def _key(self, path: str) -> str | None:
+        try:
+            return str(json.loads(storage.read(f"{path}/{_PLAN}"))["key"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def _move(source: str, target: str) -> None:
+    fs, old = filesystem(source)
+    _, new = filesystem(target)
+    if is_local(fs):
+        Path(old).rename(new)
+        return
+    for path in fs.find(old):
+        fs.mv(path, new + str(path).removeprefix(old))
+
 
 _MOST_ERRORS = 20
 """Number of failed partitions that the log names."""

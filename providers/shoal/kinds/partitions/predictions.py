@@ -9,9 +9,8 @@ from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.data.output_tables import with_predictions
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.kinds.partitions.keys import Key, check_not_rounded, check_same_kinds, shown_key, some_keys
-from shoal.kinds.partitions.messages import ModelBytes, PartitionFunction
-from shoal.kinds.partitions.models import rows_bytes
-from shoal.kinds.partitions.results import PartitionResults
+from shoal.kinds.partitions.partition_messages import ModelBytes, PartitionFunction, rows_bytes
+from shoal.kinds.partitions.partition_results import PartitionResults
 from shoal.training.boosting.library import owner_of
 from shoal.training.host.imports import import_lean
 from shoal.training.reporting import say

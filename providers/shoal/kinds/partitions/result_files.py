@@ -6,16 +6,19 @@ import contextlib
 import hashlib
 import io
 import json
+import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.files import is_local, resolve
 from shoal.errors import JobError
 from shoal.kinds.partitions.keys import Key, key_column, key_text, keys_in
-from shoal.kinds.partitions.messages import Kind, Outcome, Status
+from shoal.kinds.partitions.partition_messages import Kind, Outcome, Status
+from shoal.training import locations
 from shoal.training.reporting import say
 
 if TYPE_CHECKING:
@@ -39,6 +42,23 @@ _BUCKET, _KEPT = "bucket-", "kept-"
 """Beginnings of the names of result files, and of files with outcomes of buckets that have not ended."""
 
 MANIFEST = "manifest.parquet"
+
+
+def work_folder_in(attempt_folder: str) -> str:
+    """Return the path or URI of the folder with rows and results in the artifact folder of an attempt."""
+    return f"{attempt_folder}/partitions"
+
+
+def remove_tree(folder: str) -> None:
+    """Remove a folder of the job with all its files, if it exists. A link is not followed."""
+    fs, root = locations.filesystem(folder)
+    if locations.is_local(fs):
+        if Path(root).is_dir() and not Path(root).is_symlink():
+            shutil.rmtree(root)
+        return
+    # The files are removed one by one, because `fs.rm` treats some characters of a name as a pattern.
+    for path in fs.find(root):
+        fs.rm_file(path)
 
 
 def file_name(bucket: int) -> str:

@@ -15,11 +15,10 @@ from shoal.jobs.spec import AnyJobSpec
 from shoal.option_validation import Settings, positive_or_all
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node, workers_on
-from shoal.training.demand import GangClaim, GangDemand
+from shoal.training.demand import GangClaim, GangDemand, ScalingConfig, resolve_size
 from shoal.training.gang.placement import GangShape
 from shoal.training.pytorch.program import is_name
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig, resolve_size
 
 PARTITIONS: Final = "partitions"
 """Value of the field `framework` that marks the spec of a job that calls a function for each partition."""

@@ -17,10 +17,9 @@ import cloudpickle
 
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import TrainingError
-from shoal.kinds.partitions.bucket_rows import BatchInfo, write_chunk
-from shoal.kinds.partitions.forked_process import ForkedProcess, ProcessLostError, in_fork
+from shoal.kinds.partitions.bucket_rows import BatchInfo, Chunk, write_chunk
 from shoal.kinds.partitions.keys import shown_key
-from shoal.kinds.partitions.messages import (
+from shoal.kinds.partitions.partition_messages import (
     Begun,
     Bucket,
     BucketFailed,
@@ -30,7 +29,7 @@ from shoal.kinds.partitions.messages import (
     Read,
     Work,
 )
-from shoal.kinds.partitions.plan import Chunk
+from shoal.kinds.partitions.partition_process import ForkedProcess, ProcessLostError, in_fork
 from shoal.kinds.partitions.result_files import ResultWriter
 from shoal.secrets.known_secrets import KnownSecrets
 from shoal.secrets.redaction import redact

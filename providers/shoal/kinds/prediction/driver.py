@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shoal.data.connector import DataConnector
-from shoal.jobs.driver.context import AttemptContext, before_work, only_printed
+from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed
 from shoal.jobs.kind import KindDriver
 from shoal.jobs.mlflow_run import retrying_briefly
 from shoal.jobs.results import JobResult

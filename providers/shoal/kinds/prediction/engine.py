@@ -23,7 +23,7 @@ from shoal.training import cluster, locations
 from shoal.training.gang.gang import shared_gang
 from shoal.training.locations import Claim
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
-from shoal.training.restarts import Restarts
+from shoal.training.run_config import Restarts
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
 from shoal.training.tracking import MODEL_VERSION
 

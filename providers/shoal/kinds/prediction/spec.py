@@ -13,9 +13,8 @@ from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.spec import OBJECT_STORE, AnyJobSpec
 from shoal.training import tracking
-from shoal.training.demand import GangClaim, GangDemand
+from shoal.training.demand import GangClaim, GangDemand, ScalingConfig, resolve_size
 from shoal.training.locations import resolved
-from shoal.training.scaling import ScalingConfig, resolve_size
 
 PREDICT: Final = "predict"
 """Value of the field `framework` that marks the spec of a batch prediction."""

@@ -13,7 +13,7 @@ from shoal.data.parquet.files import is_local, resolve
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import RowGroup, RowRange
 from shoal.errors import DataError
-from shoal.kinds.partitions.pyfunc_loader import PartitionedModel
+from shoal.kinds.partitions.logged_model import PartitionedModel
 from shoal.kinds.prediction import output_files
 from shoal.kinds.prediction.output_files import is_complete
 from shoal.models import loading

@@ -14,10 +14,9 @@ from shoal.jobs import shipped_code
 from shoal.jobs.files import storage
 from shoal.jobs.kind import KindCall
 from shoal.jobs.results import JobResult, SearchSummary
-from shoal.kinds.search.code import SearchCode
-from shoal.kinds.search.spec import TuneJobSpec
+from shoal.kinds.search.spec import SearchCode, TuneJobSpec
 from shoal.training import locations
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 from shoal.training.reporting import say
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class SearchResult:
         """One row per trial: number, state, value, ``config/NAME`` per parameter, metrics, seconds and error."""
         import pandas as pd
 
-        from shoal.kinds.search.trials import ended_in
+        from shoal.kinds.search.study_storage import ended_in
 
         rows = [
             {

@@ -12,24 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, WorkerLostError
 from shoal.jobs.results import SearchSummary
-from shoal.kinds.search.code import SearchCode
-from shoal.kinds.search.samplers import grid, pruner_named, sampler_named
-from shoal.kinds.search.search import Check, Search, Suggest
-from shoal.kinds.search.spec import TuneJobSpec
-from shoal.kinds.search.study_storage import STUDY, require_optuna
-from shoal.kinds.search.trials import Ended
+from shoal.kinds.search.ask_and_tell import Check, Search, Suggest, grid, pruner_named, sampler_named
+from shoal.kinds.search.spec import SearchCode, TuneJobSpec
+from shoal.kinds.search.study_storage import STUDY, Ended, require_optuna
 from shoal.training import cluster, trial_worker
 from shoal.training.boosting.engine import KeepChoice, installed_library, with_gpu_choice
 from shoal.training.boosting.library import library_of
-from shoal.training.boosting.params import Direction, agreed, custom_text
+from shoal.training.boosting.params import Direction, UserCode, agreed, custom_text
 from shoal.training.boosting.trials import TrialPlan, decides_metric
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.gang import shared_gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import pickled
 from shoal.training.pytorch.program import imported
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay
-from shoal.training.restarts import Restarts
+from shoal.training.run_config import Restarts
 from shoal.training.trial_worker import BoostingWork, FunctionWork, Reports, Work
 
 if TYPE_CHECKING:

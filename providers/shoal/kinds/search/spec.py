@@ -1,9 +1,9 @@
-"""Define the spec of a job that searches for the parameters of a model."""
+"""Define the spec of a job that searches for the parameters of a model, and the code that a spec cannot contain."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, Self
 
@@ -17,9 +17,8 @@ from shoal.kinds.training.spec import JobSpec
 from shoal.option_validation import Settings
 from shoal.training.boosting.params import Direction, agreed
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.demand import GangClaim, GangDemand
+from shoal.training.demand import GangClaim, GangDemand, ScalingConfig, resolve_size
 from shoal.training.pytorch.program import is_name
-from shoal.training.scaling import ScalingConfig, resolve_size
 
 TUNE: Final = "tune"
 """Value of the field `framework` that marks the spec of a search."""
@@ -120,6 +119,48 @@ class Range(Settings):
             )
         values = [self.low + step * place for place in range(int((self.high - self.low) / step + 1e-9) + 1)]
         return [int(value) for value in values] if self.type == "int" else values
+
+
+@dataclass(frozen=True)
+class SearchCode:
+    """Code of a search that its spec cannot contain as data.
+
+    Args:
+        function: Pickled function ``(params, context)``, which only the workers unpickle; None: a boosting training.
+        space: Function that suggests the parameters of a trial; None: the spec has ranges.
+        sampler: Sampler of Optuna; None: the spec names one.
+        pruner: Pruner of Optuna; None: the spec names one.
+    """
+
+    function: bytes | None = None
+    space: Callable[[Any], Any] | None = None
+    sampler: Any = None
+    pruner: Any = None
+
+    def __bool__(self) -> bool:
+        return any(each is not None for each in (self.function, self.space, self.sampler, self.pruner))
+
+    def dumps(self) -> bytes:
+        """Pickle the code.
+
+        Raises:
+            InvalidArgumentError: The code contains an object that cannot be pickled.
+        """
+        from shoal.training.pickling import pickled
+
+        return pickled(self, "the space, sampler or pruner of a search")
+
+
+def load_code(path: str | None) -> SearchCode:
+    """Return the code in a file of a job; without a file, no code."""
+    if path is None:
+        return SearchCode()
+    import cloudpickle
+
+    from shoal.jobs import shipped_code
+
+    code: SearchCode = cloudpickle.loads(shipped_code.read(path))
+    return code
 
 
 class TuneJobSpec(AnyJobSpec):

@@ -11,7 +11,7 @@ from shoal.jobs.files import storage
 from shoal.jobs.kind import KindCall
 from shoal.kinds.training.spec import JobSpec
 from shoal.training import locations
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import UserCode
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult

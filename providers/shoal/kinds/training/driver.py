@@ -1,17 +1,20 @@
 """Run an XGBoost or LightGBM job in its driver: train a model, save it, log it to MLflow, and register it there.
 
-If the job registers the model, the model is compared with the champion, the version that has the alias.
+If the job registers the model, the model is compared with the champion, the version that has the alias. An
+attempt continues with the training that an earlier attempt has saved before it failed, such as while MLflow was away.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.dataset_spec import content_of
 from shoal.data.parquet.source import take_rows
 from shoal.jobs import mlflow_run, shipped_code
-from shoal.jobs.driver.context import AttemptContext, before_work, only_printed, saved_before
+from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.steps import patiently
@@ -19,19 +22,17 @@ from shoal.jobs.kind import KindDriver
 from shoal.jobs.mlflow_run import Run
 from shoal.jobs.results import DataResult, JobResult
 from shoal.kinds.prediction.engine import pinned
-from shoal.kinds.training import saved_training
 from shoal.kinds.training.spec import JobSpec
-from shoal.models import gate, init_model, loading, skip_if_unchanged, training_rows
+from shoal.models import gate, loading, training_record
 from shoal.models.contest import Outcome
 from shoal.models.holdout import check_holdout
 from shoal.models.registry import HOLDER_TAG
-from shoal.models.skip_if_unchanged import Fingerprints
-from shoal.models.training_rows import TrainingRows
-from shoal.training.boosting.library import library_of
+from shoal.models.training_record import Fingerprints, TrainingRows
+from shoal.secrets.redaction import redact_value
+from shoal.training.boosting.library import Output, library_of
 from shoal.training.boosting.messages import by_round
-from shoal.training.boosting.model import Output
+from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.rows import check_features
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.host.imports import import_lean
 from shoal.training.reporting import Progress, bounded
 
@@ -40,6 +41,65 @@ if TYPE_CHECKING:
     from shoal.data.dataset_spec import DatasetSpec
     from shoal.data.filters import TimeRange
     from shoal.training.boosting.request import TrainResult
+
+
+def _input_digests(spec: JobSpec, dataset: DataConnector, rows: str, init_model: bytes | None) -> dict[str, str] | None:
+    """Return a digest of each input of a training. Trainings with equal inputs train the same model.
+
+    Args:
+        spec: Spec of the job.
+        dataset: Training dataset.
+        rows: Digest of the training rows.
+        init_model: The model from which the training continues; None if there is none.
+
+    Returns:
+        The digests by the name of the input; None if the input may change and shoal would not notice it, as with the
+        user's own functions or with files whose write times are not known.
+    """
+    if spec.user_code is not None:
+        return None
+    files = [content_of(one) for one in {one.paths: one for one in spec.inputs()}.values()]
+    if None in files:
+        return None
+    found = {
+        "the spec": spec.fingerprint,
+        "the training rows": [rows, [(group.index, group.rows) for group in dataset.source.row_groups()]],
+        "the files of the datasets": files,
+        "the library": library_of(spec.framework).version(),
+        "init_model": None if init_model is None else hashlib.sha256(init_model).hexdigest(),
+    }
+    return {name: hashlib.sha256(repr(value).encode()).hexdigest() for name, value in found.items()}
+
+
+def _saved_by_earlier_attempt(spec: JobSpec, place: AttemptContext, inputs: Mapping[str, str]) -> TrainResult | None:
+    """Return the training that an earlier attempt has saved before it failed; None if this attempt has to train.
+
+    Only a digest in the store shows that an attempt has written the files: anybody may write to a shared folder.
+    """
+    found = patiently(place.store, lambda: attempts.saved_before_failure(place.store, place.key))
+    if found is None:
+        return None
+    key, digest = found
+    folder = artifacts.folder(key, spec.run_config.artifact_location)
+    try:
+        trained, saved = artifacts.load_saved(folder, spec.framework, digest)
+    except Exception as error:  # whatever the cause is, this attempt can train
+        print(
+            f"attempt {key.attempt} has saved a model, but it cannot be used, so the job trains again: "
+            f"{type(error).__name__}: {redact_value(str(error))}",
+            flush=True,
+        )
+        return None
+    if changed := [name for name, value in inputs.items() if saved.get(name) != value]:
+        print(
+            f"attempt {key.attempt} has saved a model, but the job trains again, because {' and '.join(changed)} "
+            "changed meanwhile",
+            flush=True,
+        )
+        return None
+    print(f"not trained again: attempt {key.attempt} has saved its model in {redact_value(folder)}, and failed later")
+    place.stopwatch.worked(read_s=0.0, train_s=0.0)
+    return trained
 
 
 class TrainingDriver(KindDriver[JobSpec, AttemptContext]):
@@ -126,7 +186,7 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
     if place.run and spec.register_as:
         gate.try_champion(place.run, spec.register_as)
     inputs = _logged_inputs(spec, place.run, place, checked) if place.run else None
-    trained = saved_training.of_earlier_attempt(spec, place, inputs) if inputs else None
+    trained = _saved_by_earlier_attempt(spec, place, inputs) if inputs else None
     if trained is None:
         trained = _train(spec, place, checked)
     else:
@@ -164,12 +224,12 @@ def _checked(spec: JobSpec, place: AttemptContext, selected_on: DatasetSpec | No
     times = dataset.time_range(spec.dataset.time_col)
     # An alias is replaced by its version, which does not change during the job.
     base = None if spec.init_model is None else pinned(spec.init_model)
-    content = None if base is None else init_model.load(base, spec.framework)
+    content = None if base is None else loading.load_init_model(base, spec.framework)
     trained_on, held_out, all_known = TrainingRows(), "", True
     if spec.register_as:
-        trained_on = training_rows.of_datasets([(dataset, times)])
+        trained_on = training_record.of_datasets([(dataset, times)])
         if base is not None and place.run is not None:
-            earlier = init_model.rows_of(place.run, base)
+            earlier = training_record.rows_of(place.run, base)
             all_known = earlier is not None
             trained_on = trained_on.union(earlier or TrainingRows())
         selected = _selected(spec, selected_on)
@@ -207,7 +267,7 @@ def _selected(spec: JobSpec, selected_on: DatasetSpec | None) -> TrainingRows:
         return TrainingRows()
     rows = DataConnector.from_spec(selected_on)
     has_times = spec.dataset.time_col in rows.schema().names
-    return training_rows.of_datasets(
+    return training_record.of_datasets(
         [(rows, rows.time_range(selected_on.time_col or (spec.dataset.time_col if has_times else None)))]
     )
 
@@ -218,7 +278,7 @@ def _logged_inputs(spec: JobSpec, run: Run, place: AttemptContext, checked: _Che
     with before_work(run.uri, place.environment):
         run.log_params({**_params(spec), **base, **checked.user_code.names()})
         run.log_dataset(spec.label_col, checked.data.digest, spec.dataset.origin, context="training")
-    return saved_training.inputs_of(spec, checked.dataset, checked.data.digest, checked.init_model)
+    return _input_digests(spec, checked.dataset, checked.data.digest, checked.init_model)
 
 
 def _published(
@@ -255,7 +315,7 @@ def _published(
         )
     if checked.fingerprints:
         with only_printed("the version could not be tagged, so the next training is not skipped"):
-            skip_if_unchanged.mark(run, spec.register_as, outcome.challenger.version.number, checked.fingerprints)
+            training_record.mark(run, spec.register_as, outcome.challenger.version.number, checked.fingerprints)
     return uri, outcome
 
 
@@ -284,13 +344,13 @@ def _skipped(spec: JobSpec, place: AttemptContext, data: DataResult, fingerprint
     if run is None or register is None or not register.skip_if_unchanged:
         return None
     holder = place.tags[HOLDER_TAG]
-    found = skip_if_unchanged.reason_to_skip(run, place.store, place.key, holder, register, fingerprints)
+    found = training_record.reason_to_skip(run, place.store, place.key, holder, register, fingerprints)
     if found is None:
         return None
     version, reason = found
     print(reason, flush=True)
     with only_printed("the MLflow run could not be tagged as skipped"):
-        run.client.set_tag(run.run_id, skip_if_unchanged.SKIPPED, reason)
+        run.client.set_tag(run.run_id, training_record.SKIPPED, reason)
     uri = f"models:/{register.model}/{version}"
     return place.result(
         model_path=uri,

@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shoal.pool.backends.base import Arrival, Backend, NodeRef, PoolRef, Seen, Waiting, pool_id
-from shoal.pool.backends.local.backend import LocalBackend
-from shoal.pool.spec import BackendName
+from shoal.pool.backends.base import Backend
+from shoal.pool.options import BackendName
+from shoal.pool.spec import PoolSpec
+
+
+def _local() -> Backend:
+    from shoal.pool.backends.local.backend import LocalBackend
+
+    return LocalBackend()
 
 
 def _ray() -> Backend:
-    # Import the Ray backend only for `ray://` pools, because the import also loads an HTTP client, which local pools do
-    # not need.
     from shoal.pool.backends.ray.backend import RayBackend
 
     return RayBackend()
@@ -24,7 +28,10 @@ def _kuberay() -> Backend:
     return KubeRayBackend()
 
 
-BACKENDS: dict[BackendName, Callable[[], Backend]] = {"local": LocalBackend, "ray": _ray, "kuberay": _kuberay}
-"""Functions that create the backends, by the values of `PoolSpec.backend`."""
+BACKENDS: dict[BackendName, Callable[[], Backend]] = {"local": _local, "ray": _ray, "kuberay": _kuberay}
+"""Functions that create the backends. Each imports its backend only for its pools."""
 
-__all__ = ["BACKENDS", "Arrival", "Backend", "LocalBackend", "NodeRef", "PoolRef", "Seen", "Waiting", "pool_id"]
+
+def backend_of(spec: PoolSpec) -> Backend:
+    """Return the backend of a pool."""
+    return BACKENDS[spec.backend]()

@@ -14,13 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
+from shoal.errors import InvalidArgumentError
 from shoal.os_processes import ProcessId
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_START_TIMEOUT
 from shoal.state.schema import Node, NodeState, Pool
+
+if TYPE_CHECKING:
+    from shoal.pool.backends.ray_http import ScriptRunner
 
 
 @dataclass(frozen=True)
@@ -154,7 +158,23 @@ class Backend(Protocol):
     """
 
     bound_to_host: bool
-    """Whether only the host that started a pool can start and end its nodes."""
+    """Whether only the host that started a pool can start and end its nodes. Only other pools can be abandoned."""
+
+    shares_files: bool
+    """Whether the nodes have the files of the machine that started the pool."""
+
+    can_retire: bool
+    """Whether users announce the end of a node with `retire`. Otherwise the cluster decides which nodes end, and tells
+    its drivers."""
+
+    is_checked: bool
+    """Whether the nodes are checked before the first training, because others have installed them."""
+
+    has_exact_nodes: bool
+    """Whether a node is exactly as large as the pool's spec says."""
+
+    answers_at_once: bool
+    """Whether `look` needs no request over the network."""
 
     start_timeout: float
     """Seconds after which a node that is not yet ready counts as failed."""
@@ -178,6 +198,7 @@ class Backend(Protocol):
 
         This method has to be quick, because it is called inside a transaction.
         """
+        return
 
     def discard(self, name: str, *, everything: bool) -> None:
         """Remove the files that `prepare` has created. With `everything`, also remove the logs. The pool's nodes must
@@ -201,6 +222,7 @@ class Backend(Protocol):
     def renew(self, pool: PoolRef) -> None:
         """Tell an external API that a pool that is up is still needed, if the API ends pools whose shoal is gone for
         good. Each round of a pool calls this method. It must not raise an error."""
+        return
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """End nodes, and what the pool has beyond its size, and check that they are gone.
@@ -229,17 +251,27 @@ class Backend(Protocol):
     def log(self, node: NodeRef) -> str:
         """Return the location of a node's log, or an empty string if shoal has no log of the node."""
 
+    def script_runner(self, spec: PoolSpec) -> ScriptRunner:
+        """Return the runner of scripts on a pool's cluster, by which its nodes are checked (`is_checked`).
 
-class ClusterBackend:
+        Raises:
+            PoolUnreachableError: The cluster does not answer.
+            InvalidArgumentError: The nodes of such pools are not checked.
+        """
+        raise InvalidArgumentError(
+            f'pool "{spec.name}" is a {spec.backend}:// pool, and this check is only for ray:// and kuberay:// pools: '
+            "run `shoal doctor` on the pool's nodes"
+        )
+
+
+class ClusterBackend(Backend):
     """Part that is the same in all backends whose nodes an external API starts: no host and no folder belongs to the
     nodes of such a pool."""
 
-    bound_to_host = False
+    bound_to_host = shares_files = can_retire = has_exact_nodes = answers_at_once = False
+    is_checked = True
     start_timeout = CLUSTER_START_TIMEOUT
     start_timeout_per_node = 0.0
-
-    def prepare(self, spec: PoolSpec) -> None:
-        """Do nothing, because the cluster has its own token."""
 
     def existing(self) -> list[str]:
         """Return an empty list, because nodes have no processes or files on this host."""

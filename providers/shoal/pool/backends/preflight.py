@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import PoolUnreachableError
-from shoal.pool.backends import versions
+from shoal.pool.backends import backend_of, versions
 from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding, Status
-from shoal.pool.backends.ray_http import ScriptRunner
 from shoal.pool.spec import PoolSpec
 from shoal.secrets.redaction import redact
 from shoal.state.home import subfolder
@@ -46,7 +45,7 @@ def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Find
     Raises:
         PoolUnreachableError: The cluster does not answer, or cannot run the job.
     """
-    runner = _runner(spec)
+    runner = backend_of(spec).script_runner(spec)
     job = f"shoal-preflight-{spec.name}-{time.time_ns()}"
     before = time.time()
     runner.submit(job, _JOB, {"pool": spec.name, "artifact_location": artifact_location})
@@ -54,16 +53,6 @@ def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Find
     after = time.time()
     runner.forget(job)
     return judge(answer, versions.mine(), artifact_location, before, after)
-
-
-def _runner(spec: PoolSpec) -> ScriptRunner:
-    if spec.backend == "kuberay":
-        from shoal.pool.backends.kuberay.backend import script_runner
-
-        return script_runner(spec)
-    from shoal.pool.backends.ray.backend import Cluster
-
-    return Cluster(spec).scripts
 
 
 def preflight_once(spec: PoolSpec) -> list[Finding]:

@@ -39,7 +39,7 @@ def facts(order: Mapping[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "ray": _version("ray"),
         "shoal": _version("shoal"),
-        "libraries": {name: _first(names) for name, names in _LIBRARIES.items()},
+        "libraries": {name: next(filter(None, map(_version, names)), None) for name, names in _LIBRARIES.items()},
         "store": _call_error(lambda: _read_store(order["pool"])),
         "artifacts": _call_error(lambda: _try_out(order["artifact_location"]))
         if order.get("artifact_location")
@@ -55,10 +55,6 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _first(names: tuple[str, ...]) -> str | None:
-    return next((found for name in names if (found := _version(name))), None)
 
 
 def _call_error(tried: Any) -> str | None:

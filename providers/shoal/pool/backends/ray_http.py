@@ -32,16 +32,6 @@ class BusyClusterError(PoolUnreachableError):
     """The head of a cluster could not answer the request at this time. A later try may succeed."""
 
 
-def _while_busy() -> Retrying:
-    """Return the rule for submissions to a head that answers with status 500, as heads do shortly after their start."""
-    return Retrying(
-        retry=retry_if_exception_type(BusyClusterError),
-        stop=stop_after_delay(CLUSTER_JOB_PATIENCE),
-        wait=wait_fixed(0.5),
-        reraise=True,
-    )
-
-
 class Problem(Enum):
     """Kind of a failed HTTP request to a Ray head."""
 
@@ -135,7 +125,13 @@ class RayHead:
         access: HeadAccess | None = None,
     ) -> None:
         self._api = access.url if access else api
-        self._retrying = retrying or _while_busy()
+        # A head answers submissions with status 500 shortly after its start.
+        self._retrying = retrying or Retrying(
+            retry=retry_if_exception_type(BusyClusterError),
+            stop=stop_after_delay(CLUSTER_JOB_PATIENCE),
+            wait=wait_fixed(0.5),
+            reraise=True,
+        )
         self._error = error
         own = {"Authorization": f"Bearer {token}"} if token else {}
         self._headers: Callable[[], Mapping[str, str]] = partial(access.headers, token) if access else lambda: own

@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 
 from shoal import history
 from shoal.pool import scaling_plan
-from shoal.pool.backends import BACKENDS, Arrival, NodeRef, Seen, Waiting, pool_id
+from shoal.pool.backends import backend_of
+from shoal.pool.backends.base import Arrival, NodeRef, Seen, Waiting, pool_id
 from shoal.pool.bound_host import is_bound_here
 from shoal.pool.holder import Notice
 from shoal.pool.journal import rows, usage
@@ -213,9 +214,22 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     if spent := usage.end_spent_leases(session, snapshot, now):
         session.flush()
         snapshot = rows.load(session, snapshot.pool.name)
-    snapshot, ended = _end_operations(session, snapshot, now)
-    granted = _grant_leases(session, snapshot)
-    snapshot, gone_down = _stop_or_touch(session, snapshot, now)
+    if ended := [end_operation(session, snapshot, verdict, now) for verdict in judge(snapshot, now)]:
+        session.flush()
+        snapshot = rows.load(session, snapshot.pool.name)
+    granted = grantable(snapshot)
+    for lease in granted:
+        lease.waiting = False
+    session.flush()
+    notices = [
+        Notice(f"the lease of {lease.holder} was granted, {lease.size} nodes", lease.holder) for lease in granted
+    ]
+    if why := why_down(snapshot, now):
+        rows.stop(session, snapshot.pool, now)
+        snapshot = rows.load(session, snapshot.pool.name)
+        notices.append(Notice(f"the pool goes down because {why}"))
+    elif should_touch(snapshot, now):
+        snapshot.pool.touched_at = now
     if should_forgive(snapshot, now):
         snapshot.pool.start_failures, snapshot.pool.last_failure = 0, None
     # The following code deletes no rows, and changes the snapshot's rows in place, so the snapshot stays up to date.
@@ -230,8 +244,11 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     ending = [NodeRef.of(node) for node in nodes if node.state is NodeState.ENDING]
     staying = [node.endpoint or {} for node in nodes if node.state is not NodeState.ENDING]
     held = frozenset(endpoint["pod_uid"] for endpoint in staying if "pod_uid" in endpoint)
-    decided = [*expired, *spent, *ended, *granted, *gone_down]
-    return Intents(_mark_spawned(nodes, now), ending, decided, decision["size"], held, is_unconfirmed)
+    starting = unclaimed(nodes, now)
+    for node in starting:
+        node.spawned_at = now
+    start = [NodeRef.of(node) for node in starting]
+    return Intents(start, ending, [*expired, *spent, *ended, *notices], decision["size"], held, is_unconfirmed)
 
 
 def _decide(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str, Any]:
@@ -262,37 +279,6 @@ def _expire_leases(session: Session, snapshot: Snapshot, now: float) -> tuple[Sn
         session.flush()
         snapshot = rows.load(session, snapshot.pool.name)
     return snapshot, [Notice(f"the lease of {lease.holder} expired", lease.holder) for lease in expired]
-
-
-def _end_operations(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
-    """End the operations (requests to change the pool's size) that have succeeded or failed, or that are no longer
-    needed."""
-    ended = [end_operation(session, snapshot, verdict, now) for verdict in judge(snapshot, now)]
-    if ended:
-        session.flush()
-        snapshot = rows.load(session, snapshot.pool.name)
-    return snapshot, ended
-
-
-def _grant_leases(session: Session, snapshot: Snapshot) -> list[str]:
-    """Grant the waiting leases that fit into MAX_NODES now, for example because other leases were released or have
-    expired."""
-    granted = grantable(snapshot)
-    for lease in granted:
-        lease.waiting = False
-    session.flush()
-    return [Notice(f"the lease of {lease.holder} was granted, {lease.size} nodes", lease.holder) for lease in granted]
-
-
-def _stop_or_touch(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
-    """Set the pool's state to stopping if nothing needs the pool any more. Otherwise, if the pool is in use, update its
-    time of last use."""
-    if why := why_down(snapshot, now):
-        rows.stop(session, snapshot.pool, now)
-        return rows.load(session, snapshot.pool.name), [f"the pool goes down because {why}"]
-    if should_touch(snapshot, now):
-        snapshot.pool.touched_at = now
-    return snapshot, []
 
 
 def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
@@ -344,7 +330,7 @@ def _intend_start(
     pool = snapshot.pool
     spec = PoolSpec.model_validate(pool.spec)
     cause = cause_of_starts(snapshot)
-    backend = BACKENDS[spec.backend]()
+    backend = backend_of(spec)
     deadline = now + backend.start_timeout + queue * backend.start_timeout_per_node
     node = Node(
         id=uuid.uuid4().hex[:10],
@@ -382,11 +368,3 @@ def _intend_end(session: Session, snapshot: Snapshot, node: Node, reason: str, n
         pool.last_failure = f"{node.name}: {reason}"
         pool.cooldown_until = now + cooldown(pool.start_failures)
     node.state, node.error = NodeState.ENDING, reason
-
-
-def _mark_spawned(nodes: Sequence[Node], now: float) -> list[NodeRef]:
-    """Return the nodes that need a supervisor process now, and record that these processes are being spawned."""
-    due = unclaimed(nodes, now)
-    for node in due:
-        node.spawned_at = now
-    return [NodeRef.of(node) for node in due]

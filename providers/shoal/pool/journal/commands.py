@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolInUseError, PoolStoppingError, ScaleError
 from shoal.pool import bound_host
-from shoal.pool.backends import BACKENDS
+from shoal.pool.backends import backend_of
 from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
 from shoal.pool.holder import Ancestors, ends_with, require_team, run_of
 from shoal.pool.journal import rows, usage
@@ -57,7 +57,7 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
         return False
     pool.spec = json.loads(spec.model_dump_json())
     pool.state = PoolState.UP
-    if BACKENDS[spec.backend]().bound_to_host:
+    if backend_of(spec).bound_to_host:
         bind_here(pool)
     else:
         pool.host, pool.host_id = ANYWHERE, None
@@ -183,7 +183,13 @@ def lease(
         if size > lease.size:
             lease.queue_number = _next_number(snapshot)
     else:
-        _require_room(snapshot, lease, size)
+        if size > lease.size and not may_resize(snapshot, lease, size):
+            raise ScaleError(
+                f'the lease of {lease.holder} on pool "{lease.pool}" cannot grow from {lease.size} to {size} nodes: '
+                f"{leased(snapshot)} of {snapshot.pool.max_nodes} nodes are taken, and {len(queue(snapshot))} leases "
+                "wait. A granted lease does not wait for more nodes, because two granted leases could wait for each "
+                "other: release the lease and request a new one, or try again later"
+            )
         replaced = lease.size
     lease.size, lease.ttl = size, ttl
     lease.team = team
@@ -286,7 +292,7 @@ def abandon(session: Session, name: str, now: float) -> None:
         InvalidArgumentError: The pool is local. The nodes of a local pool must be ended first.
     """
     pool = rows.load(session, name).pool
-    if BACKENDS[PoolSpec.model_validate(pool.spec).backend]().bound_to_host:
+    if backend_of(PoolSpec.model_validate(pool.spec)).bound_to_host:
         raise InvalidArgumentError(
             f'pool "{name}" is local and cannot be abandoned: `shoal pool down {name}` ends its nodes; if a node does '
             "not end, run `shoal sweep` to try again"
@@ -308,7 +314,7 @@ def remove(session: Session, name: str, now: float, *, abandon: bool) -> None:
     """
     snapshot = rows.load(session, name)
     pool = snapshot.pool
-    bound = BACKENDS[PoolSpec.model_validate(pool.spec).backend]().bound_to_host
+    bound = backend_of(PoolSpec.model_validate(pool.spec)).bound_to_host
     if abandon:
         if bound and is_here(pool):
             raise InvalidArgumentError(
@@ -332,7 +338,7 @@ def retire(session: Session, name: str, node_name: str, within: float, now: floa
     """
     snapshot = rows.load(session, name)
     rows.require_up(snapshot.pool)
-    if not BACKENDS[PoolSpec.model_validate(snapshot.pool.spec).backend]().bound_to_host:
+    if not backend_of(PoolSpec.model_validate(snapshot.pool.spec)).can_retire:
         raise InvalidArgumentError(
             f'nodes of pool "{name}" cannot be retired, because its Ray cluster decides which nodes end. When a node '
             "is gone, the reconciler requests a replacement"
@@ -364,7 +370,7 @@ def note_leaving(session: Session, name: str, leaving: Collection[str], now: flo
         PoolNotFoundError: No pool has this name.
     """
     snapshot = rows.load(session, name)
-    if BACKENDS[PoolSpec.model_validate(snapshot.pool.spec).backend]().bound_to_host:
+    if backend_of(PoolSpec.model_validate(snapshot.pool.spec)).can_retire:
         return
     for node in snapshot.nodes:
         node_id = (node.endpoint or {}).get("ray_node_id")
@@ -425,16 +431,6 @@ def _supersede_requests(session: Session, snapshot: Snapshot, lease: Lease, now:
             operation.state, operation.ended_at = OperationState.SUPERSEDED, now
             operation.error = "the same holder requested the lease again"
             history.record_end(session, operation.id, f"superseded: {operation.error}", at=now)
-
-
-def _require_room(snapshot: Snapshot, lease: Lease, size: int) -> None:
-    if size > lease.size and not may_resize(snapshot, lease, size):
-        raise ScaleError(
-            f'the lease of {lease.holder} on pool "{lease.pool}" cannot grow from {lease.size} to {size} nodes: '
-            f"{leased(snapshot)} of {snapshot.pool.max_nodes} nodes are taken, and {len(queue(snapshot))} leases wait. "
-            "A granted lease does not wait for more nodes, because two granted leases could wait for each other: "
-            "release the lease and request a new one, or try again later"
-        )
 
 
 def _require_room_inside(snapshot: Snapshot, lease: Lease) -> None:

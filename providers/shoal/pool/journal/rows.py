@@ -41,7 +41,7 @@ from shoal.state.schema import (
     PoolState,
     Usage,
 )
-from shoal.state.steps import At, act, transaction
+from shoal.state.store import At, act, transaction
 
 _Row = TypeVar("_Row", Lease, Operation, Node)
 

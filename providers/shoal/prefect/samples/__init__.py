@@ -10,19 +10,9 @@ from pathlib import Path
 
 from shoal.new_files import read_samples
 
-_FILES = (
-    "many_models_flow.py",
-    "model_alerts_flow.py",
-    "pool_janitor_flow.py",
-    "prefect.yaml",
-    "scheduled_retraining_flow.py",
-    "score_on_promotion_flow.py",
-    "train_networks_flow.py",
-)
-
 
 def samples(folder: Path) -> dict[str, str]:
     """Return the texts of the files by name; the deployments run the flows in the given folder."""
-    texts = read_samples(Path(__file__).parent, "flows", _FILES)
+    texts = read_samples(__file__, "flows")
     where = json.dumps(str(folder.absolute()))
     return {**texts, "prefect.yaml": texts["prefect.yaml"].replace("directory: FOLDER", f"directory: {where}")}

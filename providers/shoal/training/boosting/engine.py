@@ -34,17 +34,16 @@ from shoal.training.boosting.messages import (
     by_round,
     segment_length,
 )
-from shoal.training.boosting.params import Direction
+from shoal.training.boosting.params import Direction, UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.rows import checked_data, refuse_long_eval_sets, shard_datasets
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.demand import gpu_wish, wider_workers
 from shoal.training.gang.child_processes import has_template, import_ahead
 from shoal.training.gang.gang import OnNote, shared_gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import Pickled, pickled
 from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, bounded, say
-from shoal.training.restarts import NodeLeavesError, Restarts
-from shoal.training.scaling import gpu_wish, wider_workers
+from shoal.training.run_config import NodeLeavesError, Restarts
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
 
 if TYPE_CHECKING:
@@ -230,10 +229,11 @@ class Training:
     def run(self) -> TrainResult:
         """Train to the end; each time a worker is lost, continue from the last checkpoint with new workers."""
         self._direction = self.library.stopping_direction(self.request, self._params, self.user_code)
-        return self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
-
-    def _resume_point(self) -> str:
-        return f"round {self._checkpoint.rounds} of {self.request.n_estimators}"
+        return self._restarts.run(
+            self._attempt,
+            checkpoint=lambda: f"round {self._checkpoint.rounds} of {self.request.n_estimators}",
+            shrink=self._shrink,
+        )
 
     def _shrink(self) -> str | None:
         """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.matrix import Categories
-from shoal.training.boosting.params import Direction
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.params import Direction, UserCode
 from shoal.training.reporting import GangContext
 from shoal.training.timeouts import PROGRESS_REPORT_PERIOD_S
 

@@ -17,9 +17,8 @@ from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings
 from shoal.training.boosting.messages import Columns, History
 from shoal.training.boosting.params import Direction, json_params
-from shoal.training.demand import GangClaim, GangDemand
+from shoal.training.demand import GangClaim, GangDemand, ScalingConfig, gpu_wish, resolve_size
 from shoal.training.run_config import RunConfig
-from shoal.training.scaling import ScalingConfig, gpu_wish, resolve_size
 from shoal.training.tracking import absolute_model, check_model_version
 
 _FLOAT32_MAX = 3.4028234663852886e38

@@ -45,6 +45,19 @@ CheckLabel = Callable[["np.ndarray", str, RowRange], None]
 label."""
 
 
+def label_check(is_refused: Callable[[np.ndarray], np.ndarray], rule: str) -> CheckLabel:
+    """Return a function that raises DataError, whose message ends with `rule`, if a label is refused."""
+
+    def check(label: np.ndarray, column: str, rows: RowRange) -> None:
+        if len(bad := is_refused(label).nonzero()[0]):
+            raise DataError(
+                f'{rows.path}, row group {rows.row_group}: the label "{column}" is {label[bad[0]]} at row '
+                f"{rows.row_number(int(bad[0]))}, but {rule}"
+            )
+
+    return check
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The decoded rows of one row range (rows of one Parquet row group), as NumPy arrays.

@@ -16,9 +16,8 @@ from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.engine import Training, installed_library
 from shoal.training.boosting.library import Library, library_of
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, segment_length
-from shoal.training.boosting.params import Direction, Directions, agreed, custom_text
+from shoal.training.boosting.params import Direction, Directions, UserCode, agreed, custom_text
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.boosting.user_code import UserCode
 from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import pickled
 from shoal.training.reporting import GangContext

@@ -30,7 +30,7 @@ import tempfile
 import threading
 import traceback
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -106,20 +106,14 @@ def write_open_files() -> None:
     opened = [each for each in objects if issubclass(type(each), io.IOBase) and _is_open_file(each)]
     # The order matters: a text file writes into a compressed file, which writes into a buffered one.
     writes = [each.flush for each in opened if isinstance(each, io.TextIOWrapper)]
-    for closed in _classes(_CLOSED_AT_END):
+    for module, _, name in (each.rpartition(".") for each in _CLOSED_AT_END):
+        closed = getattr(sys.modules.get(module), name, None)  # None: this process has not imported the module
         of_class = [each for each in objects if closed in type(each).__mro__]
         writes += [each.close for each in of_class if not isinstance(each, io.IOBase) or _is_open_file(each)]
     writes += [each.flush for each in opened if isinstance(each, io.BufferedWriter | io.BufferedRandom)]
     for write in writes:
         with contextlib.suppress(Exception):  # the file is closed, or its disk is full
             write()
-
-
-def _classes(names: Iterable[str]) -> Iterator[type]:
-    """Yield the classes whose modules this process has imported."""
-    for module, _, name in (each.rpartition(".") for each in names):
-        if found := getattr(sys.modules.get(module), name, None):
-            yield found
 
 
 def _is_open_file(stream: io.IOBase) -> bool:
@@ -236,6 +230,16 @@ def written_files(known: Mapping[str, int | None]) -> dict[str, int]:
                 if not path.is_symlink() and known.get(name, -1) not in (None, size):
                     found[name] = size
     return found
+
+
+def remove_folders_of_dead(*prefixes: str) -> None:
+    """Remove the folders that killed workers left in the node's temporary folder. In the name of such a folder, the
+    worker's process id follows the prefix."""
+    for prefix in prefixes:
+        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*-*"):
+            pid = folder.name.removeprefix(prefix).split("-")[0]
+            if pid.isdecimal() and not Path("/proc", pid).exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove(folder: str) -> None:

@@ -1,8 +1,9 @@
-"""Build LightGBM datasets from streamed row groups, set the initial scores of the rows, and refuse datasets that do not
-fit in memory."""
+"""Build LightGBM datasets from streamed row groups with the bins of a common sample, which each worker reads a part of,
+and refuse datasets that do not fit in memory."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,12 +16,14 @@ import numpy as np
 
 from shoal.data.matrix import Categories, to_matrix, to_vector
 from shoal.errors import DataError
+from shoal.training import cluster
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Batch, ShardRows
-from shoal.training.lightgbm.library import note, predict_table, slice_rows
+from shoal.training.lightgbm.library import Share, note, predict_table, slice_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 # If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte, otherwise in two bytes.
 _ONE_BYTE_BINS = 256
@@ -254,3 +257,95 @@ def _without_rows(rows: pa.Table, params: Mapping[str, Any]) -> lightgbm.Dataset
         indices.append(every if is_full else every[used])
     dataset = lightgbm.Dataset(None, params=dict(params))
     return dataset._init_from_sample(values, indices, len(rows), len(rows))
+
+
+_SAMPLE_ROWS = 200_000
+"""Number of rows in the sample if the user does not set `bin_construct_sample_cnt`; the same as LightGBM's default."""
+
+
+def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) -> pa.Table:
+    """Read this worker's part of the sample from which LightGBM finds its bins (intervals of feature values).
+
+    The function reads the worker's rows once.
+    """
+    import pyarrow as pa
+
+    chosen = share.chosen(int(params.get("bin_construct_sample_cnt", _SAMPLE_ROWS)), seed)
+    parts: list[pa.Table] = []
+    start = 0
+    for batch in rows:
+        stop = start + len(batch.data)
+        first, last = np.searchsorted(chosen, (start, stop))
+        numbers = chosen[first:last] - start
+        # `pa.array` would import pandas, which is slow.
+        indices = pa.Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
+        parts.append(batch.data.take(indices))
+        start = stop
+    return pa.concat_tables(parts).combine_chunks()
+
+
+_files: list[int] = []
+"""Descriptors of the files in memory with the parts of this process."""
+
+
+@dataclass(frozen=True, slots=True)
+class _InMemory:
+    """Reference to a table in a file in memory, which belongs to a process of this machine.
+
+    Args:
+        pid: Id of the process.
+        descriptor: The process's descriptor of the file.
+    """
+
+    pid: int
+    descriptor: int
+
+    def read(self) -> pa.Table:
+        """Return the table, which uses the memory of the file."""
+        import pyarrow as pa
+
+        try:
+            with pa.memory_map(f"/proc/{self.pid}/fd/{self.descriptor}") as file:
+                return pa.ipc.open_stream(file).read_all()
+        except FileNotFoundError as exc:
+            raise LookupError(f"its process {self.pid} has ended") from exc
+
+
+def share(table: pa.Table) -> Any:
+    """Store a table for another worker, and return a reference, which the driver passes on."""
+    if (ray := cluster.ray_if_connected()) is not None:
+        return ray.put(table)
+    import pyarrow as pa
+
+    descriptor = os.memfd_create("shoal-sample")
+    _files.append(descriptor)
+    with open(descriptor, "wb", closefd=False) as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    return _InMemory(os.getpid(), descriptor)
+
+
+def own() -> pa.Table | None:
+    """Return the table that this process has shared; None if it is in Ray's object store."""
+    return _InMemory(os.getpid(), _files[-1]).read() if _files else None
+
+
+def forget() -> None:
+    """Free the memory of the tables of this process. Those in Ray's object store are freed with their references."""
+    while _files:
+        os.close(_files.pop())
+
+
+def fetch(reference: Any) -> pa.Table:
+    """Return the table that another worker has shared.
+
+    Raises:
+        LookupError: The worker or its node was lost, and the table with it.
+    """
+    if isinstance(reference, _InMemory):
+        return reference.read()
+    import ray
+
+    try:
+        return ray.get(reference)
+    except ray.exceptions.ObjectLostError as exc:
+        raise LookupError(str(exc)) from exc

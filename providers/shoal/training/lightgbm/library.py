@@ -7,20 +7,28 @@ column. LightGBM's own `predict` therefore can encode the categorical columns of
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.matrix import Categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.training.boosting.library import Library, OnAll
+from shoal.training.boosting.library import (
+    BoosterPredictor,
+    InitModel,
+    Library,
+    OnAll,
+    Output,
+    Predict,
+    class_probabilities,
+)
 from shoal.training.boosting.messages import Prepared, Task
-from shoal.training.boosting.model import BoosterPredictor, InitModel, Output, Predict, class_probabilities
-from shoal.training.boosting.params import Directions, seed_in
-from shoal.training.boosting.user_code import Objective, UserCode
+from shoal.training.boosting.params import Directions, Objective, UserCode, seed_in
 from shoal.training.lightgbm.params import (
     NAMES,
     RANKING,
@@ -56,6 +64,42 @@ _NOT_SUPPORTED = {
     "label_upper_bound_col": "LightGBM has no objective for censored labels, so use XGBoost",
 }
 """Field of a request that LightGBM does not support -> advice for the error message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Position of a worker's rows among all rows. The position determines how many rows this worker adds to the sample.
+
+    Args:
+        rank: Rank of the worker.
+        before: Number of rows of all lower ranks.
+        rows: Number of rows of this worker.
+        total: Number of rows of all workers.
+    """
+
+    rank: int
+    before: int
+    rows: int
+    total: int
+
+    def chosen(self, wanted: int, seed: int) -> np.ndarray:
+        """Choose this worker's rows for the sample from which LightGBM finds its bins (intervals of feature values).
+
+        The same share, sample size and seed always give the same rows.
+        """
+        import numpy as np
+
+        wanted = min(wanted, self.total)
+        count = (self.before + self.rows) * wanted // self.total - self.before * wanted // self.total
+        if count == self.rows:
+            return np.arange(self.rows)
+        return np.sort(np.random.default_rng([seed, self.rank]).choice(self.rows, count, replace=False))
+
+
+def shares(rows: Sequence[int]) -> list[Share]:
+    """Compute each worker's `Share`: the position of its rows among the rows of all workers."""
+    ends = [*itertools.accumulate(rows)]
+    return [Share(rank, end - count, count, ends[-1]) for rank, (count, end) in enumerate(zip(rows, ends, strict=True))]
 
 
 class LightGBM(Library):
@@ -174,8 +218,6 @@ class LightGBM(Library):
 
     def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
         """Make rank 0 find the bins from a sample of all workers' rows, and make all workers build their datasets."""
-        from shoal.training.lightgbm.sampling import shares
-
         sample_shares = shares([task.train.shard.rows for task in tasks])
         samples, machines = zip(*on_all("begin", list(zip(tasks, sample_shares, strict=True))), strict=True)
         bins = on_all("bin_sample", [(samples,), *[((),)] * (len(tasks) - 1)])[0]

@@ -16,8 +16,14 @@ from lightgbm.callback import CallbackEnv, EarlyStopException
 
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, RoundReporter, Segment, Task, part_of
-from shoal.training.boosting.params import Direction, agreed, check_best_score, check_stopping_metric, told
-from shoal.training.boosting.user_code import refuse_namesakes
+from shoal.training.boosting.params import (
+    Direction,
+    agreed,
+    check_best_score,
+    check_stopping_metric,
+    refuse_namesakes,
+    told,
+)
 from shoal.training.host import memory
 from shoal.training.host.own_process import ending_forks
 from shoal.training.lightgbm.dataset import Binned

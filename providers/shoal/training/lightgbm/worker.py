@@ -17,23 +17,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import lightgbm
-import numpy as np
 from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 from lightgbm.callback import CallbackEnv
 
-from shoal.data.planning import RowRange
-from shoal.errors import DataError, TrainingError, WorkerLostError
+from shoal.errors import TrainingError, WorkerLostError
 from shoal.training import cluster
 from shoal.training.boosting.messages import Boosted, History, Part, Prepared, Segment, Task
 from shoal.training.boosting.params import Direction
-from shoal.training.boosting.rows import CheckLabel, ShardRows, cache_budget
+from shoal.training.boosting.rows import CheckLabel, ShardRows, cache_budget, label_check
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.own_process import is_loopback, tie_to_loopback
-from shoal.training.lightgbm import sampling
-from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large
+from shoal.training.lightgbm import dataset
+from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large, sample
+from shoal.training.lightgbm.library import Share, shares
 from shoal.training.lightgbm.params import objective_of, own_message
-from shoal.training.lightgbm.sampling import Share, sample, shares
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
 from shoal.training.reporting import GangContext, gang_context
 from shoal.training.timeouts import COLLECTIVE_S
@@ -125,13 +123,13 @@ class Session:
         keep = begins_anew_with(task)
         # If the worker's part of the sample is its whole shard, the rows are not decoded again. More memory was in use
         # when the bins were found.
-        table = sampling.own()
+        table = dataset.own()
         if table is not None and len(table) < task.train.shard.rows:
             table = None
-            sampling.forget()
+            dataset.forget()
         train = Binned(self._rows, reference, keep=keep, table=table)
         del table
-        sampling.forget()
+        dataset.forget()
         evals = {name: self._shard_rows(part) for name, part in task.eval_sets.items()}
         binned = {name: Binned(rows, reference, keep=keep) for name, rows in evals.items()}
         self.binned = train, binned
@@ -152,7 +150,7 @@ class Session:
         # The rows are read for the sample and for the dataset, and also between segments if the booster is reloaded.
         reads = math.inf if begins_anew_with(self.task) else 2
         budget = cache_budget(part, self._context.local_world_size, reads=reads)
-        return ShardRows(part, self.task.columns, budget, label_check(self.task), keep_types=True)
+        return ShardRows(part, self.task.columns, budget, binary_check(self.task), keep_types=True)
 
 
 _session: Session | None = None
@@ -170,7 +168,7 @@ def begin(task: Task, share: Share) -> tuple[Any, str]:
     global _session
     with own_errors():
         _session = Session(task, share, gang_context())
-        shared = sampling.share(_session.sample())
+        shared = dataset.share(_session.sample())
         # malloc keeps the blocks of the freed rows, which are small.
         memory.trim()
         return shared, _session.port.address
@@ -188,7 +186,7 @@ def bin_sample(samples: Sequence[Any]) -> Bins | None:
     import pyarrow as pa
 
     try:
-        sample = pa.concat_tables(map(sampling.fetch, samples))
+        sample = pa.concat_tables(map(dataset.fetch, samples))
     except LookupError as exc:
         raise PeerError(f"the sample of another worker is lost: {exc}") from exc
     with own_errors():
@@ -234,23 +232,15 @@ def finish() -> None:
     memory.trim()
 
 
-def label_check(task: Task) -> CheckLabel | None:
+def binary_check(task: Task) -> CheckLabel | None:
     """Return a function that raises DataError if a label is neither 0 nor 1; None if the objective is not binary.
 
     LightGBM itself would treat every label that is not positive as 0.
     """
     if objective_of(task.params) != "binary":
         return None
-
-    def check(label: np.ndarray, column: str, rows: RowRange) -> None:
-        bad = np.flatnonzero((label != 0) & (label != 1))
-        if len(bad):
-            raise DataError(
-                f'{rows.path}, row group {rows.row_group}: the label "{column}" is {label[bad[0]]} at row '
-                f'{rows.row_number(int(bad[0]))}, but objective="binary" accepts only the labels 0 and 1'
-            )
-
-    return check
+    rule = 'objective="binary" accepts only the labels 0 and 1'
+    return label_check(lambda label: (label != 0) & (label != 1), rule)
 
 
 @contextlib.contextmanager
@@ -426,7 +416,7 @@ class Trials:
         session.port.close()
         chosen = session.sample()
         if cluster.ray_if_connected() is None:
-            sampling.share(chosen)
+            dataset.share(chosen)
         session.prepare(session.bin_sample(chosen), ())
         self._session = session
 

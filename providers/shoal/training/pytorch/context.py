@@ -83,7 +83,7 @@ class Context:
         self._model_dir = model_dir
         self._checkpoints = checkpoints
         self._state: Any = None
-        self._reporter = MetricsReporter(report or _say)
+        self._reporter = MetricsReporter(report or (lambda metrics, step: say(described(metrics, step))))
         self._leaving = leaving
         self._saved_for: frozenset[str] = frozenset()
 
@@ -217,10 +217,6 @@ def set_context(context: Context | None) -> None:
     """Set the context of this process; a worker calls this function before it calls the user's function."""
     global _current
     _current = context
-
-
-def _say(metrics: Mapping[str, float], step: int | None) -> None:
-    say(described(metrics, step))
 
 
 def described(metrics: Mapping[str, float], step: int | None) -> str:

@@ -26,9 +26,7 @@ from shoal.training.gang.gang import Gang, end_gangs
 from shoal.training.gang.placement import GangShape
 from shoal.training.host.usage import NodeMetrics
 from shoal.training.locations import Claim
-from shoal.training.pytorch.checkpoints import Checkpoints
-from shoal.training.pytorch.environment import environments
-from shoal.training.pytorch.model_dir import Destination, shared_out
+from shoal.training.pytorch.checkpoints import Checkpoints, Destination, shared_out
 from shoal.training.pytorch.request import (
     FunctionRequest,
     FunctionResult,
@@ -36,8 +34,9 @@ from shoal.training.pytorch.request import (
     PyTorchScalingConfig,
     RankStats,
 )
+from shoal.training.pytorch.worker import environments
 from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, say
-from shoal.training.restarts import Restarts
+from shoal.training.run_config import Restarts
 
 if TYPE_CHECKING:
     from shoal.training.pytorch import worker

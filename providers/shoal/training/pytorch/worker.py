@@ -1,4 +1,5 @@
-"""Run one worker of a PyTorch training: find the other ranks, call the user's function, and upload the model files.
+"""Run one worker of a PyTorch training: find the other ranks, call the user's function with the environment of
+torchrun, and upload the model files.
 
 The driver calls the functions `meet`, `call` and `upload` one after the other, each on all ranks at once.
 """
@@ -14,7 +15,8 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,24 +26,137 @@ import psutil
 
 from shoal.data.connector import DataConnector
 from shoal.data.dataset_spec import DatasetSpec
+from shoal.os_processes import variables_set
 from shoal.training.cluster import LeavingNodes, own_address, ray_if_connected
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory, own_process
 from shoal.training.host.own_process import ending_forks
 from shoal.training.host.usage import USAGE_NOTE, measured
-from shoal.training.mlflow_calls import adopt_model, let_user_choose_experiment
-from shoal.training.pytorch import model_dir
+from shoal.training.pytorch import checkpoints
 from shoal.training.pytorch.checkpoints import Checkpoints
 from shoal.training.pytorch.context import Context, set_context, tagged_output
-from shoal.training.pytorch.environment import Machine
-from shoal.training.pytorch.program import name_of
+from shoal.training.pytorch.program import SCRIPT_FOLDER, Script, name_of
 from shoal.training.pytorch.request import MissingValue
-from shoal.training.pytorch.script import SCRIPT_FOLDER, Script
 from shoal.training.reporting import gang_context, set_gang_context
 from shoal.training.timeouts import TORCH_JOIN_S
+from shoal.training.tracking import adopt_model, let_user_choose_experiment
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Node, address and GPUs of one worker, from which the worker's environment variables are built.
+
+    Args:
+        node: Id of the worker's node.
+        address: Address of the node.
+        gpus: GPUs assigned to the worker, in the format of CUDA_VISIBLE_DEVICES.
+        port: Port of the store (PyTorch's key-value server) by which the ranks find each other. Only rank 0 has a
+            store; the port of all other ranks is 0.
+    """
+
+    node: str
+    address: str
+    gpus: tuple[str, ...] = ()
+    port: int = 0
+
+
+def environments(
+    machines: Sequence[Machine], *, threads: int, restarts: int, max_restarts: int, is_launcher: bool = False
+) -> list[dict[str, str]]:
+    """Return the environment variables that torchrun would set for each rank.
+
+    Args:
+        machines: Node, address and GPUs of each rank.
+        is_launcher: Whether the program is not a rank, but starts others itself. It then gets no variables of a rank:
+            scripts and libraries that find `RANK` would wait for a process group.
+    """
+    if is_launcher:
+        return [{"OMP_NUM_THREADS": str(threads), **_visible_gpus(machines, machine.node)} for machine in machines]
+    nodes = list(dict.fromkeys(machine.node for machine in machines))
+    on_node = Counter(machine.node for machine in machines)
+    first, world = machines[0], len(machines)
+    return [
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_RANK": str(sum(other.node == machine.node for other in machines[:rank])),
+            "LOCAL_WORLD_SIZE": str(on_node[machine.node]),
+            "GROUP_RANK": str(nodes.index(machine.node)),
+            "GROUP_WORLD_SIZE": str(len(nodes)),
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": str(world),
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": first.address,
+            "MASTER_PORT": str(first.port),
+            "TORCHELASTIC_RUN_ID": "shoal",
+            "TORCHELASTIC_RESTART_COUNT": str(restarts),
+            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+            # By default, rank 0 starts PyTorch's key-value server (the store). shoal has already started the server, so
+            # that no other process can take the port. With TORCHELASTIC_USE_AGENT_STORE, rank 0 connects to this server
+            # as a client, like all other ranks.
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "OMP_NUM_THREADS": str(threads),
+            **_visible_gpus(machines, machine.node),
+        }
+        for rank, machine in enumerate(machines)
+    ]
+
+
+def _visible_gpus(machines: Sequence[Machine], node: str) -> dict[str, str]:
+    """Return CUDA_VISIBLE_DEVICES with the GPUs of all workers on a node, so that ``cuda:{LOCAL_RANK}`` works as in
+    torchrun.
+
+    The GPUs are in the order of the local ranks.
+    """
+    gpus = [gpu for machine in machines if machine.node == node for gpu in machine.gpus]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+
+
+_THREADS = 1
+
+
+def run_local(
+    function: Callable[..., Any],
+    *args: Any,
+    dataset_map: Mapping[str, DataConnector] | None = None,
+    hyper_params: Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Call a function in this process as the only worker of a run, with the environment variables and context of a
+    worker.
+
+    Breakpoints work, no object is pickled, and no pool is needed.
+
+    Example:
+        >>> from shoal.distributors.pytorch import get_context, run_local
+        >>> run_local(lambda: get_context().get_world_size())
+        1
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        machine = Machine("here", "127.0.0.1", port=server.getsockname()[1])
+    [environment] = environments([machine], threads=_THREADS, restarts=0, max_restarts=0)
+    # TORCHELASTIC_USE_AGENT_STORE tells PyTorch that its key-value server (the store) is already running. In a local
+    # run no server is running, so the variable is removed, and PyTorch starts the server itself.
+    del environment["TORCHELASTIC_USE_AGENT_STORE"]
+    with variables_set(environment):
+        set_context(Context(dataset_map, hyper_params))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            set_context(None)
+            _leave_group()
+
+
+def _leave_group() -> None:
+    import sys
+
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
 
 # If another rank has ended, PyTorch raises a plain RuntimeError, so only the error's message shows the reason. If the
 # message contains one of these texts, the worker raises PeerError, and the driver looks for the other rank's error.
@@ -161,7 +276,8 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
     torch.set_num_threads(assignment.threads)
     keep_groups()
     set_gang_context(replace(gang, position=replace(gang.position, seed=assignment.seed)))
-    _remove_folders_of_dead_workers()
+    # Killed workers left model and script folders.
+    own_process.remove_folders_of_dead(_MODEL, SCRIPT_FOLDER)
     _folder = Path(tempfile.mkdtemp(prefix=f"{_MODEL}{os.getpid()}-"))
     os.environ[MODEL_DIR_VARIABLE] = str(_folder)
     let_user_choose_experiment(gang)
@@ -203,7 +319,7 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         own_process.write_open_files()
     adopt_model(gang.log)
     _placed = program.target.placed() if isinstance(program.target, Script) else None
-    return Outcome(value, model_dir.digests(_folder), memory.peak_rss_bytes())
+    return Outcome(value, checkpoints.digests(_folder), memory.peak_rss_bytes())
 
 
 def keep_written() -> tuple[dict[str, str], dict[str, int]]:
@@ -217,10 +333,10 @@ def keep_written() -> tuple[dict[str, str], dict[str, int]]:
     """
     assert _folder is not None
     if os.environ.get("LOCAL_RANK", "0") != "0":
-        return model_dir.digests(_folder), {}
+        return checkpoints.digests(_folder), {}
     written = own_process.written_files(_placed or {})
     if _placed is None or sum(written.values()) > KEEP_BYTES:
-        return model_dir.digests(_folder), written
+        return checkpoints.digests(_folder), written
     lost = {}
     for name, size in written.items():
         target = _folder / name
@@ -232,7 +348,7 @@ def keep_written() -> tuple[dict[str, str], dict[str, int]]:
                 shutil.copy2(Path(own_process.entered_folder() or "", name), target)
         except OSError:
             lost[name] = size
-    return model_dir.digests(_folder), lost
+    return checkpoints.digests(_folder), lost
 
 
 def keep_groups() -> None:
@@ -282,7 +398,7 @@ def upload(paths: Sequence[str], target: str) -> None:
     assert _folder is not None
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    model_dir.upload(_folder, paths, target)
+    checkpoints.upload(_folder, paths, target)
     # Files that cannot be removed now are removed later, together with the node's temporary folder.
     shutil.rmtree(_folder, ignore_errors=True)
 
@@ -293,12 +409,3 @@ def _interface_of(address: str) -> str | None:
         if any(each.address == address for each in addresses):
             return str(name)
     return None
-
-
-def _remove_folders_of_dead_workers() -> None:
-    """Remove the model and script folders that killed workers left in the node's temporary folder."""
-    for prefix in (_MODEL, SCRIPT_FOLDER):
-        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*-*"):
-            pid = folder.name.removeprefix(prefix).split("-")[0]
-            if pid.isdecimal() and not Path("/proc", pid).exists():
-                shutil.rmtree(folder, ignore_errors=True)

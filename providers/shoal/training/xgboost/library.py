@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.matrix import Categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.training.boosting.library import Library
-from shoal.training.boosting.model import BoosterPredictor, InitModel, Output, Predict, class_probabilities
-from shoal.training.boosting.params import Directions, seed_in
-from shoal.training.boosting.user_code import UserCode
+from shoal.training.boosting.library import BoosterPredictor, InitModel, Library, Output, Predict, class_probabilities
+from shoal.training.boosting.params import Directions, UserCode, seed_in
 from shoal.training.reporting import say
 from shoal.training.timeouts import COLLECTIVE_S
 from shoal.training.xgboost.params import (

@@ -17,12 +17,12 @@ from shoal.training.boosting.params import (
     ROUNDS,
     Direction,
     Directions,
+    Metric,
     Names,
     Unsupported,
     refuse_unsupported,
     unknown_hint,
 )
-from shoal.training.boosting.user_code import Metric
 
 if TYPE_CHECKING:
     import xgboost

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import shutil
 import tempfile
 import time
 from collections import OrderedDict
@@ -25,7 +24,6 @@ import xgboost
 from xgboost.callback import CallbackContainer, EarlyStopping, EvaluationMonitor
 from xgboost.core import DataSplitMode, XGBoostError
 
-from shoal.data.planning import RowRange
 from shoal.errors import DataError, TrainingError
 from shoal.training.boosting.messages import (
     Boosted,
@@ -39,12 +37,11 @@ from shoal.training.boosting.messages import (
     Task,
     part_of,
 )
-from shoal.training.boosting.params import check_best_score, check_stopping_metric
-from shoal.training.boosting.rows import Batch, CheckLabel, ShardRows, cache_budget, in_whole_groups
-from shoal.training.boosting.user_code import refuse_namesakes
+from shoal.training.boosting.params import check_best_score, check_stopping_metric, refuse_namesakes
+from shoal.training.boosting.rows import Batch, CheckLabel, ShardRows, cache_budget, in_whole_groups, label_check
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
-from shoal.training.host.own_process import ending_forks, is_loopback, tie_to_loopback
+from shoal.training.host.own_process import ending_forks, is_loopback, remove_folders_of_dead, tie_to_loopback
 from shoal.training.reporting import GangContext, gang_context
 from shoal.training.xgboost.library import note, note_missing, stored_types
 from shoal.training.xgboost.params import feature_types, is_stochastic, joined, own_message
@@ -125,7 +122,14 @@ class Session:
         best, score = booster.attr("best_iteration"), booster.attr("best_score")
         return Boosted(
             stopped=stopped,
-            checkpoint=self._checkpoint(booster, callbacks) if self.context.rank == 0 else None,
+            checkpoint=Checkpoint(
+                booster.num_boosted_rounds() - self._init_rounds,
+                self._saved(booster),
+                part_of(callbacks.history),
+                self._init_rounds,
+            )
+            if self.context.rank == 0
+            else None,
             best_iteration=None if best is None else int(best),
             best_score=None if score is None else float(score),
             train_seconds=time.perf_counter() - began,
@@ -203,8 +207,12 @@ class Session:
         """Create the callbacks of the training; early stopping also counts the rounds before the checkpoint."""
         task = self.task
         callbacks = list(task.user_code.callbacks)
+
+        def log(text: str) -> None:
+            self.context.log(text.rstrip("\n"))
+
         if task.print_every:
-            callbacks.append(EvaluationMonitor(period=task.print_every, logger=self._log))
+            callbacks.append(EvaluationMonitor(period=task.print_every, logger=log))
         stopping = None
         if task.early_stopping_rounds:
             stopping = EarlyStopping(rounds=task.early_stopping_rounds, maximize=task.direction == "maximize")
@@ -219,10 +227,6 @@ class Session:
         container = CallbackContainer(callbacks, metric=joined(task.user_code.metrics), output_margin=custom)
         container.history = _first_rounds(checkpoint.history, checkpoint.rounds)
         return container, stopping
-
-    def _checkpoint(self, booster: xgboost.Booster, callbacks: CallbackContainer) -> Checkpoint:
-        rounds = booster.num_boosted_rounds() - self._init_rounds
-        return Checkpoint(rounds, self._saved(booster), part_of(callbacks.history), self._init_rounds)
 
     def _saved(self, booster: xgboost.Booster) -> bytes:
         """Serialise a booster with the names of all features."""
@@ -249,7 +253,7 @@ class Session:
             features=mine,
             categories={name: each for name, each in self.task.columns.categories.items() if name in mine},
         )
-        rows = ShardRows(part, columns, 0, _label_check(self.task))
+        rows = ShardRows(part, columns, 0, _binary_check(self.task))
         self.rows.append(rows)
         data = np.empty((part.shard.rows, len(mine)), np.float32)
         info: dict[str, list[np.ndarray]] = {}
@@ -281,7 +285,7 @@ class Session:
         budget = 0 if self.pages else cache_budget(part, self.context.local_world_size, reads=_READS)
         params = self.task.params
         on_cpu = params.get("device", "cpu") == "cpu" and not self.pages
-        rows = ShardRows(part, self.task.columns, budget, _label_check(self.task), accepts_tables=on_cpu)
+        rows = ShardRows(part, self.task.columns, budget, _binary_check(self.task), accepts_tables=on_cpu)
         self.rows.append(rows)
         # The matrix and the booster must have the same max_bin. The booster gets max_bin with `params`, and the matrix
         # gets it here.
@@ -301,9 +305,6 @@ class Session:
         # The batches are float32 arrays or Arrow tables. The model stores the types of the dataset in either case.
         matrix.feature_types = stored_types(self.task.columns)
         return matrix
-
-    def _log(self, text: str) -> None:
-        self.context.log(text.rstrip("\n"))
 
 
 _session: Session | None = None
@@ -416,7 +417,7 @@ def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
     return each
 
 
-def _label_check(task: Task) -> CheckLabel | None:
+def _binary_check(task: Task) -> CheckLabel | None:
     """Return a function that raises DataError if a label is not between 0 and 1; None if the objective is not binary.
 
     XGBoost itself also refuses such labels, but with an error message about its parameter `base_score`.
@@ -424,16 +425,7 @@ def _label_check(task: Task) -> CheckLabel | None:
     objective = str(task.params.get("objective"))
     if not objective.startswith("binary:"):
         return None
-
-    def check(label: np.ndarray, column: str, rows: RowRange) -> None:
-        bad = np.flatnonzero((label < 0) | (label > 1))
-        if len(bad):
-            raise DataError(
-                f'{rows.path}, row group {rows.row_group}: the label "{column}" is {label[bad[0]]} at row '
-                f"{rows.row_number(int(bad[0]))}, but {objective} accepts only labels from 0 to 1"
-            )
-
-    return check
+    return label_check(lambda label: (label < 0) | (label > 1), f"{objective} accepts only labels from 0 to 1")
 
 
 def _first_rounds(history: History, rounds: int) -> OrderedDict[str, Any]:
@@ -503,16 +495,9 @@ def page_folder(task: Task, local_world_size: int) -> Iterator[Path | None]:
     if not xgboost.collective.allreduce(np.array([int(on_disk)]), xgboost.collective.Op.MAX)[0]:
         yield None
         return
-    _remove_folders_of_dead_workers()
+    remove_folders_of_dead(_PREFIX)
     with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as folder:
         yield Path(folder)
-
-
-def _remove_folders_of_dead_workers() -> None:
-    """Remove the matrix folders of killed workers from the node's temporary folder."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
-        if not Path("/proc", folder.name.removeprefix(_PREFIX).split("-")[0]).exists():
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _quantised_bytes(part: Part, task: Task) -> int:

@@ -21,7 +21,7 @@ from time import monotonic
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
 from shoal.pool.backends.base import Arrival, ClusterBackend, NodeRef, PoolRef, Seen, Waiting
-from shoal.pool.backends.kuberay import head_access, manifest, reasons, scaling
+from shoal.pool.backends.kuberay import head_access, reasons, resources, scaling
 from shoal.pool.backends.kuberay.client import ConflictError, KubeClient
 from shoal.pool.backends.kuberay.resources import ELASTIC, Pod, RayCluster
 from shoal.pool.backends.kuberay.scaling import Matched, is_own, match, used_by_another
@@ -49,8 +49,8 @@ def check(client: KubeClient, spec: PoolSpec, cluster: RayCluster | None, size: 
         PoolUnreachableError: shoal may not create or delete it.
     """
     if cluster is None:
-        body = manifest.ray_cluster(PoolRef(spec, size, time.time()), None)
-        made = manifest.as_created(body)
+        body = resources.ray_cluster(PoolRef(spec, size, time.time()), None)
+        made = resources.as_created(body)
         if made.has_token:
             spec.check_token_is_private()
         if made.is_rigid and spec.min_nodes != spec.max_nodes:
@@ -90,7 +90,7 @@ def create(client: KubeClient, pool: PoolRef) -> bool:
         log.info("pool %s: pods of an earlier RayCluster still end; the next round tries again", pool.id)
     else:
         with suppress(ConflictError):  # Another process was faster.
-            client.create_ray_cluster(manifest.ray_cluster(pool, client.hold_lease(pool.life)))
+            client.create_ray_cluster(resources.ray_cluster(pool, client.hold_lease(pool.life)))
     return False
 
 
@@ -268,6 +268,18 @@ class KubeRayBackend(ClusterBackend):
         endpoint = node.endpoint or {}
         return f"kubectl logs -n {endpoint['namespace']} {endpoint['pod']}" if "pod" in endpoint else ""
 
+    def script_runner(self, spec: PoolSpec) -> ScriptRunner:
+        """Return the runner of scripts on the RayCluster of a pool.
+
+        Raises:
+            PoolUnreachableError: The RayCluster does not exist, or the Kubernetes API does not answer.
+        """
+        client = KubeClient(spec)
+        if (cluster := client.ray_cluster()) is None:
+            raise PoolUnreachableError(_missing(spec))
+        head = head_access.ray_head(spec, cluster.head_service, _token(client, spec, cluster, is_kept=True))
+        return ScriptRunner(head, f"RayCluster {spec.namespace}/{spec.ray_cluster}", spec.name)
+
     def _ray_nodes(
         self, client: KubeClient, spec: PoolSpec, cluster: RayCluster, pods: Sequence[Pod]
     ) -> tuple[RayHead | None, list[ClusterNode] | None, str | None]:
@@ -283,19 +295,6 @@ class KubeRayBackend(ClusterBackend):
             except PoolUnreachableError as error:
                 silence = str(error)
         return None, None, silence
-
-
-def script_runner(spec: PoolSpec) -> ScriptRunner:
-    """Return the runner of scripts on the RayCluster of a pool.
-
-    Raises:
-        PoolUnreachableError: The RayCluster does not exist, or the Kubernetes API does not answer.
-    """
-    client = KubeClient(spec)
-    if (cluster := client.ray_cluster()) is None:
-        raise PoolUnreachableError(_missing(spec))
-    head = head_access.ray_head(spec, cluster.head_service, _token(client, spec, cluster, is_kept=True))
-    return ScriptRunner(head, f"RayCluster {spec.namespace}/{spec.ray_cluster}", spec.name)
 
 
 def _token(client: KubeClient, spec: PoolSpec, cluster: RayCluster, *, is_kept: bool) -> str:
@@ -318,7 +317,7 @@ def _without_cluster(client: KubeClient, spec: PoolSpec, nodes: Sequence[NodeRef
     why = _missing(spec)
     if spec.makes_cluster and not all(was_ready.values()):
         pool = PoolRef(spec, len(nodes), time.time())
-        refusal = _refusal(lambda: client.create_ray_cluster(manifest.ray_cluster(pool, None), dry_run="All"))
+        refusal = _refusal(lambda: client.create_ray_cluster(resources.ray_cluster(pool, None), dry_run="All"))
         why = refusal or f"RayCluster {spec.namespace}/{spec.ray_cluster} is being created"
     return Seen(
         lost={row: _missing(spec) for row, ready in was_ready.items() if ready},

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
-from shoal.pool.backends.kuberay import manifest, scaling
+from shoal.pool.backends.kuberay import resources, scaling
 from shoal.pool.backends.kuberay.head_access import access, api_client, forget_credentials
 from shoal.pool.backends.kuberay.resources import CLUSTER_LABEL, FIELD_MANAGER, MADE, Pod, RayCluster, status_in
 from shoal.pool.backends.kuberay.scaling import Patch
@@ -112,7 +112,7 @@ class KubeClient:
     def try_creation(self, body: dict[str, Any]) -> None:
         """Check that shoal has every right that it needs for the RayCluster, and that the RayCluster and its Lease may
         be created. Nothing is changed."""
-        self.check_rights(manifest.as_created(body))
+        self.check_rights(resources.as_created(body))
         self._create_lease("", dry_run="All")
         self.create_ray_cluster(body, dry_run="All")
 

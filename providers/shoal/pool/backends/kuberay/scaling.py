@@ -288,7 +288,8 @@ def match(rows: Sequence[NodeRef], pods: Sequence[Pod], ray: Sequence[ClusterNod
                 lost[row.id] = pod
             continue
         if pod is None or not pod.is_alive:
-            pod = next((pod for pod in free if _fits(row, pod, group)), None)
+            fits = (pod for pod in free if pod.is_head is row.is_head and (pod.is_head or pod.group == group))
+            pod = next(fits, None)
             free = [other for other in free if other is not pod]
         node = by_ip.get(pod.ip) if pod else None
         if pod and node and node.is_head is row.is_head:
@@ -296,7 +297,3 @@ def match(rows: Sequence[NodeRef], pods: Sequence[Pod], ray: Sequence[ClusterNod
         else:
             waiting[row.id] = pod
     return Matched(lost, joined, waiting)
-
-
-def _fits(row: NodeRef, pod: Pod, group: str) -> bool:
-    return pod.is_head if row.is_head else pod.group == group and not pod.is_head

@@ -22,7 +22,7 @@ from shoal import telemetry
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.os_processes import ProcessId, import_folders, python_command
 from shoal.pool.backends import versions
-from shoal.pool.backends.base import NodeRef, PoolRef, Seen
+from shoal.pool.backends.base import Backend, NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.gpus import SELECTORS, check_number
 from shoal.pool.backends.local.processes import NODE_TAG
@@ -66,13 +66,14 @@ def inherited_environment() -> dict[str, str]:
     return {**kept, **telemetry.settings(), "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
 
 
-class LocalBackend:
+class LocalBackend(Backend):
     """The default backend, which runs nodes on this machine. No service has to be installed. Only the user and the host
     that started a pool can use the pool."""
 
     supervisor = "shoal.pool.supervisor"
     """Module with which the supervisor process of a node is started (``python -m``)."""
-    bound_to_host = True
+    bound_to_host = shares_files = can_retire = has_exact_nodes = answers_at_once = True
+    is_checked = False
     start_timeout = START_TIMEOUT
     start_timeout_per_node = START_TIMEOUT_PER_NODE
 
@@ -148,9 +149,6 @@ class LocalBackend:
                 env=node_environment(node, _python(pool.spec)),
                 log=log_path(node.pool, node.name),
             )
-
-    def renew(self, pool: PoolRef) -> None:
-        """Do nothing, because supervisors check the store themselves."""
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Send SIGTERM to the supervisors, kill all remaining processes, and remove the nodes' folders.

@@ -275,21 +275,16 @@ def _gpu_or_parts(index: int) -> Iterator[Gpu]:
             is_divided, _ = pynvml.nvmlDeviceGetMigMode(whole)
         except pynvml.NVMLError:  # the GPU does not support MIG
             is_divided = False
-        parts = list(_parts(whole)) if is_divided else [whole]
+        parts = [whole]
+        if is_divided:
+            parts = []
+            for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(whole)):
+                with suppress(pynvml.NVMLError):  # the GPU has fewer parts
+                    parts.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, number))
         for part in parts:
             yield Gpu(pynvml.nvmlDeviceGetUUID(part), strangers=tuple(filter(_is_stranger, _users(part))))
     except pynvml.NVMLError as error:
         log.warning("GPU %d is not used, because NVML reports: %s", index, error)
-
-
-def _parts(whole: Any) -> Iterator[Any]:
-    import pynvml
-
-    for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(whole)):
-        try:
-            yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, number)
-        except pynvml.NVMLError:  # the GPU has fewer parts
-            continue
 
 
 def _users(part: Any) -> list[int]:

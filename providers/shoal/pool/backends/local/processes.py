@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from shoal.new_files import create_folder
@@ -58,7 +58,7 @@ def of_node(node_id: str, folders: Collection[Path], supervisor: ProcessId | Non
     tag = f"{NODE_TAG}={node_id}".encode()
     prefixes = tuple(f"{folder.resolve()}/" for folder in folders)
     found = []
-    for pid in _pids():
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         stat = process_stat(pid)
         if stat is None or pid == os.getpid():
             continue
@@ -92,10 +92,6 @@ def _owns_session(supervisor: ProcessId) -> bool:
     """
     now = ProcessId.of(supervisor.pid)
     return now is None or now == supervisor
-
-
-def _pids() -> Iterator[int]:
-    return (int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
 def _has_tag(pid: int, tag: bytes) -> bool:

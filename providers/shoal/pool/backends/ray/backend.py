@@ -104,19 +104,19 @@ class Cluster:
     def jobs(self) -> list[str]:
         """Return the ids of the jobs that shoal has submitted to the cluster for this pool, such as requests for
         nodes."""
-        return self._head.get("/api/jobs/", self._own_jobs)
+        return self._head.get(
+            "/api/jobs/",
+            lambda rows: [
+                str(row["submission_id"])
+                for row in rows
+                if row.get("submission_id") and (row.get("metadata") or {}).get("shoal_pool") == self._spec.name
+            ],
+        )
 
     def forget(self, job_id: str) -> None:
         """Delete an ended job from the cluster's list of jobs. A job that still runs is not deleted."""
         with suppress(BusyClusterError):
             self._head.delete(job_id)
-
-    def _own_jobs(self, rows: Any) -> list[str]:
-        return [
-            str(row["submission_id"])
-            for row in rows
-            if row.get("submission_id") and (row.get("metadata") or {}).get("shoal_pool") == self._spec.name
-        ]
 
     def _pool_error(self, failure: Failure) -> PoolUnreachableError:
         cluster, reason = f"the Ray cluster at {self._address}", failure.reason
@@ -224,9 +224,6 @@ class RayBackend(ClusterBackend):
         except PoolUnreachableError as error:
             log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
 
-    def renew(self, pool: PoolRef) -> None:
-        """Do nothing, because others end the cluster."""
-
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Ask the autoscaler for only as many nodes as the pool should have now. The autoscaler can then end the
         surplus nodes, and the caller may delete their rows."""
@@ -249,6 +246,10 @@ class RayBackend(ClusterBackend):
     def log(self, node: NodeRef) -> str:
         """Return an empty string, because the cluster's dashboard has the logs."""
         return ""
+
+    def script_runner(self, spec: PoolSpec) -> ScriptRunner:
+        """Return the runner of scripts on the cluster."""
+        return Cluster(spec).scripts
 
     def _replace_request(self, pool: PoolRef) -> None:
         """Replace the pool's earlier request to the autoscaler by a request for the pool's present number of nodes. Do

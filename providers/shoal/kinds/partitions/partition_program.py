@@ -1,0 +1,103 @@
+"""The functions that are called for partitions, pickled for the workers."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.jobs import shipped_code
+from shoal.kinds.partitions.partition_messages import EstimatorTraining, SavedModel
+from shoal.kinds.partitions.spec import PartitionsJobSpec
+from shoal.training.boosting.library import library_of
+from shoal.training.boosting.params import UserCode
+from shoal.training.boosting.request import TrainRequest
+from shoal.training.boosting.rows import checked_data
+from shoal.training.gang.placement import GangShape
+from shoal.training.pickling import code_digest, pickled
+from shoal.training.pytorch.program import MAX_BYTES, call_imported, check_runnable, imported, name_of
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionProgram:
+    """A pickled function.
+
+    Args:
+        content: The pickled function.
+        digest: Digest by which the same function is recognised in another process, whose pickled bytes may differ.
+    """
+
+    content: bytes
+    digest: str
+
+
+def program_of(function: Callable[..., Any]) -> PartitionProgram:
+    """Pickle a function with the variables of its closure.
+
+    Raises:
+        InvalidArgumentError: This is no function, it cannot be pickled, or it is too large.
+    """
+    check_runnable(function, "the function")
+    content = pickled(function, name_of(function))
+    if len(content) > MAX_BYTES:
+        raise InvalidArgumentError(
+            f"{name_of(function)} is {len(content) / 2**20:.0f} MiB large with the variables of its closure, but the "
+            f"limit is {MAX_BYTES / 2**20:.0f} MiB: let the function read the data itself"
+        )
+    return PartitionProgram(content, code_digest(function))
+
+
+def program_of_spec(spec: PartitionsJobSpec) -> PartitionProgram:
+    """Return the pickled function of a spec, and check the data and parameters of an estimator.
+
+    Raises:
+        InvalidArgumentError: The function cannot be imported, or a parameter of the estimator is wrong.
+        DataError: The estimator cannot train on the data.
+        JobError: The file of the program was changed.
+    """
+    if spec.program is not None:
+        content = shipped_code.read(spec.program)
+        return PartitionProgram(content, spec.code_digest or hashlib.sha256(content).hexdigest())
+    if spec.estimator is not None:
+        request = spec.estimator.request(spec.dataset, spec.run_config)
+        return estimator_program(request, spec.scaling_config.num_cpu_per_worker)
+    assert spec.function is not None
+    in_workers = bool(spec.run_config.packages or spec.run_config.code)
+    return _named(spec.function, spec.kwargs, in_workers=in_workers, saves_model=spec.register_as is not None)
+
+
+def _named(name: str, kwargs: Mapping[str, Any], *, in_workers: bool, saves_model: bool) -> PartitionProgram:
+    """Pickle a function that is given by its name ``pkg.module:name``, with keyword arguments. Only the workers can
+    import it (`in_workers`) if it is in the job's own packages or code."""
+    function = partial(call_imported, name) if in_workers else imported(name)
+    named = partial(function, **kwargs) if kwargs else function
+    called = SavedModel(named) if saves_model else named
+    return PartitionProgram(pickled(called, name), code_digest(called))
+
+
+def estimator_program(request: TrainRequest, threads: int, user_code: UserCode | None = None) -> PartitionProgram:
+    """Check the data and parameters of an estimator, and return the pickled function that trains a partition.
+
+    Raises:
+        InvalidArgumentError: A parameter is wrong.
+        DataError: The estimator cannot train on the data.
+    """
+    checked_data(request)
+    code = user_code or UserCode()
+    if importlib.util.find_spec(request.framework) is None:
+        raise MissingExtraError(request.framework, request.framework)
+    params, seed = library_of(request.framework).params(request, GangShape(1, threads), code)
+    training = EstimatorTraining(
+        request.framework,
+        {**params, "seed": seed},
+        request.n_estimators,
+        request.input_cols,
+        request.label_col,
+        request.weight_col,
+        code,
+    )
+    return program_of(training)

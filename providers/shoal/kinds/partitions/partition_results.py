@@ -1,0 +1,389 @@
+"""The results of a job with partitions: status, value, metrics and log of each partition, read when they are needed."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import io
+import itertools
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.output_tables import to_exact_frame, without_row_numbers, write_tables
+from shoal.data.parquet.schema import fitted, united
+from shoal.errors import InvalidArgumentError, JobError, TrainingError
+from shoal.jobs.files import artifacts, storage
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
+from shoal.kinds.partitions import partition_messages
+from shoal.kinds.partitions.keys import Key as PartitionKey
+from shoal.kinds.partitions.keys import key_text, shown_key
+from shoal.kinds.partitions.partition_messages import Kind, Status
+from shoal.kinds.partitions.result_files import (
+    MANIFEST,
+    ManifestRow,
+    ResultReader,
+    complete_files,
+    manifest_of,
+    read_manifest,
+    work_folder_in,
+)
+from shoal.kinds.partitions.spec import PARTITIONS
+from shoal.state import Store
+from shoal.training.locations import filesystem, local_path, resolved
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from shoal.jobs.results import JobResult
+
+
+class PartitionFailedError(TrainingError):
+    """The value of a partition was asked for, but the function has failed for this partition."""
+
+
+class PartitionResult:
+    """Outcome of one partition.
+
+    Attributes:
+        key: Key of the partition: a value of the column, or a tuple of the values of several columns. None: the rows
+            with a null.
+        status: ``succeeded`` or ``failed``.
+        rows: Number of rows.
+        seconds: Seconds that the function took.
+        attempts: 2 if the process of the first attempt was lost, else 1.
+        metrics: Metrics that the function has reported.
+        error: Reason of the failure; empty if the function has returned.
+    """
+
+    def __init__(self, row: ManifestRow, reader: ResultReader) -> None:
+        self._row = row
+        self._reader = reader
+        self.key: PartitionKey = row.key
+        self.status: Status = row.status
+        self.rows = row.rows
+        self.seconds = row.seconds
+        self.attempts = row.attempts
+        self.metrics = dict(row.metrics)
+        self.error = row.error
+
+    def __repr__(self) -> str:
+        return f"PartitionResult({shown_key(self.key)}, {self.status}, rows={self.rows}, seconds={self.seconds:.3g})"
+
+    @property
+    def value(self) -> Any:
+        """Return value of the function, or the booster of an estimator, read from the result file.
+
+        Raises:
+            PartitionFailedError: The function has failed.
+            JobError: The file was removed or changed.
+        """
+        content = self.content()
+        return partition_messages.loaded(self.kind, content)
+
+    @property
+    def kind(self) -> Kind:
+        """Form of the value in the file: ``pickle``, ``xgboost`` or ``lightgbm`` (own formats of these libraries), or
+        ``rows`` (a DataFrame in Arrow's format)."""
+        return self._row.kind or "pickle"
+
+    def content(self) -> bytes:
+        """Return the bytes of the value: pickled, or a model in the own format of its library (UBJSON for XGBoost, text
+        for LightGBM).
+
+        Raises:
+            PartitionFailedError: The function has failed.
+            JobError: The file was removed or changed, or the job has not succeeded.
+        """
+        if self.status != "succeeded":
+            raise PartitionFailedError(f"partition {shown_key(self.key)} has no value: {self.error}")
+        return self._reader.value(self._row)
+
+    @property
+    def text(self) -> str:
+        """Text that identifies the key, such as ``int:7`` for 7 and 7.0."""
+        return self._row.text
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the value as a file."""
+        return self._row.size_bytes
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        """Name of the result file, index of the row group, and index of the partition in the row group."""
+        return self._row.file, self._row.row_group, self._row.row
+
+    @property
+    def log(self) -> str:
+        """End of what the function has printed, and its traceback if it has failed; at most 8 KiB.
+
+        Raises:
+            JobError: The file was removed.
+        """
+        return self._reader.log(self._row)
+
+
+class PartitionResults:
+    """Outcomes of all partitions, in the order of their keys.
+
+    ``results[key]`` is the `PartitionResult` of a key, ``len(results)`` the number of partitions, and ``for each in
+    results`` yields all of them. Values are read from the result files when they are asked for.
+
+    Attributes:
+        manifest: Path or URI of the manifest.
+        digest: SHA-256 of the manifest.
+        key_type: Arrow type of the keys, a struct if there are several columns; None if no partition has ended.
+
+    Args:
+        manifest: Path or URI of the manifest.
+        digest: SHA-256 that the manifest must have; None: it is not checked.
+
+    Raises:
+        JobError: The manifest was changed.
+        FileNotFoundError: The manifest was removed, or cannot be reached from this machine.
+    """
+
+    def __init__(self, manifest: str, digest: str | None = None) -> None:
+        content = storage.read(manifest)
+        if digest is not None and not hmac.compare_digest(hashlib.sha256(content).hexdigest(), digest):
+            raise JobError(f"{manifest} was changed after the job wrote it, and is not read: run the job again")
+        self.manifest = manifest
+        self.digest = hashlib.sha256(content).hexdigest()
+        self._fill(content)
+
+    def _fill(self, content: bytes | None, *, reads_values: bool = True) -> None:
+        rows: list[ManifestRow] = []
+        self.key_type: pa.DataType | None = None
+        if content is not None:
+            self.key_type, rows = read_manifest(content)
+        self._rows = {row.text: row for row in rows}
+        self._reader = ResultReader(f"{self.manifest.rpartition('/')[0]}/results", reads_values=reads_values)
+
+    @classmethod
+    def so_far(cls, work_folder: str) -> PartitionResults:
+        """Return the outcomes of the partitions that have ended until now, of a job that runs or has failed.
+
+        Their values cannot be read: only the store's digest of the manifest shows that a file is that of the job.
+
+        Args:
+            work_folder: Folder of the job's attempt with the result files.
+        """
+        found = cls.__new__(cls)
+        found.manifest, found.digest = f"{work_folder}/{MANIFEST}", ""
+        tables = complete_files(f"{work_folder}/results")
+        found._fill(manifest_of(tables.values()) if tables else None, reads_values=False)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[PartitionResult]:
+        return (PartitionResult(row, self._reader) for row in self._rows.values())
+
+    def __getitem__(self, key: PartitionKey) -> PartitionResult:
+        return PartitionResult(self._row(key), self._reader)
+
+    def __contains__(self, key: PartitionKey) -> bool:
+        return key_text(key) in self._rows
+
+    def get(self, key: PartitionKey) -> PartitionResult | None:
+        """Return the outcome of a partition; None if there is no such key."""
+        row = self._rows.get(key_text(key))
+        return None if row is None else PartitionResult(row, self._reader)
+
+    def predicts(self, key: PartitionKey) -> bool:
+        """Return whether the partition of a key exists and has succeeded."""
+        row = self._rows.get(key_text(key))
+        return row is not None and row.status == "succeeded"
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{number} {status}" for status, number in self.counts.items() if number)
+        return f"PartitionResults({counts})"
+
+    def _row(self, key: PartitionKey) -> ManifestRow:
+        try:
+            return self._rows[key_text(key)]
+        except KeyError:
+            known = ", ".join(shown_key(row.key) for _, row in zip(range(5), self._rows.values(), strict=False))
+            raise KeyError(
+                f"there is no partition {shown_key(key)} ({type(key).__name__}) among the keys of type "
+                f"{self.key_type}; the first keys are {known}"
+            ) from None
+
+    @property
+    def keys(self) -> list[PartitionKey]:
+        """The keys of all partitions."""
+        return [row.key for row in self._rows.values()]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of partitions by status."""
+        states = [row.status for row in self._rows.values()]
+        return {status: states.count(status) for status in ("succeeded", "failed")}
+
+    @property
+    def failed(self) -> list[PartitionResult]:
+        """The partitions for which the function has failed."""
+        return [each for each in self if each.status == "failed"]
+
+    def values(self) -> Iterator[tuple[PartitionKey, Any]]:
+        """Yield the key and the value of each partition that has succeeded, in the order of the files. This reads each
+        file once."""
+        for row in itertools.chain.from_iterable(self._by_file()):
+            yield row.key, PartitionResult(row, self._reader).value
+
+    def rows(self) -> Iterator[pd.DataFrame]:
+        """Yield the values of the partitions that have succeeded, which must be DataFrames, such as the predictions of
+        `predict`. The partitions of one result file are in one DataFrame.
+
+        All DataFrames of `predict` have the same columns. An integer column with nulls has a nullable type, such as
+        ``Int64``.
+
+        Raises:
+            InvalidArgumentError: A value is no DataFrame.
+            DataError: The predictions of the partitions have types without a common type.
+        """
+        import pandas as pd
+
+        if any(row.kind == "rows" for row in self._rows.values()):
+            for table in self._tables():
+                yield to_exact_frame(table)
+            return
+        for rows in self._by_file():
+            yield pd.concat([self._frame(row) for row in rows], ignore_index=True)
+
+    def write_parquet(self, folder: str | os.PathLike[str]) -> str:
+        """Write the values of the partitions, which must be DataFrames, as Parquet files, and return the folder.
+
+        All files have the same columns, of the same types. The rows of `predict` have the types of the dataset.
+
+        Args:
+            folder: Directory or URI, which must be empty.
+
+        Raises:
+            InvalidArgumentError: The folder is not empty, or a value is no DataFrame.
+            DataError: A column has types in several partitions that have no common type.
+        """
+        target = resolved(os.fspath(folder), "output_path").rstrip("/")
+        fs, root = filesystem(target)
+        if fs.exists(root) and fs.ls(root):
+            raise InvalidArgumentError(f"{target} is not empty: choose another folder")
+        for number, table in enumerate(self._tables()):
+            content = io.BytesIO()
+            write_tables(content, [table])
+            storage.write(f"{local_path(target)}/part-{number:05d}.parquet", content.getvalue())
+        return target
+
+    def _by_file(self) -> Iterator[list[ManifestRow]]:
+        """Yield the partitions of each result file that have succeeded, in the order of the file."""
+        found = (row for row in self._rows.values() if row.status == "succeeded")
+        ordered = sorted(found, key=lambda row: (row.file, row.row_group, row.row))
+        for _, rows in itertools.groupby(ordered, key=lambda row: row.file):
+            yield list(rows)
+
+    def _tables(self) -> Iterator[pa.Table]:
+        """Yield the rows of each result file, all with the same schema. This reads the files twice."""
+        import pyarrow as pa
+
+        found = {self._table(row).schema: None for row in itertools.chain.from_iterable(self._by_file())}
+        schema, first = united(found), next(iter(found), pa.schema([]))
+        if all(schema.field(field.name).type == field.type for field in first):
+            schema = without_row_numbers(schema.with_metadata(first.metadata))  # with the types of pandas
+        for rows in self._by_file():
+            yield pa.concat_tables(fitted(self._table(row), schema) for row in rows)
+
+    def _table(self, row: ManifestRow) -> pa.Table:
+        import pyarrow as pa
+
+        if row.kind == "rows":
+            return partition_messages.rows_in(PartitionResult(row, self._reader).content())
+        return pa.Table.from_pandas(self._frame(row), preserve_index=False)
+
+    def _frame(self, row: ManifestRow) -> pd.DataFrame:
+        import pandas as pd
+
+        value = PartitionResult(row, self._reader).value
+        if not isinstance(value, pd.DataFrame):
+            raise InvalidArgumentError(
+                f"the value of partition {shown_key(row.key)} is no DataFrame but of type {type(value).__name__}: "
+                "values() yields values of any type"
+            )
+        return value
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a table of all partitions: key, status, rows, seconds, attempts, error, and a column for each metric,
+        ``metric/<name>``. It has no values and logs."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "key": row.key,
+                    "status": row.status,
+                    "rows": row.rows,
+                    "seconds": row.seconds,
+                    "attempts": row.attempts,
+                    "error": row.error,
+                    **{f"metric/{name}": value for name, value in row.metrics.items()},
+                }
+                for row in self._rows.values()
+            ]
+        )
+
+    def require_all(self) -> None:
+        """Do nothing if all partitions have succeeded.
+
+        Raises:
+            PartitionFailedError: At least one partition has failed; the message names the first ones and their errors.
+        """
+        if failed := self.failed:
+            first = "; ".join(f"{shown_key(each.key)}: {each.error}" for each in failed[:3])
+            raise PartitionFailedError(f"{len(failed):,} of {len(self):,} partitions have failed: {first}")
+
+
+def load_partitions(result: JobResult, artifact_location: str | None = None) -> PartitionResults:
+    """Return the results of a finished job with partitions.
+
+    Values may be pickled, and a pickled value can run any code when it is read. Therefore the manifest is compared with
+    its digest in the store, and each value with its digest in the manifest.
+
+    Args:
+        result: Result of the job.
+        artifact_location: The job's `artifact_location`; needed only if the location contains credentials, because the
+            result does not keep credentials.
+
+    Raises:
+        InvalidArgumentError: The job was not divided into partitions.
+        FileNotFoundError: The manifest was removed, or cannot be reached from this machine.
+        JobError: The manifest was changed after the job wrote it, or the job is not in this store.
+    """
+    if result.partitions is None or result.results_path is None:
+        raise InvalidArgumentError(f"job {result.job_id} has no partitions: only jobs of shoal.many have them")
+    known = attempts.digest_of_results(Store(), Key(result.job_id, result.attempt))
+    return PartitionResults(storage.as_given(result.results_path, artifact_location), known or "")
+
+
+def partitions_so_far(
+    job_id: str, artifact_location: str | None = None, *, attempt: int | None = None
+) -> PartitionResults:
+    """Return the outcomes of the partitions of a job whose buckets have ended until now, also if the job runs or has
+    failed.
+
+    Args:
+        job_id: Id of the job.
+        artifact_location: The job's `artifact_location`; needed only if the location contains credentials.
+        attempt: Number of the attempt. None: the newest attempt.
+
+    Raises:
+        JobNotFoundError: There is no such job.
+        InvalidArgumentError: The job was not divided into partitions.
+    """
+    store = Store()
+    job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
+    if job.spec.get("framework") != PARTITIONS:
+        raise InvalidArgumentError(f"job {job_id} has no partitions: only jobs of shoal.many have them")
+    location = artifact_location or (job.spec.get("run_config") or {}).get("artifact_location")
+    return PartitionResults.so_far(work_folder_in(artifacts.folder(Key(job.id, job.attempt), location)))
