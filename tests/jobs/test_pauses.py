@@ -1,25 +1,33 @@
-"""Trainings go on after any of their processes, or all of them, were stopped (SIGSTOP) and continued.
+"""Jobs of every kind go on after any of their processes, or all of them, were stopped (SIGSTOP) and continued.
 
-``SHOAL_PAUSE_S`` is the length of each pause.
+``SHOAL_PAUSE_S`` is the length of each pause; ``SHOAL_PAUSED`` names the only victim, such as "all".
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import pytest
 
-from shoal import ComputePool
+from shoal import ComputePool, RunConfig, jobs, many
+from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig
+from shoal.errors import JobCancelledError
 from shoal.jobs.handle import JobHandle
 from shoal.os_processes import ProcessId
-from tests.jobs.test_forked_workers import driver_of, forever, pids_of, row_of, rows, training
+from shoal.training.host.own_process import WORKER
+from tests.jobs.test_forked_workers import driver_of, forever, rows
+from tests.pool.backends.foreign import ForeignCluster
 from tests.support.pool_processes import living, node_rows, nothing_left
 from tests.support.waiting import wait_until
 
@@ -28,6 +36,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.long]
 __all__ = ["rows"]
 
 PAUSE_S = float(os.environ.get("SHOAL_PAUSE_S", "130"))
+PAUSED = os.environ.get("SHOAL_PAUSED")
 
 
 def running(*words: str) -> list[int]:
@@ -35,32 +44,157 @@ def running(*words: str) -> list[int]:
     return [each.pid for each in living() if each.is_of_home() and any(word.encode() in each.command for word in words)]
 
 
-def supervisors() -> list[int]:
-    return [ProcessId.from_json(node.supervisor).pid for node in node_rows()]
+def below(pids: Iterable[int]) -> list[int]:
+    """The descendants of these processes; the environment of an actor of Ray, which has a title, cannot be read."""
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found += [each.pid for each in psutil.Process(pid).children(recursive=True)]
+    return found
 
 
-VICTIMS: dict[str, Callable[[JobHandle, list[int]], Iterable[int]]] = {
-    "all": lambda _, workers: {each.pid for each in living() if each.is_of_home()},
-    "a worker": lambda _, workers: workers[:1],
-    "the driver": lambda handle, _: [driver_of(handle).pid],
-    "the driver and its workers": lambda handle, workers: [driver_of(handle).pid, *workers],
-    "the supervisors": lambda *_: supervisors(),
-    "the reconciler": lambda *_: running("shoal.reconciler"),
-    "the raylets": lambda *_: [each.pid for each in psutil.process_iter() if each.name() == "raylet"
-                               and each.pid in running("raylet")],
-    "the GCS": lambda *_: running("gcs_server"),
+def everything() -> set[int]:
+    of_home = [each.pid for each in living() if each.is_of_home()]
+    return {*of_home, *below(of_home)}
+
+
+def workers() -> list[int]:
+    """The workers, without the processes in which those of partitions call the function: forks with the same title."""
+    own, titles = everything(), (WORKER.encode(), b"ray::Worker")
+    found = {each.pid for each in living() if each.pid in own and each.command.startswith(titles)}
+    return sorted(found - set(below(found)))
+
+
+VICTIMS: dict[str, Callable[[JobHandle], Iterable[int]]] = {
+    "all": lambda _: everything(),
+    "a worker": lambda _: workers()[:1],
+    "the children of a worker": lambda _: below(workers()[:1]),
+    "the driver": lambda handle: [driver_of(handle).pid],
+    "the driver and its workers": lambda handle: [driver_of(handle).pid, *workers(), *below(workers())],
+    "the caller": lambda _: running("embedded-fit"),
+    "the supervisors": lambda _: [ProcessId.from_json(node.supervisor).pid for node in node_rows() if node.supervisor],
+    "the reconciler": lambda _: running("shoal.reconciler"),
+    "the raylets": lambda _: [each.pid for each in psutil.process_iter() if each.name() == "raylet"
+                              and each.pid in running("raylet")],
+    "the GCS": lambda _: running("gcs_server"),
 }  # fmt: skip
+
+
+@contextmanager
+def on_a_local_pool(submit: Callable[[ComputePool, Path], JobHandle], ray: str, rows: Path) -> Iterator[JobHandle]:
+    pool = ComputePool(f"local://paused?max_nodes=2&min_nodes=2&ray={ray}").up()
+    try:
+        yield submit(pool, rows)
+    finally:
+        pool.down()
+
+
+@contextmanager
+def on_a_ray_cluster(rows: Path) -> Iterator[JobHandle]:
+    home = {"SHOAL_HOME": os.environ["SHOAL_HOME"], "SHOAL_PYTHON": sys.executable}
+    usual = {"RAY_health_check_period_ms": "3000", "RAY_health_check_failure_threshold": "5"}
+    with ForeignCluster("static", workers=1, environment={**home, **usual}) as cluster:
+        pool = ComputePool(cluster.uri(min_nodes=2, shared_folders=f"{rows.parent},{home['SHOAL_HOME']}")).up()
+        try:
+            handle = forever(pool, rows, "xgboost", 2)
+            # The waiting process gives the driver the job's credentials.
+            threading.Thread(target=wait_for_end, args=[handle], daemon=True).start()
+            yield handle
+        finally:
+            pool.down()
+
+
+def wait_for_end(handle: JobHandle) -> None:
+    with suppress(JobCancelledError):
+        handle.wait(on_log=None)
+
+
+EMBEDDED_FIT = """
+import sys
+from shoal import RunConfig
+from shoal.data import DataConnector
+from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
+scaling, config = XGBScalingConfig(num_workers=2, num_cpu_per_worker=1), RunConfig(job_id=sys.argv[1], tracking=None)
+data = DataConnector.from_parquet(sys.argv[2])
+XGBEstimator(10_000_000, scaling_config=scaling, run_config=config).fit(data, ["a", "b"], "y", {"eval": data}, 100)
+"""
+
+
+@contextmanager
+def in_a_program(rows: Path) -> Iterator[JobHandle]:
+    """A `fit` without a pool, which starts an embedded one."""
+    program = subprocess.Popen([sys.executable, "-c", EMBEDDED_FIT, "embedded-fit", str(rows)])
+    try:
+        yield wait_until(lambda: attached("embedded-fit"), "the job", 60)
+    finally:
+        program.wait(timeout=60)
+
+
+def attached(job_id: str) -> JobHandle | None:
+    with suppress(LookupError):
+        return jobs.attach(job_id)
+    return None
+
+
+def boosting(framework: str, pool: ComputePool, rows: Path) -> JobHandle:
+    return forever(pool, rows, framework, 2)
+
+
+def reduce_for_ever() -> None:
+    import torch
+
+    torch.distributed.init_process_group("gloo")
+    for step in range(10**9):
+        torch.distributed.all_reduce(torch.ones(1))
+        time.sleep(0.1)
+        print(f"step {step}", flush=True)
+
+
+def ranks(pool: ComputePool, _: Path) -> JobHandle:
+    config = RunConfig(pool_name=pool.name, tracking=None)
+    return PyTorchDistributor(reduce_for_ever, PyTorchScalingConfig(num_nodes=2), config).submit().job
+
+
+def partition(frame: pd.DataFrame, key: int) -> float:
+    time.sleep(0.3)
+    print(f"key {key}", flush=True)
+    return float(frame.x.sum())
+
+
+def partitions(pool: ComputePool, _: Path) -> JobHandle:
+    frame = pd.DataFrame({"k": range(30_000), "x": 1.0})
+    return many.submit_run(
+        fn=partition, data=frame, by="k", run_config=RunConfig(pool_name=pool.name, tracking=None)
+    ).job
+
+
+KINDS: dict[str, Callable[[Path], AbstractContextManager[JobHandle]]] = {
+    **{f"{name} ray={ray}": partial(on_a_local_pool, submit, ray)
+       for name, submit in {"xgboost": partial(boosting, "xgboost"), "lightgbm": partial(boosting, "lightgbm"),
+                            "torch": ranks, "partitions": partitions}.items()
+       for ray in ("true", "false")},
+    "xgboost embedded": in_a_program,
+    "xgboost ray://": on_a_ray_cluster,
+}  # fmt: skip
+THEIRS = {"xgboost ray://": {"the raylets", "the GCS"}}
+"""Victims whose pauses end nodes without any judge of ours: the cluster of another decides on its own nodes."""
 
 
 def has_more_lines(handle: JobHandle, seen: int) -> bool:
     return len(list(handle.logs())) > seen + 3
 
 
+def goes_on(handle: JobHandle, seconds: float) -> None:
+    wait_until(partial(has_more_lines, handle, len(list(handle.logs()))), "further rounds", seconds, every=0.5)
+
+
 def pause(pids: Iterable[int]) -> None:
-    stopped = list(pids)
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
+    stopped = []
     try:
+        for pid in pids:
+            with suppress(ProcessLookupError):  # a short one has ended meanwhile
+                os.kill(pid, signal.SIGSTOP)
+                stopped.append(pid)
         threading.Event().wait(PAUSE_S)
     finally:
         for pid in stopped:
@@ -69,41 +203,41 @@ def pause(pids: Iterable[int]) -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("framework", ["xgboost", "lightgbm"])
-@pytest.mark.parametrize("ray", ["true", "false"])
-def test_a_training_goes_on_after_every_pause(fresh_home: Path, rows: Path, ray: str, framework: str) -> None:
-    pool = ComputePool(f"local://paused?max_nodes=2&min_nodes=2&ray={ray}").up()
-    try:
-        handle = forever(pool, rows, framework, 2)
-        failures = pauses_that_end(handle, f"ray={ray} {framework}, {PAUSE_S:.0f} s")
-        assert row_of("paused-0").is_head
-        handle.cancel()
-    finally:
-        pool.down()
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_goes_on_after_every_pause(fresh_home: Path, rows: Path, kind: str) -> None:
+    with KINDS[kind](rows) as handle:
+        try:
+            try:
+                goes_on(handle, 120)
+            except AssertionError as error:
+                error.add_note(f"{handle.status()} {[(node.name, node.state, node.error) for node in node_rows()]}")
+                raise
+            failures = pauses_that_end(handle, kind)
+        finally:
+            handle.cancel()
+    wait_until(lambda: not node_rows(), "the end of the embedded pool")
     nothing_left()
     assert not failures
 
 
-def pauses_that_end(handle: JobHandle, what: str) -> list[str]:
-    """Pause each of the victims in turn, and return those whose pause the training has not survived."""
-    workers = pids_of(training(handle))
-    nodes = {node.id for node in node_rows()}
+def pauses_that_end(handle: JobHandle, kind: str) -> list[str]:
+    """Pause each of the victims in turn, and return those whose pause the job has not survived."""
+    before, nodes = set(workers()), {node.id for node in node_rows()}
+    assert len(before) == 2
     failures = []
     for name, find in VICTIMS.items():
-        if not (pids := list(find(handle, workers))):
+        if PAUSED not in (None, name) or name in THEIRS.get(kind, ()) or not (pids := set(find(handle))):
             continue  # a pool without Ray has no such process
         pause(pids)
-        seen = len(list(handle.logs()))
+        problem = ""
         try:
-            wait_until(partial(has_more_lines, handle, seen), "further rounds", 60)
-            found = pids_of(training(handle))
+            goes_on(handle, 60)
             # The kernel breaks LightGBM's connections, so its trainings go on from a checkpoint, in new workers.
-            assert set(found) == set(workers) or "lightgbm" in what, "other workers"
+            assert set(workers()) == before or "lightgbm" in kind, "other workers"
             assert {node.id for node in node_rows()} == nodes, "other nodes"
-            workers, problem = found, ""
         except AssertionError as error:
             problem = str(error).splitlines()[0] or "failed"
             failures.append(f"{name}: {problem}: {handle.status().error} {list(handle.logs())[-3:]}")
-            workers, nodes = pids_of(training(handle)), {node.id for node in node_rows()}
-        print(f"{what}: {name} ({len(pids)}): {problem or 'goes on'}", flush=True)
+        before, nodes = set(workers()), {node.id for node in node_rows()}
+        print(f"{kind}, {PAUSE_S:.0f} s: {name} ({len(pids)}): {problem or 'goes on'}", flush=True)
     return failures

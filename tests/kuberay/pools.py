@@ -98,7 +98,9 @@ class Made(Kubernetes):
         """All objects of the namespace, of every type that can be listed, except events."""
         from kubernetes.dynamic import DynamicClient, Resource
 
-        found = DynamicClient(self.core.api_client).resources.search(namespaced=True)
+        # By default, the client keeps the types by the API's address, which an earlier control plane may have had.
+        types = str(self.kubeconfig.with_suffix(".types"))
+        found = DynamicClient(self.core.api_client, cache_file=types).resources.search(namespaced=True)
         return {
             f"{kind.name}/{made.metadata.name}"
             for kind in found

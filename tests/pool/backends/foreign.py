@@ -52,9 +52,9 @@ class ForeignCluster:
         self.tag = f"foreign-{secrets.token_hex(4)}"
         autoscaled = kind in ("v1", "v2")
         environment = {
-            **(environment or {}),
             **{name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SHOAL_"))},
             **_ENVIRONMENT,
+            **(environment or {}),
             **(_AUTOSCALED if autoscaled else {}),
             **({"RAY_enable_autoscaler_v2": "1"} if "v2" in kind else {}),
             "RAY_AUTH_TOKEN_PATH": str(self.token_file),

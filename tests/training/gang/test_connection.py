@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,20 @@ def test_a_stopped_worker_is_missed_but_not_gone(heard: Heard, monkeypatch: pyte
     assert not heard.board.wait_all_gone(0)
     worker.kill()
     assert heard.board.wait_all_gone(30)
+
+
+def test_a_worker_waits_for_a_stopped_driver_that_cannot_take_its_lines() -> None:
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        args = ["127.0.0.1", str(server.getsockname()[1]), "token", "0", *["line" * 1000] * 100, "last"]
+        with subprocess.Popen([sys.executable, "-c", WORKER, *args], stdin=subprocess.PIPE) as worker:
+            driver, _ = server.accept()
+            with driver, suppress(subprocess.TimeoutExpired):
+                worker.wait(9)  # with TCP_USER_TIMEOUT, the kernel would close the connection after 4 s
+            assert worker.poll() is None
+            worker.kill()
 
 
 @pytest.mark.parametrize(

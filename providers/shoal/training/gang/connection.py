@@ -26,6 +26,7 @@ import secrets
 import select
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -42,14 +43,12 @@ NODE_LOST = "so the node is lost"
 """End of the reason for which a worker ends itself if its node has ended."""
 
 # TCP settings with which the kernel detects a vanished host: it sends the first probe after 1 s without data, then one
-# every second, and closes the connection after three unanswered probes. The kernel also closes the connection when sent
-# data was not acknowledged for 4 s.
-_KEEPALIVE = (
-    (socket.TCP_KEEPIDLE, 1),
-    (socket.TCP_KEEPINTVL, 1),
-    (socket.TCP_KEEPCNT, 3),
-    (socket.TCP_USER_TIMEOUT, 4000),
-)
+# every second, and closes the connection after three unanswered probes.
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 1), (socket.TCP_KEEPINTVL, 1), (socket.TCP_KEEPCNT, 3))
+_UNANSWERED_MS = 4000
+"""Milliseconds without an acknowledgement of sent data after which the other host counts as vanished."""
+_UNANSWERED_PROBES = 4
+"""Number of unanswered probes, of a host that could take no more data, after which it counts as vanished."""
 # Maximum size of a frame (one line of text from a worker). The longest frames are log lines and notes with a few
 # metrics, so a longer frame is an error and ends the connection.
 MAX_FRAME_BYTES = 2**20
@@ -209,6 +208,7 @@ class WorkerConnections:
             sock, _ = self._server.accept()
             sock.setblocking(False)
             detect_vanished_host(sock)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNANSWERED_MS)
             self._selector.register(sock, selectors.EVENT_READ)
             now = time.monotonic()
             with self._changed:
@@ -306,11 +306,26 @@ class WorkerConnections:
 
 
 def detect_vanished_host(sock: socket.socket) -> None:
-    """Set TCP options of a socket, so that the kernel closes the socket if the other host vanishes."""
+    """Set TCP options of a socket, so that the kernel closes the socket if the other host vanishes while no data is on
+    the way to it."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     for option, value in _KEEPALIVE:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def has_vanished(sock: socket.socket) -> bool:
+    """Return whether the other host acknowledges nothing of the data on the way to it.
+
+    With TCP_USER_TIMEOUT, the kernel would also close the connection to a stopped process that cannot take more data,
+    although the host of this process answers all probes.
+    """
+    # Fields of the kernel's struct tcp_info: retransmits, probes, unacked, last_ack_recv.
+    retransmits, probes, unacked, silent_ms = struct.unpack_from(
+        "=2xBB20xI28xI", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
+    )
+    is_silent = unacked > 0 and retransmits > 1 and silent_ms > _UNANSWERED_MS
+    return is_silent or probes >= _UNANSWERED_PROBES
 
 
 # Maximum number of characters of a log line in one frame; a longer line is sent in several frames. A character takes at
@@ -419,7 +434,9 @@ class DriverConnection:
                 self._leave_because(
                     "its machine has almost no memory left: use more nodes or larger ones, or fewer workers per node"
                 )
-            self._send(b"h")
+            if has_vanished(self._sock):
+                _leave()
+            self._send_if_free(b"h")
 
     def _read_answers(self) -> None:
         """Read the driver's answers; end this process if the driver has closed the connection."""
@@ -434,7 +451,7 @@ class DriverConnection:
             self._answers.put(answer)
 
     def _leave_because(self, cause: str) -> NoReturn:
-        self._send(b"x" + json.dumps(cause).encode())
+        self._send_if_free(b"x" + json.dumps(cause).encode())
         _leave()
 
     def _send(self, frame: bytes) -> None:
@@ -443,6 +460,20 @@ class DriverConnection:
                 self._sock.sendall(frame + b"\n")
         except OSError:
             _leave()
+
+    def _send_if_free(self, frame: bytes) -> None:
+        """Send a short frame, unless the driver takes no more data at present, because it is stopped."""
+        if not self._sending.acquire(timeout=WORKER_HEARTBEAT_S):
+            return
+        try:
+            writable = select.poll()
+            writable.register(self._sock, select.POLLOUT)
+            if writable.poll(0):
+                self._sock.sendall(frame + b"\n")
+        except OSError:
+            _leave()
+        finally:
+            self._sending.release()
 
 
 def _leave() -> NoReturn:
