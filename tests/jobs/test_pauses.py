@@ -125,9 +125,11 @@ def in_a_program(rows: Path) -> Iterator[JobHandle]:
     """A `fit` without a pool, which starts an embedded one."""
     program = subprocess.Popen([sys.executable, "-c", EMBEDDED_FIT, "embedded-fit", str(rows)])
     try:
-        yield wait_until(lambda: attached("embedded-fit"), "the job", 60)
-    finally:
+        yield wait_until(lambda: attached("embedded-fit"), "the job", 120)
         program.wait(timeout=60)
+    finally:
+        program.kill()
+        program.wait()
 
 
 def attached(job_id: str) -> JobHandle | None:

@@ -321,9 +321,10 @@ def has_vanished(sock: socket.socket) -> bool:
     although the host of this process answers all probes.
     """
     # Fields of the kernel's struct tcp_info: retransmits, probes, unacked, last_ack_recv.
-    retransmits, probes, unacked, silent_ms = struct.unpack_from(
+    fields: tuple[int, int, int, int] = struct.unpack_from(
         "=2xBB20xI28xI", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 60)
     )
+    retransmits, probes, unacked, silent_ms = fields
     is_silent = unacked > 0 and retransmits > 1 and silent_ms > _UNANSWERED_MS
     return is_silent or probes >= _UNANSWERED_PROBES
 
