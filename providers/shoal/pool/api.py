@@ -405,10 +405,7 @@ class ComputePool:
         """
         size = checked_size(size, "size")
         parsed = LeaseOptions.for_size(options, size)
-        if not ttl > 0:
-            raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
-        if not isinstance(exclusive, bool):
-            raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
+        _check_lease(ttl, exclusive)
         self._requests.admit(size, bring_up=bring_up)
         leases: list[Lease] = []
 
@@ -883,3 +880,10 @@ def sweep_nodes(store: Store) -> list[str]:
     if alive:
         reconciling.ensure_running()
     return did
+
+
+def _check_lease(ttl: float, exclusive: bool) -> None:
+    if not ttl > 0:
+        raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
+    if not isinstance(exclusive, bool):
+        raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
