@@ -195,7 +195,7 @@ def staged(spec: JobSpec) -> tuple[JobSpec, Path]:
     """The spec with its rows staged by a process that has submitted the job and dropped its connector."""
     connector = DataConnector.from_dataframe(DataConnector.from_spec(spec.dataset).to_pandas())
     location = str(connector.staging)
-    jobs_staging.claim(KEY, [location])
+    staged_data.claim(location, KEY.submission_id)
     dataset = DatasetSpec.model_validate(connector.to_spec().model_dump())
     return spec.model_copy(update={"dataset": dataset}), Path(location)
 
@@ -662,7 +662,7 @@ class TestDriver:
 
     def test_staged_data_stay_after_the_job_while_the_connector_is_there(self, store, spec):
         connector = DataConnector.from_dataframe(DataConnector.from_spec(spec.dataset).to_pandas())
-        jobs_staging.claim(KEY, [str(connector.staging)])
+        staged_data.claim(str(connector.staging), KEY.submission_id)
 
         drive(store, spec.model_copy(update={"dataset": connector.to_spec()}))
 
