@@ -123,7 +123,7 @@ def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         function_work.gate, "enter", lambda *args, **kwargs: entered.append((args, kwargs)) or "outcome"
     )
-    place = SimpleNamespace(store="store", key="key", is_current=bool, tags={"job": "j"})
+    place = SimpleNamespace(name="attempt")
     run = SimpleNamespace(logged_model=lambda: "models:/m-1")
     assert function_work._register(register, place, run, []) == ("models:/m-1", "outcome")  # type: ignore[arg-type]
     given = {
@@ -134,7 +134,7 @@ def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.Mo
         "group_col": None,
         "trained_on": [],
     }
-    assert entered == [(("store", "key", run, register), {**given, "is_current": bool, "tags": {"job": "j"}})]
+    assert entered == [((place, run, register), given)]
     nothing = SimpleNamespace(logged_model=lambda: None)
     with pytest.raises(JobError, match='the training function logged no model, so no version of "net"'):
         function_work._register(register, place, nothing, [])  # type: ignore[arg-type]
