@@ -403,8 +403,8 @@ def submitting(run: Callable[P, T], prepared: Callable[..., Call[T]]) -> Callabl
         Handle of the call, whose ``result()`` returns the same as `{name}`.
 
     Raises:
-        InvalidArgumentError: An argument is not legal; or this process is connected to a Ray cluster, where calls do
-            not run as jobs.
+        InvalidArgumentError: An argument is invalid, or this process is connected to a Ray cluster, where calls do not
+            run as jobs.
         DataError: The dataset cannot be used.
     """
     return same_arguments(run)(submit)

@@ -2,9 +2,9 @@
 
 The files travel as a package of Ray's Job API: a zip archive with the job's code (`shoal.jobs.shipped_code`) and its
 small DataFrames, called frames. The submitter uploads the package to the head over HTTP, so that it needs no Ray.
-Ray unpacks the package into the folder in which the driver starts, and also on the nodes of
-the workers if the package has frames. Ray removes the package after the job. The path of each file contains the SHA-256
-of its content, which every reader of the file checks.
+Ray unpacks the package into the folder in which the driver starts, and also on the nodes of the workers if the package
+has frames. Ray removes the package after the job. The path of each file contains the SHA-256 of its content, which
+every reader of the file checks.
 
 Each attempt has a package of its own. Ray removes a package when the last job that names it has ended, but does not
 know the jobs that still wait in shoal's queue.

@@ -723,8 +723,7 @@ class ComputePool:
             InvalidArgumentError: The pool has another backend.
             PoolUnreachableError: The cluster does not answer, or cannot run the job.
         """
-        # Import the module only for these pools, because the import also loads an HTTP client, which local pools do not
-        # need.
+        # Imported here, because the module loads an HTTP client.
         from shoal.pool.backends.preflight import preflight
 
         return preflight(self._known_spec(), artifact_location)
