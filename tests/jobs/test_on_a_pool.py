@@ -341,8 +341,10 @@ def test_a_function_runs_as_a_job_is_tracked_and_its_secrets_reach_nothing_else(
     secret = [part.encode() for part in (password, password[2:-3], token)]
     mlflow_store = Path(tracking.uri.removeprefix("sqlite:///"))
     stored = [log, *session_home.glob("state.db*"), *mlflow_store.parent.glob("mlflow.db*")]
-    seen = [file.read_bytes() for file in stored] + [repr(job.result).encode(), repr(response).encode()]
-    seen += [line.encode() for line in [*lines, *commands]]
+    seen = [text.encode() for text in [repr(job.result), repr(response), *lines, *commands]]
+    for file in stored:
+        with contextlib.suppress(FileNotFoundError):  # the journal of SQLite goes with the last connection
+            seen.append(file.read_bytes())
     assert len(seen) > 10
     assert not [text for text in seen for part in secret if part in text]
     assert not list((session_home / "credentials").glob("function*"))

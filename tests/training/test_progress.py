@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -93,7 +94,7 @@ def reporter(rank: int, rounds: int, notes: list[Any]) -> RoundReporter:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_0_reports_all_rounds_since_its_last_report_now_and_then(monkeypatch: pytest.MonkeyPatch, rank: int):
     now = [100.0]
-    monkeypatch.setattr(boosting.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(boosting, "time", SimpleNamespace(monotonic=lambda: now[0]))
     notes: list[Any] = []
     reports = reporter(rank, 10, notes)
     rmse: list[float] = [0.0] * 10  # known from the checkpoint
