@@ -18,6 +18,7 @@ from shoal.pool.backends import BACKENDS
 from shoal.pool.backends.base import NodeRef, PoolRef
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import LocalBackend, inherited_environment, log_path, node_environment
+from shoal.reconciler import LostJobs
 from shoal.state import home
 from shoal.state.home import subfolder
 from tests.support.network_hosts import Host
@@ -71,4 +72,4 @@ def _list() -> Path:
 if __name__ == "__main__":
     BACKENDS["local"] = HostsBackend
     os.chdir("/")
-    reconciling.run()
+    reconciling.run(watch=LostJobs().look)
