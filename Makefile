@@ -51,7 +51,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding test-versions test-gpu test-kuberay soak lint format bench clean lock
+.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding tests-of reached test-versions test-gpu test-kuberay soak lint format bench clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -158,12 +158,19 @@ test-kuberay: install  ## Run the tests on Kubernetes: build etcd, Kubernetes an
 	@test -n "$$SHOAL_TEST_KUBECONFIG" || $(BIN)/python -m tests.kuberay.build
 	@$(BIN)/python -m pytest -m kuberay tests/kuberay
 
+tests-of: install  ## Run the tests that a module needs, FILE=providers/shoal/..., by what `make reached` recorded
+	@files=$$($(BIN)/python -m tests.reached $(FILE)) && $(BIN)/python -m pytest -m "not long" $$files
+
+reached: install  ## Record which test files run the functions of each module (an hour), for `make tests-of`
+	@$(BIN)/python -m tests.reached --record -m "not long" --durations=0 tests
+
 ROUNDS ?= 50
 soak: install  ## Run the long tests, 2,000 odd arguments for each public function, and random SIGKILLs on real Ray; SEED=n repeats a run, ROUNDS=n (about 20 s each)
 	@$(BIN)/python -m tests.soak --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.soak --scale-ups 20
 	@SHOAL_MODELS=40 SHOAL_SENSORS=200 $(BIN)/python -m pytest -m "long and not kuberay"
 	@SHOAL_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 3600 tests/entrances
+	@$(MAKE) --no-print-directory reached
 	@if command -v go > /dev/null; then $(MAKE) --no-print-directory test-kuberay; else echo "the tests on Kubernetes need Go: left out"; fi
 
 lint: install  ## Run ruff, mypy and import-linter
