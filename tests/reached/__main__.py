@@ -2,9 +2,8 @@
 
 ``python -m tests.reached --record PYTEST_ARGUMENTS``, then ``python -m tests.reached providers/shoal/FILE.py``.
 
-A line at the level of a module or class runs with the import, wherever that happens, and says nothing: only lines within
-functions count. The processes of a pool and drivers have an environment of their own and record nothing: a test file that
-imports the module counts too.
+Only lines within functions count, because the other lines run with the import, wherever that happens. The processes of a
+pool and the drivers have an environment of their own and record nothing, so a test file that imports the module counts too.
 """
 
 from __future__ import annotations
