@@ -2,8 +2,9 @@
 
 ``python -m tests.reached --record PYTEST_ARGUMENTS``, then ``python -m tests.reached providers/shoal/FILE.py``.
 
-Only lines within functions count, because the other lines run with the import, wherever that happens. The processes of a
-pool and the drivers have an environment of their own and record nothing, so a test file that imports the module counts too.
+Only lines within functions count, because the other lines run with the import, wherever that happens. The processes of
+a pool and the drivers have an environment of their own and record nothing, so a test file that imports the module
+counts too.
 """
 
 from __future__ import annotations
