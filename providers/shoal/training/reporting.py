@@ -154,11 +154,13 @@ class ProgressDisplay:
     Args:
         first_line_s: Seconds until the first line is printed if stderr is not a terminal. Further lines follow every 10
             s. ``math.inf`` prints no lines, for trainings that print their metrics themselves.
+        on_progress: Function that gets what is shown, too.
     """
 
-    def __init__(self, *, first_line_s: float) -> None:
+    def __init__(self, *, first_line_s: float, on_progress: OnProgress | None = None) -> None:
         self._next_line = time.monotonic() + first_line_s
         self._bar: Bar | None = None
+        self._on_progress = on_progress
 
     def __enter__(self) -> Self:
         return self
@@ -174,6 +176,8 @@ class ProgressDisplay:
         elif time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + PROGRESS_LINE_PERIOD_S
             say(str(progress))
+        if self._on_progress is not None:
+            self._on_progress(progress)
 
     def _show(self, progress: Progress) -> None:
         from rich.console import Console

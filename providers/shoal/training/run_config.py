@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from collections.abc import Callable
 from os import PathLike, fspath
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
@@ -19,6 +20,9 @@ from shoal.training.locations import resolved
 from shoal.training.reporting import say
 from shoal.training.timeouts import REPLACE_NODE_S, RESOURCES_WAIT_S, RESTART_PERIOD_S
 from shoal.training.tracking import Tracking
+
+if TYPE_CHECKING:
+    from shoal.training.gang.placement import GangShape
 
 _REQUIREMENT = re.compile(r"[A-Za-z0-9]")
 
@@ -236,17 +240,22 @@ class NodeLeavesError(Exception):
 class Restarts:
     """Runner that restarts a training with new workers after a worker was lost, within `max_restarts` and `timeout`.
 
-    Args:
-        began: Time when the training began, from `time.monotonic`.
+    The training begins when this object is created.
 
     Attributes:
         count: Number of restarts so far.
     """
 
-    def __init__(self, run_config: RunConfig, began: float) -> None:
+    def __init__(self, run_config: RunConfig) -> None:
         self.count = 0
         self._most = run_config.max_restarts
-        self._deadline = None if run_config.timeout is None else began + run_config.timeout
+        self._began = time.monotonic()
+        self._deadline = None if run_config.timeout is None else self._began + run_config.timeout
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the training began."""
+        return time.monotonic() - self._began
 
     @property
     def timeout(self) -> float | None:
@@ -258,7 +267,13 @@ class Restarts:
         """Seconds to wait for CPUs and GPUs that other work uses."""
         return RESOURCES_WAIT_S if self.timeout is None else min(RESOURCES_WAIT_S, self.timeout)
 
-    def run(self, attempt: Callable[[], _T], *, checkpoint: Callable[[], str], shrink: Callable[[], str | None]) -> _T:
+    def run(
+        self,
+        attempt: Callable[[], _T],
+        *,
+        checkpoint: Callable[[], str],
+        shrink: Callable[[], str | None] = lambda: None,
+    ) -> _T:
         """Call `attempt`, and call it again each time a worker was lost, until no restarts are left.
 
         `attempt` is also called again if it raises `NodeLeavesError`, which does not count as a restart.
@@ -289,3 +304,13 @@ class Restarts:
                 if waited > REPLACE_NODE_S and (fewer := shrink()):
                     say(f"the lost node was not replaced within {REPLACE_NODE_S:.0f} s: continuing with {fewer}")
                 time.sleep(RESTART_PERIOD_S)
+
+
+def fewer_workers(size: GangShape, least: int | None, resolve: Callable[[], GangShape]) -> GangShape | None:
+    """Return the size with fewer workers for which the active nodes have room, if they have room for `least`; None if
+    the training has to keep its workers."""
+    if least is None:
+        return None
+    with warnings.catch_warnings(action="ignore"):
+        found = resolve()
+    return found if least <= found.num_workers < size.num_workers else None

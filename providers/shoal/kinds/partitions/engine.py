@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,7 +40,7 @@ from shoal.training.gang.gang import Gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.locations import Claim, filesystem, is_local, make_folder
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
-from shoal.training.run_config import Restarts
+from shoal.training.run_config import Restarts, fewer_workers
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
 
 if TYPE_CHECKING:
@@ -202,19 +201,18 @@ def run(
         TrainingError: All partitions have failed, or the results are not reachable.
         WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
     """
-    began = time.monotonic()
+    restarts = Restarts(spec.run_config)
     cluster.require_connection()
     connector = DataConnector.from_spec(spec.dataset)
     columns = _checked_columns(spec, connector)
     work = WorkFolder(folder, claim)
     work.prepare(plan_key(spec, program), earlier)
     job = _Partitions(spec, program.content, connector, columns, work, dict(env or {}), on_progress)
-    restarts = Restarts(spec.run_config, began)
     try:
         peaks = restarts.run(
             lambda: job.attempt(restarts), checkpoint=lambda: "the partitions that have ended", shrink=job.shrink
         )
-        return job.published(restarts, peaks, time.monotonic() - began, may_publish)
+        return job.published(restarts, peaks, may_publish)
     finally:
         work.discard_rows()
 
@@ -299,13 +297,10 @@ class _Partitions:
 
     def shrink(self) -> str | None:
         """Reduce the number of workers to those for which the active nodes have room, if these are fewer."""
-        found = _size(
-            self._spec.model_copy(update={"run_config": self._spec.run_config.model_copy(update={"clamp": True})})
-        )
-        if found.num_workers >= self._size.num_workers:
-            return None
-        self._size = found
-        return f"{found.num_workers} workers"
+        config = self._spec.run_config.model_copy(update={"clamp": True})
+        fewer = fewer_workers(self._size, 1, lambda: _size(self._spec.model_copy(update={"run_config": config})))
+        self._size = fewer or self._size
+        return None if fewer is None else f"{fewer.num_workers} workers"
 
     def attempt(self, restarts: Restarts) -> list[int]:
         """Process all partitions that have not ended, and return the peak memory of each worker."""
@@ -397,16 +392,13 @@ class _Partitions:
         files = {bucket: tuple(table.column("file").unique().to_pylist()) for bucket, table in kept.items()}
         orders = {bucket: worker.Order(bucket, left[bucket], files.get(bucket, ())) for bucket in everything}
         tasks = [(assignment, [orders[bucket] for bucket in share]) for share in shares]
-        with ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S) as display:
+        with ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S, on_progress=self._on_progress) as display:
 
             def note(_rank: int, found: dict[str, Any]) -> None:
                 self._name_errors(found.pop("errors", ()))
                 counts.update(found)
                 metrics = {status: float(counts[status]) for status in ("succeeded", "failed")}
-                progress = Progress(counts["rows"], self._rows, "rows", metrics)
-                display.show(progress)
-                if self._on_progress is not None:
-                    self._on_progress(progress)
+                display.show(Progress(counts["rows"], self._rows, "rows", metrics))
 
             return gang.run(worker.process, tasks, timeout=restarts.timeout, on_note=note, report_uneven=False)
 
@@ -418,9 +410,7 @@ class _Partitions:
             elif self._named_errors == _MOST_ERRORS + 1:
                 say("more partitions have failed: the result names all of them")
 
-    def published(
-        self, restarts: Restarts, peaks: Sequence[int], seconds: float, may_publish: Callable[[], bool]
-    ) -> Answer:
+    def published(self, restarts: Restarts, peaks: Sequence[int], may_publish: Callable[[], bool]) -> Answer:
         """Write the manifest, and return the answer.
 
         Raises:
@@ -448,7 +438,7 @@ class _Partitions:
             self._rows,
             len(peaks),
             restarts.count,
-            seconds,
+            restarts.seconds,
             tuple(peaks),
             first_error,
         )

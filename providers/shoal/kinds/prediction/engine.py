@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -50,7 +49,7 @@ def run(
         CapacityError: The active nodes are too small for the workers, or had no free room in time.
         WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
     """
-    began = time.monotonic()
+    restarts = Restarts(spec.run_config)
     cluster.require_connection()
     connector = DataConnector.from_spec(spec.dataset)
     if not (rows := connector.num_rows()):
@@ -61,7 +60,7 @@ def run(
     output.restore()
     if output.finished(key, overwrite=spec.overwrite):
         say(f"{spec.output_path} already has the predictions of {uri} for these rows")
-        return PredictResult(spec.output_path, rows, uri, 0, 0, time.monotonic() - began)
+        return PredictResult(spec.output_path, rows, uri, 0, 0, restarts.seconds)
     keep = kept_columns(spec.keep_cols, spec.prediction_col, connector.source)
     loading.load(uri, spec.input_cols, category_codes=spec.category_codes).check(connector.source)
     locations.try_out(spec.output_path.rpartition("/")[0] or "/", "output_path")
@@ -70,16 +69,13 @@ def run(
         work = worker.Assignment(
             uri, connector.source, spec.input_cols, keep, spec.prediction_col, output.staging, spec.category_codes
         )
-        restarts = Restarts(spec.run_config, began)
         unknown: Counter[str] = Counter()
         peaks, names = _predict_all(spec, work, rows, restarts, env or {}, on_progress, unknown)
         report_unknown(unknown, rows)
         output.publish(names, key=key, model=uri, rows=rows, overwrite=spec.overwrite)
     finally:
         output.discard()
-    return PredictResult(
-        spec.output_path, rows, uri, len(peaks), restarts.count, time.monotonic() - began, tuple(peaks)
-    )
+    return PredictResult(spec.output_path, rows, uri, len(peaks), restarts.count, restarts.seconds, tuple(peaks))
 
 
 def _predict_all(
@@ -107,20 +103,17 @@ def _predict_all(
             nonlocal done
             done += note["rows"]
             unknown.update(note.get("unknown", {}))
-            progress = Progress(done, rows, "rows")
-            display.show(progress)
-            if on_progress is not None:
-                on_progress(progress)
+            display.show(Progress(done, rows, "rows"))
 
         with (
             shared_gang(shape, timeout=restarts.wait_s, env=env) as gang,
-            ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S) as display,
+            ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S, on_progress=on_progress) as display,
         ):
             tasks = [(work, files) for files in parts]
             peaks: list[int] = gang.run(worker.predict, tasks, timeout=restarts.timeout, on_note=report)
         return peaks
 
-    peaks = restarts.run(attempt, checkpoint=lambda: "the files that are complete", shrink=lambda: None)
+    peaks = restarts.run(attempt, checkpoint=lambda: "the files that are complete")
     return peaks, [file.name for files in parts for file in files]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -116,13 +116,12 @@ def run(
         WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
         MissingExtraError: Optuna or the boosting library is not installed.
     """
-    began = time.monotonic()
+    restarts = Restarts(spec.run_config)
     require_optuna()
     cluster.require_connection()
     pruner = code.pruner or pruner_named(spec.pruner)
     plan = _boosting_plan(spec, code, user_code, keep_gpu_choice) if spec.train is not None else None
     work, size, preloaded = _work(spec, code, plan, folder, pruner)
-    restarts = Restarts(spec.run_config, began)
 
     @contextlib.contextmanager
     def workers() -> Iterator[Gang]:
@@ -135,13 +134,15 @@ def run(
         direction = _told_direction(work, plan, workers, restarts, size) if plan.is_told else plan.direction
     direction = direction or spec.direction or "minimize"
     metric = spec.metric if plan is None else plan.compared_by
-    progress = _TrialProgress(spec, metric, on_end, on_progress)
-    search = _search(
-        spec, code, storage, pruner, direction, size, plan.checked if plan else _unchecked, flush, progress.ended
-    )
+    count = itertools.count(1)
+
+    def ended(trial: Ended) -> None:
+        on_end(trial)
+        values = {} if trial.value is None else {metric or "value": trial.value}
+        display.show(Progress(next(count), spec.trials, "trials", values))
 
     def attempt() -> None:
-        with workers() as gang, progress.display():
+        with workers() as gang:
             try:
                 gang.run(
                     trial_worker.serve,
@@ -155,53 +156,14 @@ def run(
                 search.workers_lost()
                 raise
 
-    if not search.is_over:
-        restarts.run(attempt, checkpoint=lambda: f"trial {len(search.ended)} of {search.trials}", shrink=lambda: None)
-    seconds = time.monotonic() - began
+    check = plan.checked if plan else _unchecked
+    # The lines of the trials show the progress outside a terminal.
+    with ProgressDisplay(first_line_s=math.inf, on_progress=on_progress) as display:
+        search = _search(spec, code, storage, pruner, direction, size, check, flush, ended)
+        if not search.is_over:
+            restarts.run(attempt, checkpoint=lambda: f"trial {len(search.ended)} of {search.trials}")
+    seconds = restarts.seconds
     return Found(search.best(), tuple(search.ended), metric, direction, size.num_workers, restarts.count, seconds)
-
-
-class _TrialProgress:
-    """Passes on each trial that has ended, and the number of trials.
-
-    Args:
-        spec: Spec of the search.
-        metric: Name of the deciding metric; None: the last one of a function.
-        on_end: Function that gets each trial.
-        on_progress: Function that takes the progress; None if nobody asks for it.
-    """
-
-    def __init__(
-        self,
-        spec: TuneJobSpec,
-        metric: str | None,
-        on_end: Callable[[Ended], None],
-        on_progress: OnProgress | None,
-    ) -> None:
-        self._spec = spec
-        self._metric = metric
-        self._on_end = on_end
-        self._on_progress = on_progress
-        self._display: ProgressDisplay | None = None
-        self._count = 0
-
-    @contextlib.contextmanager
-    def display(self) -> Iterator[None]:
-        """Show the progress as a bar in a terminal. The lines of the trials show it elsewhere."""
-        with ProgressDisplay(first_line_s=math.inf) as self._display:
-            yield
-        self._display = None
-
-    def ended(self, trial: Ended) -> None:
-        """Pass on a trial that has ended."""
-        self._count += 1
-        self._on_end(trial)
-        values = {} if trial.value is None else {self._metric or "value": trial.value}
-        progress = Progress(self._count, self._spec.trials, "trials", values)
-        if self._on_progress is not None:
-            self._on_progress(progress)
-        if self._display is not None:
-            self._display.show(progress)
 
 
 def _kept_direction(storage: optuna.storages.BaseStorage | None) -> Direction | None:
@@ -230,7 +192,7 @@ def _told_direction(
             answers = gang.run(trial_worker.direction, tasks, timeout=restarts.timeout, report_uneven=False)
             return answers[0]
 
-    told = restarts.run(ask, checkpoint=lambda: "the start", shrink=lambda: None)
+    told = restarts.run(ask, checkpoint=lambda: "the start")
     return agreed(custom_text(plan.user_code), told, plan.direction)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -43,7 +42,7 @@ from shoal.training.gang.gang import OnNote, shared_gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import Pickled, pickled
 from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, bounded, say
-from shoal.training.run_config import NodeLeavesError, Restarts
+from shoal.training.run_config import NodeLeavesError, Restarts, fewer_workers
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
 
 if TYPE_CHECKING:
@@ -77,11 +76,11 @@ def train(
         WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
         MissingExtraError: The library or Ray is not installed.
     """
-    began = time.monotonic()
+    restarts = Restarts(request.run_config)
     library = installed_library(request.framework)
     request = with_gpu_choice(request, library, keep_gpu_choice)
     training = Training(
-        request, library, user_code or UserCode(), init_model, dict(env or {}), on_progress, metrics, began
+        request, library, user_code or UserCode(), init_model, dict(env or {}), on_progress, metrics, restarts
     )
     return training.run()
 
@@ -177,7 +176,7 @@ class _WorkerTotals:
 class Training:
     """A training whose data and parameters are checked, and which has not started yet.
 
-    `init_model`, `on_progress` and `metrics` are those of :func:`train`; `began` is the time of the call.
+    `init_model`, `on_progress` and `metrics` are those of :func:`train`.
     """
 
     request: TrainRequest
@@ -187,13 +186,12 @@ class Training:
     env: dict[str, str]
     on_progress: OnProgress | None
     metrics: MetricSink | None
-    began: float
+    restarts: Restarts
 
     def __post_init__(self) -> None:
         request, library, user_code, init_model = self.request, self.library, self.user_code, self.init_model
         self._logged = 0
         self._direction: Direction | None = None
-        self._restarts = Restarts(request.run_config, self.began)
         self._train, self._eval_sets = checked_data(request)
         if decimals := decimals_of(self._train.source, request.columns.names):
             say(f"decimal columns are trained as float64: {', '.join(decimals)}")
@@ -229,7 +227,7 @@ class Training:
     def run(self) -> TrainResult:
         """Train to the end; each time a worker is lost, continue from the last checkpoint with new workers."""
         self._direction = self.library.stopping_direction(self.request, self._params, self.user_code)
-        return self._restarts.run(
+        return self.restarts.run(
             self._attempt,
             checkpoint=lambda: f"round {self._checkpoint.rounds} of {self.request.n_estimators}",
             shrink=self._shrink,
@@ -237,15 +235,9 @@ class Training:
 
     def _shrink(self) -> str | None:
         """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit."""
-        min_workers = self.request.run_config.min_workers
-        if min_workers is None:
-            return None
-        with warnings.catch_warnings(action="ignore"):
-            size = self._resolve(again=True)
-        if not min_workers <= size.num_workers < self._size.num_workers:
-            return None
-        self._size = size
-        return f"{size.num_workers} workers"
+        fewer = fewer_workers(self._size, self.request.run_config.min_workers, partial(self._resolve, again=True))
+        self._size = fewer or self._size
+        return None if fewer is None else f"{fewer.num_workers} workers"
 
     def _attempt(self) -> TrainResult:
         request, size = self.request, self._size
@@ -255,7 +247,7 @@ class Training:
         parts = shard_datasets(
             self._train, self._eval_sets, size.num_workers, seed, group_col, by_columns=by_columns, whole=whole
         )
-        with shared_gang(size, timeout=self._restarts.wait_s, env=self.env) as gang:
+        with shared_gang(size, timeout=self.restarts.wait_s, env=self.env) as gang:
             # The user's code may use scikit-learn and the library's estimators.
             gang.preload([self.library.worker], complete=bool(self.user_code))
             self._check_gpus(gang)
@@ -286,8 +278,8 @@ class Training:
             rows=rows,
             num_workers=size.num_workers,
             threads_per_worker=size.threads,
-            seconds=time.monotonic() - self.began,
-            restarts=self._restarts.count,
+            seconds=self.restarts.seconds,
+            restarts=self.restarts.count,
             workers=stats,
         )
 
@@ -324,7 +316,7 @@ class Training:
         if not self._size.gpus_per_worker:
             return
         check = self.library.gpu_problem
-        problems = gang.run(check, [(self._params,)] * len(gang.workers), timeout=self._restarts.timeout)
+        problems = gang.run(check, [(self._params,)] * len(gang.workers), timeout=self.restarts.timeout)
         for worker, problem in zip(gang.workers, problems, strict=True):
             if problem is not None:
                 raise UnusableGpuError(f"the training cannot use the GPU of node {worker.node}: {problem}")
@@ -338,7 +330,8 @@ class Training:
             self.metrics.continued()
         self._logged = self._checkpoint.rounds
         # With verbose_eval the workers print the metrics themselves, so the driver prints no progress lines.
-        with ProgressDisplay(first_line_s=math.inf if self.request.verbose_eval else FIRST_PROGRESS_LINE_S) as display:
+        first_line_s = math.inf if self.request.verbose_eval else FIRST_PROGRESS_LINE_S
+        with ProgressDisplay(first_line_s=first_line_s, on_progress=self.on_progress) as display:
             while True:
                 index = self._checkpoint.rounds // length
                 stop = min(rounds, (index + 1) * length)
@@ -368,16 +361,13 @@ class Training:
             if self.metrics and step >= self._logged:
                 self.metrics.log(0, values, step)
         self._logged = max(self._logged, first + len(each))
-        progress = Progress(rounds, self.request.n_estimators, "rounds", bounded(each[-1]) if each else {})
-        display.show(progress)
-        if self.on_progress is not None:
-            self.on_progress(progress)
+        display.show(Progress(rounds, self.request.n_estimators, "rounds", bounded(each[-1]) if each else {}))
 
     def _on_all(
         self, gang: Gang, name: str, args: Sequence[tuple[Any, ...]], on_note: OnNote | None = None
     ) -> list[Any]:
         function: Callable[..., Any] = getattr(importlib.import_module(self.library.worker), name)
-        return gang.run(function, args, timeout=self._restarts.timeout, on_note=on_note)
+        return gang.run(function, args, timeout=self.restarts.timeout, on_note=on_note)
 
     def _resolve(self, *, again: bool = False) -> GangShape:
         """Compute the number and size of the workers from the scaling config and the active nodes."""

@@ -7,7 +7,6 @@ a trial are those of such a training.
 from __future__ import annotations
 
 import importlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -21,6 +20,7 @@ from shoal.training.boosting.request import TrainRequest
 from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import pickled
 from shoal.training.reporting import GangContext
+from shoal.training.run_config import Restarts
 
 HOLDOUT = "holdout"
 """Name of the eval set with which trials are compared."""
@@ -205,9 +205,8 @@ class TrialPlan:
         if self._compared is None and (self.metric is None or len(user_code.metrics) == 1):
             # The metric that stops a trial early is the deciding one.
             self._request = self._request.model_copy(update={"direction": self.direction})
-        training = Training(
-            self._request, self._library, user_code, None, {}, on_progress=None, metrics=None, began=time.monotonic()
-        )
+        restarts = Restarts(self._request.run_config)
+        training = Training(self._request, self._library, user_code, None, {}, None, None, restarts)
         self.trials = BoostingTrials(
             request.framework,
             replace(training.alone(), user_code=UserCode()),

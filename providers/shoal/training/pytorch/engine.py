@@ -8,7 +8,6 @@ function again, and the function continues from its checkpoint.
 from __future__ import annotations
 
 import secrets
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +35,7 @@ from shoal.training.pytorch.request import (
 )
 from shoal.training.pytorch.worker import environments
 from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, say
-from shoal.training.run_config import Restarts
+from shoal.training.run_config import Restarts, fewer_workers
 
 if TYPE_CHECKING:
     from shoal.training.pytorch import worker
@@ -73,7 +72,7 @@ def run(
         WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
         MissingExtraError: PyTorch or Ray is not installed.
     """
-    began = time.monotonic()
+    restarts = Restarts(request.run_config)
     cluster.require_connection()
     if find_spec("torch") is None:
         raise MissingExtraError("torch", "torch")
@@ -96,7 +95,7 @@ def run(
         display,
         on_note or {},
         on_node,
-        began,
+        restarts,
         loses_folder,
     )
     return attempts.result()
@@ -132,12 +131,11 @@ class _Run:
     metrics: Metrics
     on_note: Mapping[str, Callable[[int, Any], None]]
     on_node: Callable[[str, dict[str, float]], None] | None
-    began: float
+    restarts: Restarts
     loses_folder: bool = False
 
     def __post_init__(self) -> None:
         request = self.request
-        self._restarts = Restarts(request.run_config, self.began)
         self._shape = _shape(request, clamp=request.run_config.clamp)
         for further in request.demand().also:
             further(cluster.active_nodes(), clamp=request.run_config.clamp)
@@ -150,7 +148,7 @@ class _Run:
         self._announce("Started")
         try:
             with self.metrics:
-                result = self._restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
+                result = self.restarts.run(self._attempt, checkpoint=self._resume_point, shrink=self._shrink)
         finally:
             try:
                 self.claim.remove(self.checkpoints.folder)
@@ -173,18 +171,18 @@ class _Run:
         # An idle gang of an earlier boosting run in this process still reserves CPUs. The workers, or Ray tasks that
         # the user's function starts, may need these CPUs.
         end_gangs()
-        gang = Gang.start(shape, timeout=self._restarts.wait_s, env=self.env)
+        gang = Gang.start(shape, timeout=self.restarts.wait_s, env=self.env)
         self.metrics.continued()
         try:
             nodes_of_ranks = [(info.node_id,) for info in gang.workers]
-            machines = gang.run(worker.meet, nodes_of_ranks, timeout=self._restarts.timeout)
+            machines = gang.run(worker.meet, nodes_of_ranks, timeout=self.restarts.timeout)
             if on_node := self.on_node:
                 nodes = {machine.node: info.node for info, machine in zip(gang.workers, machines, strict=True)}
                 gang.sidecar("node metrics", lambda _: NodeMetrics(nodes, on_node))
             places = environments(
                 machines,
                 threads=shape.threads,
-                restarts=self._restarts.count,
+                restarts=self.restarts.count,
                 max_restarts=request.run_config.max_restarts,
                 is_launcher=request.room_for is not None,
             )
@@ -199,16 +197,16 @@ class _Run:
                 seed=request.run_config.seed,
                 nodes=frozenset(info.node_id for info in gang.workers),
             )
-            start_seconds = time.monotonic() - self.began
+            start_seconds = self.restarts.seconds
             outcomes: list[worker.Outcome] = gang.run(
                 partial(worker.call, assignment),
                 list(zip(machines, places, strict=True)),
-                timeout=self._restarts.timeout,
+                timeout=self.restarts.timeout,
                 on_note=self._note,
             )
             files = self._files_of_ranks(gang, outcomes)
             model_dir = self._publish(gang, files)
-            gang.finish(timeout=self._restarts.timeout)
+            gang.finish(timeout=self.restarts.timeout)
         finally:
             gang.end()
         return FunctionResult(
@@ -216,8 +214,8 @@ class _Run:
             metrics=self.metrics.last,
             model_dir=model_dir,
             num_workers=shape.num_workers,
-            restarts=self._restarts.count,
-            seconds=time.monotonic() - self.began,
+            restarts=self.restarts.count,
+            seconds=self.restarts.seconds,
             workers=tuple(
                 RankStats(info.rank, info.node, outcome.peak_rss_bytes)
                 for info, outcome in zip(gang.workers, outcomes, strict=True)
@@ -233,7 +231,7 @@ class _Run:
             return [outcome.files for outcome in outcomes]
         from shoal.training.pytorch import worker
 
-        kept = gang.run(worker.keep_written, [()] * len(outcomes), timeout=self._restarts.timeout)
+        kept = gang.run(worker.keep_written, [()] * len(outcomes), timeout=self.restarts.timeout)
         _name_lost_files({name: size for _, lost in kept for name, size in lost.items()})
         return [digests for digests, _ in kept]
 
@@ -260,7 +258,7 @@ class _Run:
         parts = shared_out(files)
         destination.prepare()
         try:
-            gang.run(worker.upload, [(part, destination.staging) for part in parts], timeout=self._restarts.timeout)
+            gang.run(worker.upload, [(part, destination.staging) for part in parts], timeout=self.restarts.timeout)
             return destination.commit(path for part in parts for path in part)
         except BaseException:
             destination.discard()
@@ -273,14 +271,9 @@ class _Run:
     def _shrink(self) -> str | None:
         """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit."""
         min_workers = self.request.run_config.min_workers
-        if min_workers is None:
-            return None
-        with warnings.catch_warnings(action="ignore"):
-            shape = _shape(self.request, clamp=True)
-        if not min_workers <= shape.num_workers < self._shape.num_workers:
-            return None
-        self._shape = shape
-        return f"{shape.num_workers} workers"
+        fewer = fewer_workers(self._shape, min_workers, lambda: _shape(self.request, clamp=True))
+        self._shape = fewer or self._shape
+        return None if fewer is None else f"{fewer.num_workers} workers"
 
 
 def _name_lost_files(sizes: Mapping[str, int]) -> None:
@@ -336,7 +329,7 @@ class Metrics(ProgressDisplay):
         super().__init__(first_line_s=0.0)
         self.last: dict[str, float] = {}
         self._metrics = metrics
-        self._on_progress = on_progress
+        self._on_last = on_progress
         self._steps: Counter[int] = Counter()
 
     def note(self, rank: int, note: dict[str, Any]) -> None:
@@ -349,8 +342,8 @@ class Metrics(ProgressDisplay):
         if rank == 0:
             self.last.update(values)
             self.show(Progress(step, None, "steps", values))
-            if self._on_progress:
-                self._on_progress(Progress(step, None, "steps", dict(self.last)))
+            if self._on_last:
+                self._on_last(Progress(step, None, "steps", dict(self.last)))
 
     def continued(self) -> None:
         """Note that the function is called again, and may continue from its last checkpoint."""
