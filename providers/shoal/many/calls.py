@@ -19,7 +19,7 @@ from shoal.kinds.partitions.keys import check_same_kinds, key_type, shown_key
 from shoal.kinds.partitions.partition_messages import SavedModel
 from shoal.kinds.partitions.partition_program import PartitionProgram, program_of
 from shoal.kinds.partitions.partition_results import PartitionResults, load_partitions
-from shoal.kinds.partitions.predictions import NO_MODEL, PartitionPrediction, report_unknown
+from shoal.kinds.partitions.predictions import PartitionPrediction, report_unknown, without_model
 from shoal.kinds.partitions.spec import PartitionEstimator, PartitionsJobSpec, PartitionsRegister
 from shoal.training.demand import ScalingConfig
 from shoal.training.pytorch.program import check_runnable, name_of
@@ -319,10 +319,10 @@ def predict(
             staged, function, connector, by=by, name="predict", scaling_config=scaling_config, run_config=run_config
         )
         results = call.run()
-    unknown = [each for each in results.failed if NO_MODEL in each.error]
+    unknown = [each.key for each in results.failed if not found.predicts(each.key)]
     if unknown:
         raise DataError(
-            f"{len(unknown):,} keys of the dataset have no model, such as {unknown[0].error.partition(': ')[2]}: leave "
+            f"{len(unknown):,} keys of the dataset have no model, such as {without_model(found, unknown[0])}: leave "
             'their rows out, or set missing="null" to get null predictions'
         )
     results.require_all()

@@ -149,14 +149,12 @@ def _entrypoint(job: Job) -> list[str]:
     """Return the command that starts the driver with the Python of the process that first submitted the job.
 
     If the driver starts the workers of a training itself, the command names the library, so that the driver and its
-    workers share the library's memory. If the training registers its model, they do not share the library, because only
-    the driver needs the library's code for scikit-learn.
+    workers share the library's memory.
     """
     python = str(job.submitter["python"])
     library = str(job.spec.get("framework"))
-    is_shared = library in get_args(Framework) and not job.spec.get("register_as")
     gcs = job.endpoint["gcs"]
-    shared = [library] if is_shared and (gcs == NO_GCS or is_on_loopback(gcs)) else []
+    shared = [library] if library in get_args(Framework) and (gcs == NO_GCS or is_on_loopback(gcs)) else []
     return driver_command(python, job.id, str(job.attempt), *shared)
 
 

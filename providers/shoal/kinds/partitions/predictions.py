@@ -83,8 +83,10 @@ def report_unknown(rows_of: Mapping[str, int], rows: int) -> None:
     say(f"{number:,} of {rows:,} rows have null predictions, because these keys have no model: {some}")
 
 
-NO_MODEL = "this key has no model"
-"""Beginning of the error of a partition without a model."""
+def without_model(models: PartitionResults, key: Key) -> str:
+    """Show a key that has no model, with the cause if its training has failed."""
+    found = models.get(key)
+    return shown_key(key) + ("" if found is None else f", because its training has failed: {found.error}")
 
 
 class PartitionPrediction(PartitionFunction):
@@ -146,13 +148,11 @@ class PartitionPrediction(PartitionFunction):
     def _predicted(self, rows: pd.DataFrame, key: Key) -> np.ndarray | None:
         assert self._models is not None
         check_not_rounded([key], self._keys, self._models.key_type, self._by)
-        found = self._models.get(key)
-        if found is None or found.status != "succeeded":
+        if not self._models.predicts(key):
             if self._missing == "null":
                 return None
-            why = "" if found is None else f", because its training has failed: {found.error}"
-            raise DataError(f"{NO_MODEL}: {shown_key(key)}{why}")
-        model = found.value
+            raise DataError(f"this key has no model: {without_model(self._models, key)}")
+        model = self._models[key].value
         if self._predict_fn is not None:
             return one_per_row(self._predict_fn(model, rows, key), rows)
         return predicted_by(model, rows, self._input_cols)
