@@ -429,6 +429,16 @@ class Job(Base):
     started_at: Mapped[float | None]
     ended_at: Mapped[float | None]
 
+    @property
+    def framework(self) -> str:
+        """Name of the job's kind (`shoal.jobs.kind`)."""
+        return str(self.spec.get("framework", "xgboost"))
+
+    @property
+    def run_config(self) -> dict[str, Any]:
+        """The run config as the spec has it, which has only the fields that were given."""
+        return self.spec.get("run_config") or {}
+
 
 class JobMetrics(Base):
     """A part of an attempt's series of metrics: some hundred points, which the driver adds with its heartbeats.

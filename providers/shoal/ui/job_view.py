@@ -64,7 +64,7 @@ class TrialsView:
 
 def trials_view(store: Store, key: Key, job: Job, result: JobResult | None) -> TrialsView | None:
     """Return the trials of a search; None if the job is no search, or no trial has ended."""
-    if job.spec.get("framework") != TUNE:
+    if job.framework != TUNE:
         return None
     study = study_logs.study_of(store, key)
     found = study_storage.read_trials(store, key.job_id, study)
@@ -180,7 +180,7 @@ class PartitionsView:
 
 def partitions_view(job: Job, result: JobResult | None, location: str | None) -> PartitionsView | None:
     """Return the partitions of an attempt; None if it has none, or if their files are not on this machine."""
-    if job.spec.get("framework") != PARTITIONS or (location is not None and "://" in location):
+    if job.framework != PARTITIONS or (location is not None and "://" in location):
         return None
     if result is not None:
         return _partitions(job.id, job.attempt, result.model_dump_json(), 0)

@@ -499,7 +499,7 @@ def _start(store: Store, key: Key, secrets: Secrets) -> int:
     os.environ.update(secrets.variables())
     if job.team is not None:
         os.environ[TEAM_VARIABLE] = job.team  # the job may scale its pool
-    telemetry.job_queued(job.pool, attempts.kind_of_job(job), (job.admitted_at or job.created_at) - job.created_at)
+    telemetry.job_queued(job.pool, job.framework, (job.admitted_at or job.created_at) - job.created_at)
     spec = parse_spec(remote_files.unpacked(credentials.reveal(job.spec, secrets.uris), os.getcwd()))
     if remote_files.has_frames(spec):
         # The frames (small DataFrames sent with the job) are in this folder, and shoal looks for them in sys.path.

@@ -136,7 +136,7 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
             uses_gpu = newest.uses_gpu if newest and same else None
             found = _add(store, order, newest.attempt + 1 if newest else 1, uses_gpu, now)
             if found is not None:
-                telemetry.job_submitted(found.pool, kind_of_job(found))
+                telemetry.job_submitted(found.pool, found.framework)
         if found is not None:
             return found
 
@@ -223,7 +223,7 @@ def digest_of_results(store: Store, key: Key) -> str | None:
     """
     with store.reading() as session:
         job, first = get(session, key, lock=False), get(session, Key(key.job_id, 1), lock=False)
-    is_chosen = bool((first.spec.get("run_config") or {}).get("job_id"))
+    is_chosen = bool(first.run_config.get("job_id"))
     is_retry = is_chosen or _owner(job.holder) == _owner(first.holder)
     if not (is_retry and may_change(first.team, job.team)):
         raise JobError(
@@ -446,13 +446,8 @@ def end(
             )  # fmt: skip
     seconds = dict((result or {}).get("times") or {})
     seconds.pop("queue", None)  # the driver has reported the seconds in the queue to telemetry when it started
-    telemetry.job_ended(job.pool, kind_of_job(job), state.value, {k: v for k, v in seconds.items() if v is not None})
+    telemetry.job_ended(job.pool, job.framework, state.value, {k: v for k, v in seconds.items() if v is not None})
     return True
-
-
-def kind_of_job(job: Job) -> str:
-    """Return the framework in a job's spec, which is the kind of the job in telemetry."""
-    return str(job.spec.get("framework", "xgboost"))
 
 
 def node_seconds(store: Store, keys: Collection[Key], now: float) -> dict[Key, float]:

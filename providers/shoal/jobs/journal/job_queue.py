@@ -118,7 +118,7 @@ def why_waited_too_long(job: Job, now: float) -> str | None:
     """Return the error of an attempt that has waited in the queue for longer than the timeout in its run_config; None
     if it may wait longer.
     """
-    timeout = (job.spec.get("run_config") or {}).get("timeout")
+    timeout = job.run_config.get("timeout")
     if timeout is None or job.queued_at is None:
         return None
     waited = stamps.age(job.queued_at, job.queued_clock)

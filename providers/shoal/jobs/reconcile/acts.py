@@ -92,7 +92,7 @@ def admit(target: Target) -> None:
 def _submit(target: Target, head: Endpoint) -> bool:
     client = JobClient.at(head)
     job = attempts.load(target.store, target.key)
-    submitted_to = (job.spec.get("run_config") or {}).get("pool_name", job.pool)
+    submitted_to = job.run_config.get("pool_name", job.pool)
     if submitted_to != job.pool:
         raise JobError(
             f'the job was submitted to pool "{submitted_to}", but its row in the store names pool "{job.pool}", which '
@@ -152,16 +152,15 @@ def _entrypoint(job: Job) -> list[str]:
     workers share the library's memory.
     """
     python = str(job.submitter["python"])
-    library = str(job.spec.get("framework"))
     gcs = job.endpoint["gcs"]
-    shared = [library] if library in get_args(Framework) and (gcs == NO_GCS or is_on_loopback(gcs)) else []
+    shared = [job.framework] if job.framework in get_args(Framework) and (gcs == NO_GCS or is_on_loopback(gcs)) else []
     return driver_command(python, job.id, str(job.attempt), *shared)
 
 
 def _libraries(job: Job) -> list[str]:
     """Return the libraries that the driver imports. The head imports them once for this driver and all later ones."""
     ray = [] if job.endpoint["gcs"] == NO_GCS else ["ray"]
-    trained = (job.spec.get("framework"), (job.spec.get("train") or {}).get("framework"))
+    trained = (job.framework, (job.spec.get("train") or {}).get("framework"))
     framework = [name for name in get_args(Framework) if name in trained]
     tracking = job.spec.get("tracking")
     mlflow = [] if tracking is None else ["mlflow"] if tracking.get("uri") else ["mlflow", MLFLOW_STORE]

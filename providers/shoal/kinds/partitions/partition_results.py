@@ -383,7 +383,7 @@ def partitions_so_far(
     """
     store = Store()
     job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
-    if job.spec.get("framework") != PARTITIONS:
+    if job.framework != PARTITIONS:
         raise InvalidArgumentError(f"job {job_id} has no partitions: only jobs of shoal.many have them")
-    location = artifact_location or (job.spec.get("run_config") or {}).get("artifact_location")
+    location = artifact_location or job.run_config.get("artifact_location")
     return PartitionResults.so_far(work_folder_in(artifacts.folder(Key(job.id, job.attempt), location)))
