@@ -9,7 +9,6 @@ from shoal.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from shoal.jobs.cleanup import CleanupReport as CleanupReport
     from shoal.jobs.cleanup import clean_up as clean_up
-    from shoal.jobs.cleanup import retain as retain
     from shoal.jobs.cleanup import sweep as sweep
     from shoal.jobs.files.artifacts import load_results as load_results
     from shoal.jobs.files.artifacts import load_training as load_training
@@ -51,6 +50,7 @@ if TYPE_CHECKING:
     from shoal.kinds.task_spec import skipping_if_unchanged as skipping_if_unchanged
     from shoal.kinds.task_spec import spec_of as spec_of
     from shoal.kinds.training.spec import JobSpec as JobSpec
+    from shoal.models.catalog import retain as retain
     from shoal.models.model_summary import Message as Message
     from shoal.models.model_summary import ModelLine as ModelLine
     from shoal.models.model_summary import NoResult as NoResult

@@ -1,14 +1,12 @@
-"""Clean up: cancel a run's jobs, release its leases of nodes, sweep this host, and delete old jobs and models."""
+"""Clean up: cancel a run's jobs, release its leases of nodes, and sweep this host."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -17,13 +15,10 @@ from sqlalchemy import or_, select
 from shoal import history
 from shoal.errors import PoolDownError, PoolNotFoundError
 from shoal.history import acting_as
-from shoal.jobs import mlflow_run
-from shoal.jobs.files.retention import prune_jobs
 from shoal.jobs.journal import attempts
 from shoal.jobs.reconcile import look
 from shoal.jobs.reconcile.rounds import settle_jobs
 from shoal.jobs.submission import MOST_LISTED, attach
-from shoal.models.catalog import prune_models
 from shoal.pool.api import ComputePool, sweep_nodes
 from shoal.pool.holder import ALL_TEAMS, Notice, ends_with, job_holder, job_of, python_holder, run_of, whole_run
 from shoal.pool.journal import commands
@@ -148,49 +143,6 @@ def sweep(store: Store | None = None) -> list[str]:
     did = [*settle_jobs(store), *sweep_nodes(store)]
     history.record_sweep(store, did, holder=python_holder())
     return did
-
-
-def retain(
-    *,
-    versions_older_than: timedelta = timedelta(days=90),
-    keep_last: int = 10,
-    jobs_older_than: timedelta = timedelta(days=30),
-    tracking_uri: str | None = None,
-    dry_run: bool = False,
-) -> list[str]:
-    """Delete old versions of registered models that no alias needs, and old ended attempts of jobs.
-
-    `prune_models` deletes the versions, and `prune_jobs` deletes the attempts. Their docstrings list the versions and
-    attempts that are kept. If MLflow is not installed, only attempts are deleted. The function may be called at any
-    time and repeatedly, for example once a day by a janitor.
-
-    Args:
-        versions_older_than: Age from which versions are deleted, at least one day.
-        keep_last: Number of each model's newest versions that are kept.
-        jobs_older_than: Time since the end of the deleted attempts, at least one day.
-        tracking_uri: URI of the MLflow server or database. None: the environment variable MLFLOW_TRACKING_URI, or else
-            the database in `$SHOAL_HOME`.
-        dry_run: Delete nothing, only return what would be deleted.
-
-    Returns:
-        The actions that were taken, and what could not be deleted, one sentence each.
-
-    Raises:
-        InvalidArgumentError: An argument is not legal.
-        RegistryError: The model registry cannot be used; old attempts of jobs are deleted nevertheless.
-    """
-    verb = "would delete" if dry_run else "deleted"
-    did = []
-    if removed := prune_jobs(older_than=jobs_older_than, dry_run=dry_run):
-        did.append(f"{verb} {len(removed)} ended attempts of {len({each.job_id for each in removed})} jobs")
-    if not mlflow_run.available():
-        return did
-    pruned = prune_models(
-        older_than=versions_older_than, keep_last=keep_last, tracking_uri=tracking_uri, dry_run=dry_run
-    )
-    for model, count in Counter(each.model for each in pruned.deleted).items():
-        did.append(f"model {model}: {verb} {count} old versions")
-    return [*did, *pruned.failed]
 
 
 def clean_up_everywhere(

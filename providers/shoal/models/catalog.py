@@ -1,4 +1,4 @@
-"""Report on the registered models that jobs have trained, and delete their old versions."""
+"""Report on the registered models that jobs have trained, and delete their old versions and old jobs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import false, or_, select
 
 from shoal.errors import InvalidArgumentError, ModelNotFoundError, RegistryError, ShoalError, shown
-from shoal.jobs.files.retention import checked_age
+from shoal.jobs import mlflow_run
+from shoal.jobs.files.retention import checked_age, prune_jobs
 from shoal.jobs.journal.steps import RetentionStep, act, store_lock, transaction
 from shoal.jobs.mlflow_run import ATTEMPT_TAG, JOB_TAG, answering, missing_ignored
 from shoal.jobs.register import DEFAULT_ALIAS
@@ -474,6 +476,49 @@ def prune_models(
             failed.append(f"{model}: not all old versions could be deleted: {error}")
     total = sum(map(len, versions.values()))
     return ModelPruning(tuple(deleted), total - len(deleted), tuple(failed))
+
+
+def retain(
+    *,
+    versions_older_than: timedelta = timedelta(days=90),
+    keep_last: int = 10,
+    jobs_older_than: timedelta = timedelta(days=30),
+    tracking_uri: str | None = None,
+    dry_run: bool = False,
+) -> list[str]:
+    """Delete old versions of registered models that no alias needs, and old ended attempts of jobs.
+
+    `prune_models` deletes the versions, and `prune_jobs` deletes the attempts. Their docstrings list the versions and
+    attempts that are kept. If MLflow is not installed, only attempts are deleted. The function may be called at any
+    time and repeatedly, for example once a day by a janitor.
+
+    Args:
+        versions_older_than: Age from which versions are deleted, at least one day.
+        keep_last: Number of each model's newest versions that are kept.
+        jobs_older_than: Time since the end of the deleted attempts, at least one day.
+        tracking_uri: URI of the MLflow server or database. None: the environment variable MLFLOW_TRACKING_URI, or else
+            the database in `$SHOAL_HOME`.
+        dry_run: Delete nothing, only return what would be deleted.
+
+    Returns:
+        The actions that were taken, and what could not be deleted, one sentence each.
+
+    Raises:
+        InvalidArgumentError: An argument is not legal.
+        RegistryError: The model registry cannot be used; old attempts of jobs are deleted nevertheless.
+    """
+    verb = "would delete" if dry_run else "deleted"
+    did = []
+    if removed := prune_jobs(older_than=jobs_older_than, dry_run=dry_run):
+        did.append(f"{verb} {len(removed)} ended attempts of {len({each.job_id for each in removed})} jobs")
+    if not mlflow_run.available():
+        return did
+    pruned = prune_models(
+        older_than=versions_older_than, keep_last=keep_last, tracking_uri=tracking_uri, dry_run=dry_run
+    )
+    for model, count in Counter(each.model for each in pruned.deleted).items():
+        did.append(f"model {model}: {verb} {count} old versions")
+    return [*did, *pruned.failed]
 
 
 def unneeded(

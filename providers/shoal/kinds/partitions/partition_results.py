@@ -6,11 +6,14 @@ import hashlib
 import hmac
 import io
 import itertools
+import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.output_tables import to_exact_frame, without_row_numbers, write_tables
+from shoal.data.parquet.files import resolve
 from shoal.data.parquet.schema import fitted, united
 from shoal.errors import InvalidArgumentError, JobError, TrainingError
 from shoal.jobs.files import artifacts, storage
@@ -18,15 +21,12 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.kinds.partitions import partition_messages
 from shoal.kinds.partitions.keys import Key as PartitionKey
-from shoal.kinds.partitions.keys import key_text, shown_key
+from shoal.kinds.partitions.keys import key_text, keys_in, shown_key
 from shoal.kinds.partitions.partition_messages import Kind, Status
 from shoal.kinds.partitions.result_files import (
     MANIFEST,
-    ManifestRow,
-    ResultReader,
     complete_files,
     manifest_of,
-    read_manifest,
     work_folder_in,
 )
 from shoal.kinds.partitions.spec import PARTITIONS
@@ -44,30 +44,40 @@ class PartitionFailedError(TrainingError):
     """The value of a partition was asked for, but the function has failed for this partition."""
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class PartitionResult:
-    """Outcome of one partition.
+    """Outcome of one partition, as the manifest has it.
 
     Attributes:
         key: Key of the partition: a value of the column, or a tuple of the values of several columns. None: the rows
             with a null.
+        text: Text that identifies the key, such as ``int:7`` for 7 and 7.0.
         status: ``succeeded`` or ``failed``.
         rows: Number of rows.
         seconds: Seconds that the function took.
         attempts: 2 if the process of the first attempt was lost, else 1.
         metrics: Metrics that the function has reported.
         error: Reason of the failure; empty if the function has returned.
+        kind: Form of the value in the file: ``pickle``, ``xgboost`` or ``lightgbm`` (own formats of these libraries),
+            or ``rows`` (a DataFrame in Arrow's format).
+        sha256: Digest of the value; None if there is none.
+        size_bytes: Size of the value as a file.
+        place: Name of the result file, index of the row group, and index of the partition in the row group.
     """
 
-    def __init__(self, row: ManifestRow, reader: ResultReader) -> None:
-        self._row = row
-        self._reader = reader
-        self.key: PartitionKey = row.key
-        self.status: Status = row.status
-        self.rows = row.rows
-        self.seconds = row.seconds
-        self.attempts = row.attempts
-        self.metrics = dict(row.metrics)
-        self.error = row.error
+    key: PartitionKey
+    text: str
+    status: Status
+    rows: int
+    seconds: float
+    attempts: int
+    metrics: dict[str, float]
+    error: str
+    kind: Kind
+    sha256: str | None
+    size_bytes: int
+    place: tuple[str, int, int]
+    _reader: _ResultReader
 
     def __repr__(self) -> str:
         return f"PartitionResult({shown_key(self.key)}, {self.status}, rows={self.rows}, seconds={self.seconds:.3g})"
@@ -83,12 +93,6 @@ class PartitionResult:
         content = self.content()
         return partition_messages.loaded(self.kind, content)
 
-    @property
-    def kind(self) -> Kind:
-        """Form of the value in the file: ``pickle``, ``xgboost`` or ``lightgbm`` (own formats of these libraries), or
-        ``rows`` (a DataFrame in Arrow's format)."""
-        return self._row.kind or "pickle"
-
     def content(self) -> bytes:
         """Return the bytes of the value: pickled, or a model in the own format of its library (UBJSON for XGBoost, text
         for LightGBM).
@@ -99,22 +103,7 @@ class PartitionResult:
         """
         if self.status != "succeeded":
             raise PartitionFailedError(f"partition {shown_key(self.key)} has no value: {self.error}")
-        return self._reader.value(self._row)
-
-    @property
-    def text(self) -> str:
-        """Text that identifies the key, such as ``int:7`` for 7 and 7.0."""
-        return self._row.text
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the value as a file."""
-        return self._row.size_bytes
-
-    @property
-    def place(self) -> tuple[str, int, int]:
-        """Name of the result file, index of the row group, and index of the partition in the row group."""
-        return self._row.file, self._row.row_group, self._row.row
+        return self._reader.value(self)
 
     @property
     def log(self) -> str:
@@ -123,7 +112,63 @@ class PartitionResult:
         Raises:
             JobError: The file was removed.
         """
-        return self._reader.log(self._row)
+        return self._reader.log(self)
+
+
+class _ResultReader:
+    """Reader of the values and logs in result files. It keeps the last row group that it has read.
+
+    Args:
+        folder: Folder or URI of the result files.
+        reads_values: Whether values may be read: False if nothing shows that the files are those of the job.
+    """
+
+    def __init__(self, folder: str, *, reads_values: bool = True) -> None:
+        self._folder = folder
+        self._reads_values = reads_values
+        self._last: tuple[tuple[str, int, str], list[Any]] | None = None
+
+    def value(self, partition: PartitionResult) -> bytes:
+        """Return the bytes of a partition's value.
+
+        Raises:
+            JobError: The file was removed or changed, or values may not be read.
+        """
+        if not self._reads_values:
+            raise JobError(
+                f"the values in {self._folder} are not read, because the job has not succeeded, and a file that "
+                "another program has written could run any code: run the job again, which repeats no ended partition"
+            )
+        content = self._cell(partition, "value")
+        if content is None or hashlib.sha256(content).hexdigest() != partition.sha256:
+            raise JobError(
+                f"{self._folder}/{partition.place[0]} was changed after the job wrote it, and is not read, because a "
+                "changed file could run any code: run the job again"
+            )
+        return bytes(content)
+
+    def log(self, partition: PartitionResult) -> str:
+        """Return the end of what the function has printed.
+
+        Raises:
+            JobError: The file was removed.
+        """
+        return str(self._cell(partition, "log"))
+
+    def _cell(self, partition: PartitionResult, column: str) -> Any:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        name, row_group, row = partition.place
+        group = (name, row_group, column)
+        if self._last is None or self._last[0] != group:
+            filesystem, root = resolve(self._folder)
+            try:
+                with parquet.ParquetFile(filesystem.open_input_file(f"{root}/{name}")) as file:
+                    self._last = group, file.read_row_group(row_group, columns=[column]).column(0).to_pylist()
+            except (OSError, pa.ArrowException, IndexError) as error:
+                raise JobError(f"the result file {self._folder}/{name} cannot be read: {error}") from error
+        return self._last[1][row]
 
 
 class PartitionResults:
@@ -155,12 +200,22 @@ class PartitionResults:
         self._fill(content)
 
     def _fill(self, content: bytes | None, *, reads_values: bool = True) -> None:
-        rows: list[ManifestRow] = []
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        self._partitions: dict[str, PartitionResult] = {}
         self.key_type: pa.DataType | None = None
-        if content is not None:
-            self.key_type, rows = read_manifest(content)
-        self._rows = {row.text: row for row in rows}
-        self._reader = ResultReader(f"{self.manifest.rpartition('/')[0]}/results", reads_values=reads_values)
+        if content is None:
+            return
+        reader = _ResultReader(f"{self.manifest.rpartition('/')[0]}/results", reads_values=reads_values)
+        table = parquet.read_table(pa.BufferReader(content))
+        self.key_type = table.schema.field("key").type
+        # An earlier version has written texts of keys, too, in another form.
+        rows = table.drop_columns({"key", "key_text"} & {*table.column_names}).to_pylist()
+        for key, row in zip(keys_in(table.column("key")), rows, strict=True):
+            text, place = key_text(key), (row.pop("file"), row.pop("row_group"), row.pop("row"))
+            changed = {"metrics": json.loads(row["metrics"]), "kind": row["kind"] or "pickle"}
+            self._partitions[text] = PartitionResult(key=key, text=text, place=place, _reader=reader, **row | changed)
 
     @classmethod
     def so_far(cls, work_folder: str) -> PartitionResults:
@@ -178,50 +233,46 @@ class PartitionResults:
         return found
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._partitions)
 
     def __iter__(self) -> Iterator[PartitionResult]:
-        return (PartitionResult(row, self._reader) for row in self._rows.values())
+        return iter(self._partitions.values())
 
     def __getitem__(self, key: PartitionKey) -> PartitionResult:
-        return PartitionResult(self._row(key), self._reader)
-
-    def __contains__(self, key: PartitionKey) -> bool:
-        return key_text(key) in self._rows
-
-    def get(self, key: PartitionKey) -> PartitionResult | None:
-        """Return the outcome of a partition; None if there is no such key."""
-        row = self._rows.get(key_text(key))
-        return None if row is None else PartitionResult(row, self._reader)
-
-    def predicts(self, key: PartitionKey) -> bool:
-        """Return whether the partition of a key exists and has succeeded."""
-        row = self._rows.get(key_text(key))
-        return row is not None and row.status == "succeeded"
-
-    def __repr__(self) -> str:
-        counts = ", ".join(f"{number} {status}" for status, number in self.counts.items() if number)
-        return f"PartitionResults({counts})"
-
-    def _row(self, key: PartitionKey) -> ManifestRow:
         try:
-            return self._rows[key_text(key)]
+            return self._partitions[key_text(key)]
         except KeyError:
-            known = ", ".join(shown_key(row.key) for _, row in zip(range(5), self._rows.values(), strict=False))
+            known = ", ".join(shown_key(each) for each in self.keys[:5])
             raise KeyError(
                 f"there is no partition {shown_key(key)} ({type(key).__name__}) among the keys of type "
                 f"{self.key_type}; the first keys are {known}"
             ) from None
 
+    def __contains__(self, key: PartitionKey) -> bool:
+        return key_text(key) in self._partitions
+
+    def get(self, key: PartitionKey) -> PartitionResult | None:
+        """Return the outcome of a partition; None if there is no such key."""
+        return self._partitions.get(key_text(key))
+
+    def predicts(self, key: PartitionKey) -> bool:
+        """Return whether the partition of a key exists and has succeeded."""
+        found = self.get(key)
+        return found is not None and found.status == "succeeded"
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{number} {status}" for status, number in self.counts.items() if number)
+        return f"PartitionResults({counts})"
+
     @property
     def keys(self) -> list[PartitionKey]:
         """The keys of all partitions."""
-        return [row.key for row in self._rows.values()]
+        return [each.key for each in self]
 
     @property
     def counts(self) -> dict[str, int]:
         """Number of partitions by status."""
-        states = [row.status for row in self._rows.values()]
+        states = [each.status for each in self]
         return {status: states.count(status) for status in ("succeeded", "failed")}
 
     @property
@@ -232,8 +283,8 @@ class PartitionResults:
     def values(self) -> Iterator[tuple[PartitionKey, Any]]:
         """Yield the key and the value of each partition that has succeeded, in the order of the files. This reads each
         file once."""
-        for row in itertools.chain.from_iterable(self._by_file()):
-            yield row.key, PartitionResult(row, self._reader).value
+        for each in itertools.chain.from_iterable(self._by_file()):
+            yield each.key, each.value
 
     def rows(self) -> Iterator[pd.DataFrame]:
         """Yield the values of the partitions that have succeeded, which must be DataFrames, such as the predictions of
@@ -248,12 +299,12 @@ class PartitionResults:
         """
         import pandas as pd
 
-        if any(row.kind == "rows" for row in self._rows.values()):
+        if any(each.kind == "rows" for each in self):
             for table in self._tables():
                 yield to_exact_frame(table)
             return
-        for rows in self._by_file():
-            yield pd.concat([self._frame(row) for row in rows], ignore_index=True)
+        for partitions in self._by_file():
+            yield pd.concat([_frame(each) for each in partitions], ignore_index=True)
 
     def write_parquet(self, folder: str | os.PathLike[str]) -> str:
         """Write the values of the partitions, which must be DataFrames, as Parquet files, and return the folder.
@@ -277,41 +328,22 @@ class PartitionResults:
             storage.write(f"{local_path(target)}/part-{number:05d}.parquet", content.getvalue())
         return target
 
-    def _by_file(self) -> Iterator[list[ManifestRow]]:
+    def _by_file(self) -> Iterator[list[PartitionResult]]:
         """Yield the partitions of each result file that have succeeded, in the order of the file."""
-        found = (row for row in self._rows.values() if row.status == "succeeded")
-        ordered = sorted(found, key=lambda row: (row.file, row.row_group, row.row))
-        for _, rows in itertools.groupby(ordered, key=lambda row: row.file):
-            yield list(rows)
+        ordered = sorted((each for each in self if each.status == "succeeded"), key=lambda each: each.place)
+        for _, partitions in itertools.groupby(ordered, key=lambda each: each.place[0]):
+            yield list(partitions)
 
     def _tables(self) -> Iterator[pa.Table]:
         """Yield the rows of each result file, all with the same schema. This reads the files twice."""
         import pyarrow as pa
 
-        found = {self._table(row).schema: None for row in itertools.chain.from_iterable(self._by_file())}
+        found = {_table(each).schema: None for each in itertools.chain.from_iterable(self._by_file())}
         schema, first = united(found), next(iter(found), pa.schema([]))
         if all(schema.field(field.name).type == field.type for field in first):
             schema = without_row_numbers(schema.with_metadata(first.metadata))  # with the types of pandas
-        for rows in self._by_file():
-            yield pa.concat_tables(fitted(self._table(row), schema) for row in rows)
-
-    def _table(self, row: ManifestRow) -> pa.Table:
-        import pyarrow as pa
-
-        if row.kind == "rows":
-            return partition_messages.rows_in(PartitionResult(row, self._reader).content())
-        return pa.Table.from_pandas(self._frame(row), preserve_index=False)
-
-    def _frame(self, row: ManifestRow) -> pd.DataFrame:
-        import pandas as pd
-
-        value = PartitionResult(row, self._reader).value
-        if not isinstance(value, pd.DataFrame):
-            raise InvalidArgumentError(
-                f"the value of partition {shown_key(row.key)} is no DataFrame but of type {type(value).__name__}: "
-                "values() yields values of any type"
-            )
-        return value
+        for partitions in self._by_file():
+            yield pa.concat_tables(fitted(_table(each), schema) for each in partitions)
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a table of all partitions: key, status, rows, seconds, attempts, error, and a column for each metric,
@@ -321,15 +353,15 @@ class PartitionResults:
         return pd.DataFrame(
             [
                 {
-                    "key": row.key,
-                    "status": row.status,
-                    "rows": row.rows,
-                    "seconds": row.seconds,
-                    "attempts": row.attempts,
-                    "error": row.error,
-                    **{f"metric/{name}": value for name, value in row.metrics.items()},
+                    "key": each.key,
+                    "status": each.status,
+                    "rows": each.rows,
+                    "seconds": each.seconds,
+                    "attempts": each.attempts,
+                    "error": each.error,
+                    **{f"metric/{name}": value for name, value in each.metrics.items()},
                 }
-                for row in self._rows.values()
+                for each in self
             ]
         )
 
@@ -342,6 +374,26 @@ class PartitionResults:
         if failed := self.failed:
             first = "; ".join(f"{shown_key(each.key)}: {each.error}" for each in failed[:3])
             raise PartitionFailedError(f"{len(failed):,} of {len(self):,} partitions have failed: {first}")
+
+
+def _table(partition: PartitionResult) -> pa.Table:
+    import pyarrow as pa
+
+    if partition.kind == "rows":
+        return partition_messages.rows_in(partition.content())
+    return pa.Table.from_pandas(_frame(partition), preserve_index=False)
+
+
+def _frame(partition: PartitionResult) -> pd.DataFrame:
+    import pandas as pd
+
+    value = partition.value
+    if not isinstance(value, pd.DataFrame):
+        raise InvalidArgumentError(
+            f"the value of partition {shown_key(partition.key)} is no DataFrame but of type {type(value).__name__}: "
+            "values() yields values of any type"
+        )
+    return value
 
 
 def load_partitions(result: JobResult, artifact_location: str | None = None) -> PartitionResults:

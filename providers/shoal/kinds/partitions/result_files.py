@@ -10,14 +10,12 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.parquet.files import is_local, resolve
-from shoal.errors import JobError
-from shoal.kinds.partitions.keys import Key, key_column, key_text, keys_in
-from shoal.kinds.partitions.partition_messages import Kind, Outcome, Status
+from shoal.kinds.partitions.keys import key_column, key_text, keys_in
+from shoal.kinds.partitions.partition_messages import Outcome
 from shoal.training import locations
 from shoal.training.reporting import say
 
@@ -379,112 +377,3 @@ def _sort_columns(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
             str(index),
             pa.chunked_array([chunk.field(index) for chunk in column.chunks], column.type.field(index).type),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestRow:
-    """What the manifest says of a partition.
-
-    Args:
-        key: Key of the partition.
-        text: Text of the key.
-        status: Whether the function has returned.
-        attempts: Number of attempts; 2 if the process of the first attempt was lost.
-        rows: Number of rows.
-        seconds: Seconds of the call of the function.
-        metrics: Metrics that the function has reported.
-        error: Reason of a failure; empty if there is none.
-        kind: Form of the value; None if there is none.
-        sha256: Digest of the value.
-        size_bytes: Size of the value.
-        file: Name of the result file.
-        row_group: Index of the row group in the file.
-        row: Index of the partition in the row group.
-    """
-
-    key: Key
-    text: str
-    status: Status
-    attempts: int
-    rows: int
-    seconds: float
-    metrics: dict[str, float]
-    error: str
-    kind: Kind | None
-    sha256: str | None
-    size_bytes: int
-    file: str
-    row_group: int
-    row: int
-
-
-def read_manifest(content: bytes) -> tuple[pa.DataType, list[ManifestRow]]:
-    """Return the type of the keys and the rows of a manifest."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    table = parquet.read_table(pa.BufferReader(content))
-    keys = keys_in(table.column("key"))
-    # An earlier version has written texts of keys, too, in another form.
-    rows = table.drop_columns({"key", "key_text", "metrics"} & {*table.column_names}).to_pylist()
-    metrics = table.column("metrics").to_pylist()
-    found = [
-        ManifestRow(key=key, text=key_text(key), metrics=json.loads(values), **row)
-        for key, values, row in zip(keys, metrics, rows, strict=True)
-    ]
-    return table.schema.field("key").type, found
-
-
-class ResultReader:
-    """Reader of the values and logs in result files. It keeps the last row group that it has read.
-
-    Args:
-        folder: Folder or URI of the result files.
-        reads_values: Whether values may be read: False if nothing shows that the files are those of the job.
-    """
-
-    def __init__(self, folder: str, *, reads_values: bool = True) -> None:
-        self._folder = folder
-        self._reads_values = reads_values
-        self._last: tuple[tuple[str, int, str], list[Any]] | None = None
-
-    def value(self, row: ManifestRow) -> bytes:
-        """Return the bytes of a partition's value.
-
-        Raises:
-            JobError: The file was removed or changed, or values may not be read.
-        """
-        if not self._reads_values:
-            raise JobError(
-                f"the values in {self._folder} are not read, because the job has not succeeded, and a file that "
-                "another program has written could run any code: run the job again, which repeats no ended partition"
-            )
-        content = self._column(row, "value")[row.row]
-        if content is None or hashlib.sha256(content).hexdigest() != row.sha256:
-            raise JobError(
-                f"{self._folder}/{row.file} was changed after the job wrote it, and is not read, because a changed "
-                "file could run any code: run the job again"
-            )
-        return bytes(content)
-
-    def log(self, row: ManifestRow) -> str:
-        """Return the end of what the function has printed.
-
-        Raises:
-            JobError: The file was removed.
-        """
-        return str(self._column(row, "log")[row.row])
-
-    def _column(self, row: ManifestRow, name: str) -> list[Any]:
-        import pyarrow as pa
-        from pyarrow import parquet
-
-        place = (row.file, row.row_group, name)
-        if self._last is None or self._last[0] != place:
-            filesystem, root = resolve(self._folder)
-            try:
-                with parquet.ParquetFile(filesystem.open_input_file(f"{root}/{row.file}")) as file:
-                    self._last = place, file.read_row_group(row.row_group, columns=[name]).column(0).to_pylist()
-            except (OSError, pa.ArrowException, IndexError) as error:
-                raise JobError(f"the result file {self._folder}/{row.file} cannot be read: {error}") from error
-        return self._last[1]
