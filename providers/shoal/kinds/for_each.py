@@ -237,9 +237,18 @@ class SharedColumn:
             DataError: The column has no values, or none with enough rows.
             InvalidArgumentError: There are more than 1000 values, or their type is not supported.
         """
+        from shoal.data.connector import DataConnector
+        from shoal.data.sql import count_values
+
+        dataset = self._training
+        if dataset.sql is None:
+            rows_of = DataConnector.from_spec(dataset).value_counts(self._column)
+        else:
+            column = self._quoted[_key(dataset)]
+            rows_of = count_values(dataset.sql, dataset.params or {}, self._url(dataset), column)
         counts: dict[Scalar, int] = {}
         nulls = 0
-        for value, rows in self._counts().items():
+        for value, rows in rows_of.items():
             # NaN counts as null: NaN is not equal to itself, so a filter for NaN would find no rows.
             if value is None or value != value:
                 nulls += rows
@@ -315,16 +324,6 @@ class SharedColumn:
                 schema, path = source.schema(), source.source.reference().path
                 check_present(path, self._column, schema.names)
                 self._types.append((path, schema.field(self._column).type))
-
-    def _counts(self) -> dict[Any, int]:
-        """Count the training rows for each value of the column."""
-        from shoal.data.connector import DataConnector
-        from shoal.data.sql import count_values
-
-        dataset = self._training
-        if dataset.sql is None:
-            return DataConnector.from_spec(dataset).value_counts(self._column)
-        return count_values(dataset.sql, dataset.params or {}, self._url(dataset), self._quoted[_key(dataset)])
 
     def _url(self, dataset: DatasetSpec) -> str:
         return self._urls[connection_variable(str(dataset.connection))]

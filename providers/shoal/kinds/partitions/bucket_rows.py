@@ -15,6 +15,7 @@ import heapq
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -136,29 +137,33 @@ def write_chunk(
     import pyarrow as pa
 
     filesystem, root = resolve(folder)
-    path = rows_path(root, chunk.number)
-    target = f"{path}.{uuid.uuid4().hex}" if is_local(folder) else path
-    names = list(dict.fromkeys((*columns, *by)))
-    schema = _plain(source.schema(), names)
+    names, types = list(dict.fromkeys((*columns, *by))), source.schema()
+    # Plain values in the place of dictionaries, of which a file could have only one per column, and of views, which
+    # Arrow cannot reorder.
+    schema = pa.schema([(name, plain_type(types.field(name).type)) for name in names])
     index: list[tuple[int, int, int]] = []
     numbers: dict[Key, int] = {}
     options = pa.ipc.IpcWriteOptions(compression="lz4" if pa.Codec.is_available("lz4") else None, use_threads=False)
-    with filesystem.open_output_stream(target) as stream, pa.ipc.new_file(stream, schema, options=options) as writer:
+    with (
+        _new_file(filesystem, rows_path(root, chunk.number), folder) as stream,
+        pa.ipc.new_file(stream, schema, options=options) as writer,
+    ):
         for table in _gathered(source.read(chunk.ranges, names), schema):
             for bucket, batch in _divided(table, by, buckets, numbers):
                 writer.write_batch(batch)
                 index.append((bucket, batch.num_rows, batch.nbytes))
+    with _new_file(filesystem, index_path(root, chunk.number), folder) as stream:
+        stream.write(json.dumps({"rows": chunk.rows, "batches": index}).encode())
+
+
+@contextmanager
+def _new_file(filesystem: Any, path: str, folder: str) -> Iterator[Any]:
+    """Write a file, which gets its name when it is complete; at a URI it has it from the start."""
+    target = f"{path}.{uuid.uuid4().hex}" if is_local(folder) else path
+    with filesystem.open_output_stream(target) as stream:
+        yield stream
     if target != path:
         filesystem.move(target, path)
-    _write_text(filesystem, index_path(root, chunk.number), json.dumps({"rows": chunk.rows, "batches": index}), folder)
-
-
-def _plain(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """Return the schema of the files: the columns of names, with plain values in the place of dictionaries, of which a
-    file could have only one per column, and of views, which Arrow cannot reorder."""
-    import pyarrow as pa
-
-    return pa.schema([(name, plain_type(schema.field(name).type)) for name in names])
 
 
 def _gathered(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -198,14 +203,6 @@ def _divided(
         rows = table.slice(start, stop - start)
         (batch,) = rows.combine_chunks().to_batches() or rows.schema.empty_table().to_batches()
         yield bucket, batch
-
-
-def _write_text(filesystem: Any, path: str, text: str, folder: str) -> None:
-    target = f"{path}.{uuid.uuid4().hex}" if is_local(folder) else path
-    with filesystem.open_output_stream(target) as stream:
-        stream.write(text.encode())
-    if target != path:
-        filesystem.move(target, path)
 
 
 def read_index(folder: str, chunk: Chunk) -> list[tuple[int, BatchInfo]] | None:

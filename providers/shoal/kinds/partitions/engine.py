@@ -77,7 +77,9 @@ class WorkFolder:
         if self._key(self.path) != key:
             remove_tree(self.path)
             for folder in earlier:
-                if self._is_ours(folder) and self._key(work_folder_in(folder)) == key:
+                found = locations.read_claim(folder)
+                is_ours = found is not None and (found.job_id, found.owner) == (self._claim.job_id, self._claim.owner)
+                if is_ours and self._key(work_folder_in(folder)) == key:
                     _move(work_folder_in(folder), self.path)
                     break
         if self.is_local:
@@ -103,10 +105,6 @@ class WorkFolder:
             remove_tree(f"{self.path}/claims")
         with contextlib.suppress(OSError):
             discard_leftovers(self.results)
-
-    def _is_ours(self, folder: str) -> bool:
-        found = locations.read_claim(folder)
-        return found is not None and (found.job_id, found.owner) == (self._claim.job_id, self._claim.owner)
 
     def _key(self, path: str) -> str | None:
         try:

@@ -161,7 +161,12 @@ class PartitionedModel:
                     f"another one {predicted.shape[1:]}: train models with equal outputs"
                 )
             predicted[positions] = values
-        return np.full((len(rows), *self._outputs(rows)), np.nan) if predicted is None else predicted
+        if predicted is None:
+            # Rows without a model have predictions of the same shape.
+            first = next((each for each in self.results if each.status == "succeeded"), None)
+            shape = () if first is None or not len(rows) else self._predicted_by(first, rows.head(1)).shape[1:]
+            predicted = np.full((len(rows), *shape), np.nan)
+        return predicted
 
     def _predicted_by(self, found: PartitionResult, rows: pd.DataFrame) -> np.ndarray:
         import numpy as np
@@ -173,11 +178,6 @@ class PartitionedModel:
             raise DataError(
                 f"the model of key {shown_key(found.key)} predicts values that are no numbers: {error}"
             ) from error
-
-    def _outputs(self, rows: pd.DataFrame) -> tuple[int, ...]:
-        """Return the shape of one prediction, which rows without a model must have, too."""
-        first = next((each for each in self.results if each.status == "succeeded"), None)
-        return () if first is None or not len(rows) else self._predicted_by(first, rows.head(1)).shape[1:]
 
     def _model(self, found: PartitionResult) -> Any:
         text = found.text

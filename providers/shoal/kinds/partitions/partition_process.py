@@ -427,7 +427,9 @@ class ForkedProcess:
                     try:
                         content = self._channel.receive_at_once()
                     except (EOFError, OSError):
-                        raise ProcessLostError(self._how_ended()) from None
+                        code = self._wait()
+                        killed = self._oom_kills.told() if code == -signal.SIGKILL else ""
+                        raise ProcessLostError(how_ended(code) + (f" ({killed})" if killed else "")) from None
                     if content is not None:
                         message: Message = pickle.loads(content)
                         return message
@@ -461,11 +463,6 @@ class ForkedProcess:
             # A mark may be divided between two chunks.
             self._parts += [part[-LOG_BYTES - len(MARK) :] for part in divided]
         return True
-
-    def _how_ended(self) -> str:
-        code = self._wait()
-        killed = self._oom_kills.told() if code == -signal.SIGKILL else ""
-        return how_ended(code) + (f" ({killed})" if killed else "")
 
 
 def _resident_bytes(pid: int) -> int:

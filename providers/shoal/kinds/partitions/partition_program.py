@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -66,17 +66,12 @@ def program_of_spec(spec: PartitionsJobSpec) -> PartitionProgram:
         request = spec.estimator.request(spec.dataset, spec.run_config)
         return estimator_program(request, spec.scaling_config.num_cpu_per_worker)
     assert spec.function is not None
-    in_workers = bool(spec.run_config.packages or spec.run_config.code)
-    return _named(spec.function, spec.kwargs, in_workers=in_workers, saves_model=spec.register_as is not None)
-
-
-def _named(name: str, kwargs: Mapping[str, Any], *, in_workers: bool, saves_model: bool) -> PartitionProgram:
-    """Pickle a function that is given by its name ``pkg.module:name``, with keyword arguments. Only the workers can
-    import it (`in_workers`) if it is in the job's own packages or code."""
-    function = partial(call_imported, name) if in_workers else imported(name)
-    named = partial(function, **kwargs) if kwargs else function
-    called = SavedModel(named) if saves_model else named
-    return PartitionProgram(pickled(called, name), code_digest(called))
+    # Only the workers can import a function in the job's own packages or code.
+    in_workers = spec.run_config.packages or spec.run_config.code
+    function = partial(call_imported, spec.function) if in_workers else imported(spec.function)
+    named = partial(function, **spec.kwargs) if spec.kwargs else function
+    called = SavedModel(named) if spec.register_as else named
+    return PartitionProgram(pickled(called, spec.function), code_digest(called))
 
 
 def estimator_program(request: TrainRequest, threads: int, user_code: UserCode | None = None) -> PartitionProgram:

@@ -9,7 +9,7 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -353,27 +353,12 @@ def _summary(filesystem: Any, path: str, key_type: pa.DataType | None) -> pa.Tab
 def manifest_of(tables: Iterable[pa.Table]) -> bytes:
     """Return the content of the manifest, a Parquet file with a row for each partition, in the order of the keys."""
     import pyarrow as pa
-    from pyarrow import parquet
+    from pyarrow import compute, parquet
 
     table = pa.concat_tables(tables)
-    by_key = pa.table(dict(_sort_columns(table)))
+    by_key = pa.table({str(index): part for index, part in enumerate(table.column("key").flatten())})
     order = [(name, "ascending") for name in by_key.column_names]
-    positions = pa.compute.sort_indices(by_key, sort_keys=order)
+    positions = compute.sort_indices(by_key, sort_keys=order)
     with io.BytesIO() as file:
         parquet.write_table(table.take(positions), file)
         return file.getvalue()
-
-
-def _sort_columns(table: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    import pyarrow as pa
-    import pyarrow.compute
-
-    column = table.column("key")
-    if not pa.types.is_struct(column.type):
-        yield "key", column
-        return
-    for index in range(column.type.num_fields):
-        yield (
-            str(index),
-            pa.chunked_array([chunk.field(index) for chunk in column.chunks], column.type.field(index).type),
-        )

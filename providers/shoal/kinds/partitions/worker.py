@@ -224,7 +224,9 @@ class _Processes:
                 attempt = bucket.attempts.get(current.text, 1)
                 attempts = {**bucket.attempts, current.text: attempt + 1}
                 if attempt >= MOST_ATTEMPTS or not lost.again:
-                    yield self._outcome(current, Ended("failed", 0.0, error=_explained(lost, attempt)), attempt)
+                    why = f"the process of the function {lost} in {attempt} attempts"
+                    why = why if lost.again else f"the function {lost}"
+                    yield self._outcome(current, Ended("failed", 0.0, error=why), attempt)
                     ended.add(current.text)
                 bucket = replace(bucket, skip=bucket.skip | ended, attempts=attempts)
 
@@ -254,9 +256,3 @@ class _Processes:
             self._process = None
 
     _last_log = ""
-
-
-def _explained(lost: ProcessLostError, attempt: int) -> str:
-    if not lost.again:
-        return f"the function {lost}"
-    return f"the process of the function {lost} in {attempt} attempts"

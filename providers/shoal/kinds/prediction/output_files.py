@@ -138,12 +138,15 @@ class Output:
             # is kept.
             with contextlib.suppress(InvalidArgumentError):
                 self._claim.remove(self._staging_of(attempt))
-        for folder in self._stagings():
-            claim = locations.read_claim(folder)
-            if claim is not None and self._has_ended(claim):
-                claim.remove(folder)
+        place = Path(self.path)
+        parent, begin = (str(place.parent), f".{place.name}.") if self._local else (self.path, "_.")
+        for name in _list(parent):
+            if name.startswith(begin) and name.endswith(".partial"):
+                claim = locations.read_claim(f"{parent}/{name}")
+                if claim is not None and self._has_ended(claim):
+                    claim.remove(f"{parent}/{name}")
         if self._local:
-            create_folder(Path(self.path).parent, SHARED_MODE)
+            create_folder(place.parent, SHARED_MODE)
         self._claim.take(self.staging)
 
     def publish(self, names: Iterable[str], *, key: str, model: str, rows: int, overwrite: bool) -> None:
@@ -177,7 +180,11 @@ class Output:
             self._swap()
         else:
             self._clear()
-            self._move(expected)
+            fs, root = filesystem(self.path)
+            _, staging = filesystem(self.staging)
+            with redacted_errors(self.path):
+                for name in sorted(expected):
+                    fs.mv(f"{staging}/{name}", f"{root}/{name}")
             storage.write(f"{self.path}/{MARKER}", content)
             self._claim.remove(self.staging)
 
@@ -190,13 +197,6 @@ class Output:
         name = f".{self._claim.job_id}.{attempt}.partial"
         place = Path(self.path)
         return str(place.parent / f".{place.name}{name}") if self._local else f"{self.path}/_{name}"
-
-    def _stagings(self) -> list[str]:
-        """Return the staging folders of all jobs that write their predictions to this output location."""
-        place = Path(self.path)
-        parent, begin = (str(place.parent), f".{place.name}.") if self._local else (self.path, "_.")
-        found = [name for name in _list(parent) if name.startswith(begin) and name.endswith(".partial")]
-        return [f"{parent}/{name}" for name in found]
 
     def _aside(self, attempt: int) -> Path:
         return Path(self._staging_of(attempt)).with_suffix(".replaced")
@@ -235,13 +235,6 @@ class Output:
                 f"the file {foreign[0]} was added to {self.path} by another program during the job: move the file to "
                 "another folder, and run the job again"
             )
-
-    def _move(self, names: Iterable[str]) -> None:
-        fs, root = filesystem(self.path)
-        _, staging = filesystem(self.staging)
-        with redacted_errors(self.path):
-            for name in sorted(names):
-                fs.mv(f"{staging}/{name}", f"{root}/{name}")
 
     def _names(self) -> list[str]:
         """Return the names of the files in the output folder; staging folders are left out."""

@@ -180,7 +180,10 @@ class Search:
     def on_question(self, rank: int, question: Mapping[str, Any], reply: Reply) -> None:
         """Answer a worker: whether its trial should end, or which trial it runs next."""
         if "value" in question:
-            reply(self._reported(question["trial"], question["value"], question["step"]))
+            trial = self._open[question["trial"]]
+            trial.report(question["value"], question["step"])
+            frozen = self.study._storage.get_trial(trial._trial_id)
+            reply(bool(self.study.pruner.prune(self._known_to_pruner, frozen)))  # some pruners return NumPy's
             return
         if (outcome := question["outcome"]) is not None:
             self._running.pop(rank, None)
@@ -301,12 +304,6 @@ class Search:
             return Trial(number, params, checked)
 
     # Recording
-
-    def _reported(self, number: int, value: float, step: int) -> bool:
-        trial = self._open[number]
-        trial.report(value, step)
-        frozen = self.study._storage.get_trial(trial._trial_id)
-        return bool(self.study.pruner.prune(self._known_to_pruner, frozen))  # some pruners return NumPy's
 
     def _is_known_to_pruner(self, trial: optuna.trial.FrozenTrial) -> bool:
         """Return whether the decision to end another trial may depend on this one: in batches, if it belongs to an

@@ -30,7 +30,6 @@ from shoal.kinds.search.study_storage import STUDY, Ended, StudyJournal, require
 from shoal.kinds.training.driver import check_training, train_and_publish
 from shoal.secrets.redaction import redact_all
 from shoal.training.boosting.params import UserCode
-from shoal.training.boosting.request import TrainRequest
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun
@@ -170,7 +169,9 @@ class SearchDriver(KindDriver[TuneJobSpec, AttemptContext]):
         folder, claim = place.checked_folder(location)
         if spec.train is not None:
             check_training(spec.winner({}, None), place, selected_on=spec.holdout)
-            _check_room(spec, spec.train)
+            # The nodes must also be large enough for the workers that train the winner.
+            with warnings.catch_warnings(action="ignore"):
+                spec.train.demand().resolved(spec.train.scaling_config.num_workers, clamp=spec.run_config.clamp)
         else:
             artifacts.mark(folder, claim)
         study = _study(spec, place)
@@ -193,16 +194,6 @@ class SearchDriver(KindDriver[TuneJobSpec, AttemptContext]):
         result = train_and_publish(winner, place, selected_on=spec.holdout)
         metrics = {f"holdout-{name}": value for name, value in found.best.metrics.items()}
         return result.model_copy(update={"search": summary, "metrics": {**metrics, **result.metrics}}), None
-
-
-def _check_room(spec: TuneJobSpec, train: TrainRequest) -> None:
-    """Check before the trials that the nodes are large enough for the workers that train the winner.
-
-    Raises:
-        CapacityError: The active nodes are too small.
-    """
-    with warnings.catch_warnings(action="ignore"):
-        train.demand().resolved(train.scaling_config.num_workers, clamp=spec.run_config.clamp)
 
 
 def _study(spec: TuneJobSpec, place: AttemptContext) -> int:

@@ -156,7 +156,7 @@ def run(
                 search.workers_lost()
                 raise
 
-    check = plan.checked if plan else _unchecked
+    check: Check = plan.checked if plan else lambda params: None
     # The lines of the trials show the progress outside a terminal.
     with ProgressDisplay(first_line_s=math.inf, on_progress=on_progress) as display:
         search = _search(spec, code, storage, pruner, direction, size, check, flush, ended)
@@ -194,10 +194,6 @@ def _told_direction(
 
     told = restarts.run(ask, checkpoint=lambda: "the start")
     return agreed(custom_text(plan.user_code), told, plan.direction)
-
-
-def _unchecked(params: Mapping[str, Any]) -> None:
-    """Accept the parameters of a function."""
 
 
 def _search(

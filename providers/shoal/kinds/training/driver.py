@@ -182,7 +182,13 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
         return skipped
     if place.run and spec.register_as:
         gate.try_champion(place.run, spec.register_as)
-    inputs = _logged_inputs(spec, place.run, place, checked) if place.run else None
+    inputs = None
+    if place.run:
+        base = {} if checked.base is None else {"init_model": checked.base}
+        with before_work(place.run.uri, place.environment):
+            place.run.log_params({**_params(spec), **base, **checked.user_code.names()})
+            place.run.log_dataset(spec.label_col, checked.data.digest, spec.dataset.origin, context="training")
+        inputs = _input_digests(spec, checked.dataset, checked.data.digest, checked.init_model)
     trained = _saved_by_earlier_attempt(spec, place, inputs) if inputs else None
     if trained is None:
         trained = _train(spec, place, checked)
@@ -269,15 +275,6 @@ def _selected(spec: JobSpec, selected_on: DatasetSpec | None) -> TrainingRows:
     return training_record.of_datasets(
         [(rows, rows.time_range(selected_on.time_col or (spec.dataset.time_col if has_times else None)))]
     )
-
-
-def _logged_inputs(spec: JobSpec, run: Run, place: AttemptContext, checked: _Checked) -> dict[str, str] | None:
-    """Log what the model is trained from, and return the digests by which a later attempt knows the same training."""
-    base = {} if checked.base is None else {"init_model": checked.base}
-    with before_work(run.uri, place.environment):
-        run.log_params({**_params(spec), **base, **checked.user_code.names()})
-        run.log_dataset(spec.label_col, checked.data.digest, spec.dataset.origin, context="training")
-    return _input_digests(spec, checked.dataset, checked.data.digest, checked.init_model)
 
 
 def _published(
