@@ -180,16 +180,12 @@ def _table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
     """Return a table in Markdown; empty if there are no rows."""
     if not rows:
         return ""
-    cells = [[_cell(value) for value in row] for row in (header, *rows)]
+    cells = [[" ".join(figure(value).replace("|", "\\|").split()) for value in row] for row in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
     ]
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
-
-
-def _cell(value: object) -> str:
-    return " ".join(figure(value).replace("|", "\\|").split())
 
 
 def _plain(value: Any) -> Any:

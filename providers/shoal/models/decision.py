@@ -351,33 +351,33 @@ def alias_moved(
 ) -> DecisionResult:
     """Return the decision that a challenger is not promoted, because a person moved the alias during or after the
     promotion."""
-    name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
     alias = f"the alias {register.alias}"
     moved = f"removed {alias}" if version is None else f"moved {alias} to version {version}"
-    sentence = f"{name} is not promoted: a person has {moved} {when} the promotion"
+    sentence = f"{_named(register, challenger)} is not promoted: a person has {moved} {when} the promotion"
     return DecisionResult(reason="alias_moved", sentence=sentence)
 
 
 def promoted_before(register: Register, challenger: Candidate, previous: str | None) -> DecisionResult:
     """Return the decision about a challenger that the store's records of promotions already name as promoted."""
-    name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
     instead = "" if previous is None else f" instead of version {previous}"
-    sentence = f"{name} was promoted to {register.alias}{instead} before"
+    sentence = f"{_named(register, challenger)} was promoted to {register.alias}{instead} before"
     return DecisionResult(reason="first" if previous is None else "better", sentence=sentence)
 
 
 def waiting(register: Register, challenger: Candidate, comparison: DecisionResult) -> DecisionResult:
     """Return the decision that a challenger waits until `promote_model` is called, with its comparison so far."""
-    name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
-    waits = f"{name} waits for a decision, and the alias {register.alias} has not moved"
+    waits = f"{_named(register, challenger)} waits for a decision, and the alias {register.alias} has not moved"
     return DecisionResult(reason=WAITING, sentence=f"{waits}. Comparison at its registration: {comparison.sentence}")
 
 
 def champion_unread(register: Register, challenger: Candidate, version: VersionId, why: str) -> DecisionResult:
     """Return the decision that a challenger is not promoted, because the champion cannot be evaluated."""
-    name = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
     kept = f"is not promoted, because {register.alias} version {version} could not be compared"
-    return DecisionResult(reason="champion_unread", sentence=f"{name} {kept}: {why}")
+    return DecisionResult(reason="champion_unread", sentence=f"{_named(register, challenger)} {kept}: {why}")
+
+
+def _named(register: Register, challenger: Candidate) -> str:
+    return f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
 
 
 def worse_slices(register: Register, challenger: Evaluation, champion: Evaluation) -> list[str]:

@@ -412,7 +412,7 @@ def _predicted(model: Predictor, table: pa.Table) -> np.ndarray:
     classes = model.classes
     if classes is None or list(classes) == list(range(len(classes))):
         return predicted
-    if not all(_is_class_number(each) for each in classes):
+    if not all(isinstance(each, int | float) and each == int(each) and 0 <= each <= _LARGEST_CLASS for each in classes):
         named = ", ".join(repr(each) for each in classes[:_NAMED_CLASSES])
         raise DataError(
             f"the model's classes are {named}{', ...' if len(classes) > _NAMED_CLASSES else ''}, but the holdout's "
@@ -423,7 +423,3 @@ def _predicted(model: Predictor, table: pa.Table) -> np.ndarray:
     columns = np.zeros((len(predicted), int(max(classes)) + 1))
     columns[:, [int(each) for each in classes]] = predicted
     return columns
-
-
-def _is_class_number(value: Any) -> bool:
-    return isinstance(value, int | float) and value == int(value) and 0 <= value <= _LARGEST_CLASS

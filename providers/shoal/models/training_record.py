@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.filters import TimeRange, within
 from shoal.data.parquet.overlap import RecordedFile, SharedFile, record_rows, shared_mask, shared_rows
 from shoal.errors import RegistryError
@@ -242,6 +241,8 @@ class Fingerprints:
     @classmethod
     def of(cls, spec: JobSpec, rows: str, holdout: str) -> Fingerprints:
         """Build the fingerprints of a training."""
+        from shoal.data.connector import DataConnector
+
         assert spec.register_as is not None
         known = {spec.dataset.model_dump_json(): rows, spec.register_as.holdout.model_dump_json(): holdout}
         document = spec.document()
@@ -251,7 +252,8 @@ class Fingerprints:
         for name in ("holdout", "skip_if_unchanged"):
             document["register"].pop(name, None)
         document["eval_set"] = {
-            name: known.get(each.model_dump_json()) or _digest(each) for name, each in spec.eval_set.items()
+            name: known.get(each.model_dump_json()) or DataConnector.from_spec(each).digest()
+            for name, each in spec.eval_set.items()
         }
         text = json.dumps(document, sort_keys=True)
         return cls(rows, holdout, hashlib.sha256(text.encode()).hexdigest()[:32], _files_digest(spec))
@@ -278,7 +280,9 @@ def reason_to_skip(
     import mlflow
 
     try:
-        version = _last(run, store, register.model)
+        known = newest_versions(run.client, register.model, _LOOKED_AT)
+        trained = (each for each in known if SETTINGS_TAG in each.tags and _succeeded(store, each.tags))
+        version = next(trained, None)
         repeat_reason = None if version is None else _reason_to_repeat(run, register, version)
     except (mlflow.MlflowException, RegistryError) as error:
         # Some registries cannot search for versions. With such a registry, no job is skipped and every job trains.
@@ -308,14 +312,6 @@ def mark(run: Run, register: Register, version: str, fingerprints: Fingerprints)
     """
     run.client.set_model_version_tag(register.model, version, FILES_TAG, fingerprints.files)
     run.client.set_model_version_tag(register.model, version, SETTINGS_TAG, fingerprints.settings)
-
-
-def _last(run: Run, store: Store, model: str) -> ModelVersion | None:
-    """Return the newest version that a successful training has registered for a model; None if there is none."""
-    for version in newest_versions(run.client, model, _LOOKED_AT):
-        if SETTINGS_TAG in version.tags and _succeeded(store, version.tags):
-            return version
-    return None
 
 
 def _reason_to_repeat(run: Run, register: Register, version: ModelVersion) -> str | None:
@@ -348,9 +344,3 @@ def _files_digest(spec: JobSpec) -> str:
         # differs from every other digest.
         return uuid4().hex
     return hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32]
-
-
-def _digest(dataset: DatasetSpec) -> str:
-    from shoal.data.connector import DataConnector
-
-    return DataConnector.from_spec(dataset).digest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -64,7 +64,9 @@ class MlflowFeed:
         """Send everything now, and raise the error of MLflow if this fails."""
         with self._sending:
             while points := self._points[:_AT_ONCE]:
-                self._run.log_metrics(list(_metrics(points)))
+                self._run.log_metrics(
+                    [(name, value, point.step, point.at) for point in points for name, value in point.values.items()]
+                )
                 with self._lock:
                     del self._points[: len(points)]
                 self.sent += len(points)
@@ -88,12 +90,6 @@ class MlflowFeed:
                 if not self._is_away:
                     print(f"the metrics cannot be sent to MLflow now, and will be sent later: {error}", flush=True)
                 self._is_away = True
-
-
-def _metrics(points: list[MetricPoint]) -> Iterator[tuple[str, float, int, float]]:
-    for point in points:
-        for name, value in point.values.items():
-            yield name, value, point.step, point.at
 
 
 _MOST_POINTS = 256
@@ -222,8 +218,13 @@ class MetricSeries:
 
     def _keep(self, point: MetricPoint) -> None:
         values = {short: each for name, each in point.values.items() if (short := self._name(name)) is not None}
-        if len(values) < len(point.values) or self._count >= _MOST_IN_SERIES:
-            self._say_left_out()
+        if (len(values) < len(point.values) or self._count >= _MOST_IN_SERIES) and not self._left_out:
+            self._left_out = True
+            print(
+                f"the series of metrics in the store has at most {_MOST_IN_SERIES:,} points and {_MOST_NAMES} names: "
+                "further metrics are only sent to MLflow",
+                flush=True,
+            )
         if not values or self._count >= _MOST_IN_SERIES:
             return
         self._count += 1
@@ -241,12 +242,3 @@ class MetricSeries:
         if name not in self._names and len(self._names) < _MOST_NAMES:
             self._names[name] = storable(redact(name))[:_LONGEST_NAME]
         return self._names.get(name)
-
-    def _say_left_out(self) -> None:
-        if not self._left_out:
-            self._left_out = True
-            print(
-                f"the series of metrics in the store has at most {_MOST_IN_SERIES:,} points and {_MOST_NAMES} names: "
-                "further metrics are only sent to MLflow",
-                flush=True,
-            )
