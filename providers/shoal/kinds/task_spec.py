@@ -85,8 +85,8 @@ def models_spec_of(
     spec = cast("PartitionsJobSpec", _parsed(PartitionsJobSpec, fields_of_models(fields, function, kwargs)))
     if function is None or isinstance(function, str):
         return spec
+    from shoal.kinds.partitions.call import program_of
     from shoal.kinds.partitions.partition_messages import SavedModel
-    from shoal.kinds.partitions.partition_program import program_of
 
     saved = SavedModel(partial(function, **kwargs) if kwargs else function)
     program = program_of(saved)

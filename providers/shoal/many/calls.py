@@ -15,9 +15,9 @@ from shoal.distributors.estimator import BoostingEstimator
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
+from shoal.kinds.partitions.call import program_of
 from shoal.kinds.partitions.keys import check_same_kinds, key_type, shown_key
-from shoal.kinds.partitions.partition_messages import SavedModel
-from shoal.kinds.partitions.partition_program import PartitionProgram, program_of
+from shoal.kinds.partitions.partition_messages import PartitionProgram, SavedModel
 from shoal.kinds.partitions.partition_results import PartitionResults, load_partitions
 from shoal.kinds.partitions.predictions import PartitionPrediction, report_unknown, without_model
 from shoal.kinds.partitions.spec import PartitionEstimator, PartitionsJobSpec, PartitionsRegister
@@ -235,7 +235,7 @@ def _train_call(
         raise InvalidArgumentError(
             "custom_metric has no effect without an eval_set, which a partition has not: remove it"
         )
-    from shoal.kinds.partitions.partition_program import estimator_program
+    from shoal.kinds.partitions.call import estimator_program
 
     connector = connected(data, staged)
     threads = getattr(options.get("scaling_config"), "num_cpu_per_worker", 1)

@@ -18,8 +18,9 @@ import pytest
 from shoal import RunConfig
 from shoal.data import DataConnector
 from shoal.data.parquet.files import DataFile, list_files
+from shoal.kinds.partitions.call import program_of
 from shoal.kinds.partitions.engine import plan_key
-from shoal.kinds.partitions.partition_program import PartitionProgram, program_of
+from shoal.kinds.partitions.partition_messages import PartitionProgram
 from shoal.kinds.partitions.spec import PartitionsJobSpec, PartitionsScalingConfig
 
 FRAME = pd.DataFrame({"store": np.arange(10), "sales": 1.0})
@@ -92,7 +93,7 @@ def test_all_that_determines_the_outcomes_is_part_of_the_key(files: DataConnecto
 
 SCRIPT = """
 import sys, cloudpickle, pandas
-from shoal.kinds.partitions.partition_program import program_of
+from shoal.kinds.partitions.call import program_of
 
 class Model:
     names = {"sales", "store", "a", "b", "c"}

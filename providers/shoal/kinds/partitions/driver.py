@@ -14,8 +14,8 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.kind import KindDriver
 from shoal.jobs.mlflow_run import Run, answering, missing_ignored, retrying_briefly
 from shoal.jobs.results import JobResult
+from shoal.kinds.partitions.call import program_of_spec
 from shoal.kinds.partitions.keys import check_same_kinds, key_type
-from shoal.kinds.partitions.partition_program import program_of_spec
 from shoal.kinds.partitions.partition_results import PartitionResults
 from shoal.kinds.partitions.spec import PartitionsJobSpec, PartitionsRegister
 from shoal.models import gate, loading, training_record

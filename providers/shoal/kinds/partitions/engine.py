@@ -21,8 +21,7 @@ from shoal.jobs.files import storage
 from shoal.kinds.partitions import worker
 from shoal.kinds.partitions.bucket_rows import BatchInfo, chunks_of, dealt, largest_first, number_of_buckets, read_index
 from shoal.kinds.partitions.keys import key_type, keys_in, shown_key
-from shoal.kinds.partitions.partition_messages import Work
-from shoal.kinds.partitions.partition_program import PartitionProgram
+from shoal.kinds.partitions.partition_messages import PartitionProgram, Work
 from shoal.kinds.partitions.result_files import (
     MANIFEST,
     complete_files,

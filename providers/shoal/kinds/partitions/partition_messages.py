@@ -60,6 +60,19 @@ class PartitionFunction(ABC):
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionProgram:
+    """A pickled function.
+
+    Args:
+        content: The pickled function.
+        digest: Digest by which the same function is recognised in another process, whose pickled bytes may differ.
+    """
+
+    content: bytes
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What is the same for all partitions of a run.
 
