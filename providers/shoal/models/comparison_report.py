@@ -77,11 +77,7 @@ def build(
         "promotions": [
             {
                 "at": datetime.fromtimestamp(each.created_at, UTC).isoformat(timespec="seconds"),
-                "version": each.version,
-                "previous": each.previous,
-                "metric": each.metric,
-                "value": each.value,
-                "job_id": each.job_id,
+                **{name: getattr(each, name) for name in _PROMOTION_COLUMNS if name != "at"},
             }
             for each in promotions
         ],
