@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import ShoalError, StoreError
-from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding
+from shoal.pool.backends.interface import DISK_NEEDED, DISK_WANTED, Finding
 from shoal.pool.backends.local import backend
 from shoal.pool.backends.versions import untested_ray
 

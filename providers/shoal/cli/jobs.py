@@ -36,6 +36,9 @@ _FOLLOW_S = 2.0
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job. The command uses its newest attempt.")]
 
 SpecFile = Annotated[str, typer.Argument(metavar="SPEC.json", help="File with the job spec as JSON; - reads stdin.")]
+SpecPool = Annotated[
+    str | None, typer.Option("--pool", metavar="NAME", help="Pool to run on. Default: the pool in the spec.")
+]
 NewJobId = Annotated[
     str | None, typer.Option(metavar="ID", help="Id of the job. Attaches to the job if it runs. Default: a new id.")
 ]
@@ -46,9 +49,7 @@ Detach = Annotated[
 
 def train(
     spec: SpecFile,
-    pool_name: Annotated[
-        str | None, typer.Option("--pool", metavar="NAME", help="Pool to train on. Default: the pool in the spec.")
-    ] = None,
+    pool_name: SpecPool = None,
     job_id: NewJobId = None,
     detach: Detach = False,
     as_json: output.Json = False,
@@ -60,9 +61,7 @@ def train(
 
 def tune(
     spec: Annotated[str, typer.Argument(metavar="SPEC.json", help="File with the spec of a search; - reads stdin.")],
-    pool_name: Annotated[
-        str | None, typer.Option("--pool", metavar="NAME", help="Pool to search on. Default: the pool in the spec.")
-    ] = None,
+    pool_name: SpecPool = None,
     job_id: Annotated[
         str | None,
         typer.Option(metavar="ID", help="Id of the job. Continues its search if it has failed. Default: a new id."),
@@ -72,13 +71,7 @@ def tune(
 ) -> None:
     """Search for the parameters of a model on a pool: submit a job, print its log on stderr, and print its trials and
     its result."""
-    fields = {"framework": "tune", **read_spec(spec)}
-    if fields["framework"] != "tune":
-        raise InvalidArgumentError(
-            f'the spec has framework="{fields["framework"]}", but a search has framework="tune": start other jobs with '
-            "`shoal train`"
-        )
-    run_spec(fields, pool_name=pool_name, job_id=job_id, detach=detach, as_json=as_json)
+    run_spec(read_spec(spec, framework="tune"), pool_name=pool_name, job_id=job_id, detach=detach, as_json=as_json)
 
 
 def run_spec(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool, as_json: bool) -> None:
@@ -92,7 +85,12 @@ def run_spec(fields: dict[str, Any], *, pool_name: str | None, job_id: str | Non
         handle = submit(job.on_pool(name), holder=cli_holder())
         result = None if detach else _follow(handle)
     if result is not None:
-        trials = _trials(result)
+        trials: list[Ended] = []
+        if result.search:
+            from shoal.kinds.search import study_storage
+            from shoal.state import Store
+
+            trials = study_storage.read_trials(Store(), result.job_id, result.search.study)
         if as_json:
             output.print_json({**result.model_dump(mode="json"), **({"trials": trials} if result.search else {})})
             return
@@ -364,16 +362,6 @@ def _state(job: JobStatus) -> str:
     return job.state.value if job.position is None else f"{job.state.value}, position {job.position}"
 
 
-def _trials(result: JobResult) -> list[Ended]:
-    """Return the trials of a search, in the order of their numbers; empty if the job was no search."""
-    if result.search is None:
-        return []
-    from shoal.kinds.search import study_storage
-    from shoal.state import Store
-
-    return study_storage.read_trials(Store(), result.job_id, result.search.study)
-
-
 def _result_table(result: JobResult) -> Any:
     plain = result.model_dump(mode="json")
     pairs: list[tuple[str, Any]] = []
@@ -393,9 +381,7 @@ many_app = typer.Typer(no_args_is_help=True, help="Call a function, or train a m
 @many_app.command("run")
 def run_partitions(
     spec: SpecFile,
-    pool_name: Annotated[
-        str | None, typer.Option("--pool", metavar="NAME", help="Pool to run on. Default: the pool in the spec.")
-    ] = None,
+    pool_name: SpecPool = None,
     job_id: NewJobId = None,
     detach: Detach = False,
     as_json: output.Json = False,
