@@ -12,7 +12,6 @@ from airflow.sdk import DAG, literal, task, task_group
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 
-from shoal.airflow.decorators import distributed_task
 from shoal.airflow.operators import (
     BatchPredictOperator,
     CleanupPoolOperator,
@@ -24,6 +23,7 @@ from shoal.airflow.operators.base import UNKNOWN, is_known
 from shoal.airflow.pool_for_run import pool_for_run
 from shoal.airflow.results import FailOnPermanentErrors, no_retry_of_permanent_errors
 from shoal.airflow.sensors import NodesSensor
+from shoal.airflow.task_decorators import distributed_task
 from shoal.data import DataConnector
 from shoal.errors import (
     CapacityError,

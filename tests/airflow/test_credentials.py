@@ -9,7 +9,7 @@ from airflow.sdk import Variable
 
 from shoal.airflow.hooks import environment_of
 from shoal.airflow.operators import DistributedTrainOperator
-from shoal.airflow.operators import jobs as operators
+from shoal.airflow.operators import job_operator as operators
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import credentials
 from tests.support.job_store import POOL

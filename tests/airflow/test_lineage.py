@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk import DAG
 
 from shoal.airflow.operators import DistributedTrainOperator
-from shoal.airflow.operators.jobs import Named, of_path, read_by, written_by
+from shoal.airflow.operators.job_operator import Named, of_path, read_by, written_by
 from shoal.jobs import JobSpec, PredictJobSpec
 from tests.support.job_results import result_of
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal.airflow.operators.jobs import links_of, page_links
+from shoal.airflow.operators.job_operator import links_of, page_links
 from shoal.jobs import JobSpec
 from shoal.pool.spec import PoolSpec
 from tests.support.job_results import result_of
@@ -55,5 +55,5 @@ def test_the_page_of_the_setting_comes_before_the_page_in_airflow(monkeypatch):
 def test_a_task_of_a_team_links_to_the_page_of_the_team(monkeypatch, team, path):
     monkeypatch.setenv("AIRFLOW__CORE__MULTI_TEAM", "True")
     context = {"dag_run": SimpleNamespace(team_name=team)}
-    monkeypatch.setattr("shoal.airflow.operators.jobs.get_current_context", lambda: context)
+    monkeypatch.setattr("shoal.airflow.operators.job_operator.get_current_context", lambda: context)
     assert page_links("job") == {"Job": f"/shoal/{path}"}

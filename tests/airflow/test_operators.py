@@ -42,7 +42,7 @@ from shoal.airflow.operators import (
     TuneOperator,
 )
 from shoal.airflow.operators.base import TaskKilledError, WorkerLostError
-from shoal.airflow.operators.jobs import LINKS
+from shoal.airflow.operators.job_operator import LINKS
 from shoal.airflow.pool_for_run import pool_for_run
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import (
@@ -655,7 +655,7 @@ def test_a_callable_travels_with_its_arguments(on_fake_head, context, tmp_path):
 
 
 def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context, monkeypatch):
-    from shoal.airflow.decorators import distributed_task
+    from shoal.airflow.task_decorators import distributed_task
 
     @distributed_task(num_workers=2, gpus=4, gpu_type="H100", pool_name=POOL, spec={"hyper_params": {"rate": 0.1}})
     def everywhere(number, run_id=None):
@@ -677,7 +677,7 @@ def test_a_decorated_task_returns_what_each_rank_returned(on_fake_head, context,
 
 
 def test_a_launched_task_returns_what_its_one_process_returned(on_fake_head, context, monkeypatch):
-    from shoal.airflow.decorators import ray_launch_task
+    from shoal.airflow.task_decorators import ray_launch_task
 
     @ray_launch_task(num_workers=3, num_cpus=2, pool_name=POOL)
     def total(numbers):
@@ -758,7 +758,7 @@ def test_what_a_function_lacks_is_said(on_fake_head, context, given, says):
     ],
 )
 def test_what_a_decorated_task_cannot_be_is_refused(given, says):
-    from shoal.airflow.decorators import distributed_task, ray_launch_task
+    from shoal.airflow.task_decorators import distributed_task, ray_launch_task
 
     with DAG("a_dag", schedule=None), pytest.raises(InvalidArgumentError, match=says):
         distributed_task(pool_name=POOL, **given)(lambda: None)()

@@ -77,7 +77,7 @@ def test_template_fields_are_attributes_and_airflow_can_highlight_them(made):
 
 
 def test_the_decorators_are_there():
-    from shoal.airflow.decorators import distributed_task, ray_launch_task
+    from shoal.airflow.task_decorators import distributed_task, ray_launch_task
 
     assert (task.distributed, task.ray_launch) == (distributed_task, ray_launch_task)
 

@@ -10,9 +10,9 @@ import pytest
 from airflow.sdk import DAG, BaseOperator
 from airflow.sdk.execution_time import task_runner
 
-from shoal.airflow.decorators import context_values, distributed_task
 from shoal.airflow.operators import BatchPredictOperator, DistributedTrainOperator, PromoteModelOperator
-from shoal.airflow.operators.jobs import show_links
+from shoal.airflow.operators.job_operator import show_links
+from shoal.airflow.task_decorators import context_values, distributed_task
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import spec_of
 

@@ -21,8 +21,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import StaticPool
 
-from shoal.airflow.decorators import distributed_task
 from shoal.airflow.pool_for_run import pool_for_run
+from shoal.airflow.task_decorators import distributed_task
 from shoal.airflow.train_again import instances_text, instances_to_clear
 from shoal.errors import InvalidArgumentError
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.base import PoolRef
+from shoal.pool.backends.interface import PoolRef
 from shoal.pool.backends.kuberay.backend import KubeRayBackend
 from shoal.pool.backends.kuberay.resources import CLAIM
 from shoal.pool.reconciling import reconcile, sweep

@@ -154,7 +154,7 @@ def test_processes_of_other_users_that_proc_hides_are_passed_over():
 
 _END_A_NODE = (
     """
-from shoal.pool.backends.base import NodeRef
+from shoal.pool.backends.interface import NodeRef
 from shoal.pool.backends.local.backend import LocalBackend
 from shoal.os_processes import ProcessId
 """

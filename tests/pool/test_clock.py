@@ -11,7 +11,7 @@ import pytest
 from shoal.errors import ScaleError
 from shoal.os_processes import ProcessId, host_id
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.base import NodeRef, Seen
+from shoal.pool.backends.interface import NodeRef, Seen
 from shoal.pool.journal import commands, rows
 from shoal.pool.journal.advance import record_seen
 from shoal.pool.journal.rows import KEEP_LOGS, KEEP_OPERATIONS

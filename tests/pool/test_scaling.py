@@ -15,7 +15,7 @@ import shoal
 from shoal.errors import InvalidArgumentError, PoolDownError, PoolNotFoundError, ScaleError
 from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.base import NodeRef, PoolRef
+from shoal.pool.backends.interface import NodeRef, PoolRef
 from shoal.pool.reconciling import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shoal.pool import reconciling
 from shoal.pool.backends import BACKENDS
-from shoal.pool.backends.base import NodeRef, PoolRef
+from shoal.pool.backends.interface import NodeRef, PoolRef
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import LocalBackend, inherited_environment, log_path, node_environment
 from shoal.reconciler import LostJobs

@@ -45,7 +45,6 @@ The guide is [jobs.md](jobs.md). `shoal train`, `DistributedTrainOperator`, Pref
 
 def page() -> str:
     """Return the text of the page."""
-    from shoal.airflow.decorators import DistributedDecoratedOperator, RayLaunchDecoratedOperator
     from shoal.airflow.operators import (
         BatchPredictOperator,
         CheckModelsOperator,
@@ -60,6 +59,7 @@ def page() -> str:
     )
     from shoal.airflow.pool_for_run import pool_for_run
     from shoal.airflow.sensors import NodesSensor
+    from shoal.airflow.task_decorators import DistributedDecoratedOperator, RayLaunchDecoratedOperator
     from shoal.jobs import FunctionJobSpec, JobSpec, PartitionsJobSpec, PredictJobSpec, TuneJobSpec
 
     operators = (

@@ -10,7 +10,7 @@ import pytest
 from shoal.distributors.call_pool import end_embedded_pools
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends import BACKENDS
-from shoal.pool.backends.base import NodeRef, PoolRef
+from shoal.pool.backends.interface import NodeRef, PoolRef
 from shoal.pool.backends.local.backend import log_path, node_environment
 from shoal.pool.holder import ALL_TEAMS
 from tests.support import ROOT, fork_server

@@ -41,12 +41,12 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "task-decorators": [
-            {"name": name, "class-name": f"shoal.airflow.decorators.{name}_task"}
+            {"name": name, "class-name": f"shoal.airflow.task_decorators.{name}_task"}
             for name in ("distributed", "ray_launch")
         ],
         "hooks": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.hooks"]}],
         "extra-links": [
-            f"shoal.airflow.operators.jobs.{name}"
+            f"shoal.airflow.operators.job_operator.{name}"
             for name in ("JobPageLink", "MlflowRunLink", "ModelVersionLink", "RayDashboardLink")
         ],
         "config": config_section(),

@@ -138,10 +138,34 @@ def deployment_of_task() -> str:
 
 @lru_cache(maxsize=1)
 def _of_variable(_process: int) -> str:
-    """Return the id in the Variable. A fork of the process reads it anew."""
+    """Return the id in the Variable, which a task makes if it is missing. A fork of the process reads it anew."""
     from airflow.sdk import Variable
 
-    return Variable.get(VARIABLE, default=None) or _made_by_task()
+    if found := Variable.get(VARIABLE, default=None):
+        return str(found)
+    from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
+    from airflow.sdk.execution_time import task_runner
+    from airflow.sdk.execution_time.comms import ErrorResponse, GetVariable
+
+    from shoal.jobs.journal.steps import store_lock
+    from shoal.state import Store
+
+    # A Variable that a task makes belongs to the task's team, and tasks of other teams could not read it.
+    if has_teams():
+        raise InvalidArgumentError(
+            f'this Airflow has no id: set "deployment" in section [{SECTION}] of Airflow\'s configuration, or install '
+            f"shoal where the scheduler runs, which then makes the Variable {VARIABLE}"
+        )
+    with store_lock(Store(), "the id of an Airflow deployment", _LOCK_S):
+        if (found := Variable.get(VARIABLE, default=None)) is not None:
+            return str(found)
+        # `Variable.get` returns the default after any error of the API, and `Variable.set` would then overwrite the id.
+        answer = task_runner.SUPERVISOR_COMMS.send(GetVariable(key=VARIABLE))
+        if not isinstance(answer, ErrorResponse) or answer.error != ErrorType.VARIABLE_NOT_FOUND:
+            raise AirflowRuntimeError(answer if isinstance(answer, ErrorResponse) else ErrorResponse())
+        deployment = _new_id()
+        Variable.set(VARIABLE, deployment, _DESCRIPTION)
+    return deployment
 
 
 def deployment_in_database() -> str | None:
@@ -223,33 +247,6 @@ def _checked(deployment: str) -> str:
 
 def _new_id() -> str:
     return uuid4().hex[:12]
-
-
-def _made_by_task() -> str:
-    from airflow.sdk import Variable
-    from airflow.sdk.exceptions import AirflowRuntimeError, ErrorType
-    from airflow.sdk.execution_time import task_runner
-    from airflow.sdk.execution_time.comms import ErrorResponse, GetVariable
-
-    from shoal.jobs.journal.steps import store_lock
-    from shoal.state import Store
-
-    # A Variable that a task makes belongs to the task's team, and tasks of other teams could not read it.
-    if has_teams():
-        raise InvalidArgumentError(
-            f'this Airflow has no id: set "deployment" in section [{SECTION}] of Airflow\'s configuration, or install '
-            f"shoal where the scheduler runs, which then makes the Variable {VARIABLE}"
-        )
-    with store_lock(Store(), "the id of an Airflow deployment", _LOCK_S):
-        if (found := Variable.get(VARIABLE, default=None)) is not None:
-            return str(found)
-        # `Variable.get` returns the default after any error of the API, and `Variable.set` would then overwrite the id.
-        answer = task_runner.SUPERVISOR_COMMS.send(GetVariable(key=VARIABLE))
-        if not isinstance(answer, ErrorResponse) or answer.error != ErrorType.VARIABLE_NOT_FOUND:
-            raise AirflowRuntimeError(answer if isinstance(answer, ErrorResponse) else ErrorResponse())
-        deployment = _new_id()
-        Variable.set(VARIABLE, deployment, _DESCRIPTION)
-    return deployment
 
 
 ENGINE = "airflow"

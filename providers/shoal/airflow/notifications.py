@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError
 from shoal.airflow.operators.base import is_a
-from shoal.airflow.results import LINE, instance_name, instances_of, why_no_result
+from shoal.airflow.results import LINE, instance_name, instances_of, state_key, states_of, why_no_result
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -100,9 +100,8 @@ def _lines_of_run(context: Context) -> Iterator[ModelLine]:
     # The context of a DAG run without task instances contains no `ti`. The message then has no lines about models.
     if ti is None:
         return
-    run_id = context["run_id"]
     task_ids = [task.task_id for task in dag.tasks]
-    states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[run_id], task_ids=task_ids).get(run_id, {})
+    states = states_of(ti, task_ids)
     for task in dag.tasks:
         task_id = task.task_id
         for index in instances_of(task_id, states, task_ids):
@@ -110,7 +109,7 @@ def _lines_of_run(context: Context) -> Iterator[ModelLine]:
             if stored is not None:
                 yield ModelLine.parse(stored)
             elif is_a(task, DistributedTrainOperator):
-                state = states[task_id if index < 0 else f"{task_id}_{index}"]
+                state = states[state_key(task_id, index)]
                 yield _unknown(
                     task_id, index, one_line(why_no_result(ti, dag, task_id, index, state)), skipped=state == "skipped"
                 )

@@ -6,7 +6,7 @@ Also here: errors that no retry can mend, such as a wrong argument, fail a task 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -113,12 +113,12 @@ def training_results(*task_ids: str, mapped: int | None = None) -> list[dict[str
 
     context = get_current_context()
     ti = context["ti"]
-    states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=list(task_ids)).get(ti.run_id, {})
+    states = states_of(ti, task_ids)
 
     def result_of(task_id: str, index: int) -> dict[str, Any] | NoResult:
         # If an upstream task has failed, Airflow does not expand the mapped task into instances. An unexpanded mapped
         # task has a single state.
-        state = states.get(f"{task_id}_{index}" if index >= 0 else task_id) or states.get(task_id)
+        state = states.get(state_key(task_id, index)) or states.get(task_id)
         if state == "success":
             result: dict[str, Any] = ti.xcom_pull(task_id, map_indexes=index)
             return result
@@ -143,12 +143,24 @@ def why_no_result(ti: Any, dag: Any, task_id: str, index: int, state: str | None
 def _failures_before(ti: Any, dag: Any, task_id: str) -> Iterator[str]:
     """Yield a sentence for each failed instance among the tasks before a task."""
     before = [task.task_id for task in dag.get_task(task_id).get_flat_relatives(upstream=True)]
-    states = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=before).get(ti.run_id, {})
+    states = states_of(ti, before)
     for each in before:
         for index in instances_of(each, states, before):
-            if states.get(each if index < 0 else f"{each}_{index}") == "failed":
+            if states.get(state_key(each, index)) == "failed":
                 cause = ti.xcom_pull(task_ids=each, key=CAUSE, map_indexes=index)
                 yield f"task {instance_name(each, index)} failed: {cause or _where_log(ti, each, index)}"
+
+
+def states_of(ti: Any, task_ids: Iterable[str]) -> Mapping[str, Any]:
+    """Return the states of the instances of tasks in the DAG run of a task instance, by the names of `state_key`."""
+    found = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=list(task_ids))
+    states: Mapping[str, Any] = found.get(ti.run_id, {})
+    return states
+
+
+def state_key(task_id: str, index: int) -> str:
+    """Return the name that Airflow gives to an instance among the states of a DAG run."""
+    return task_id if index < 0 else f"{task_id}_{index}"
 
 
 def instances_of(task_id: str, states: Mapping[str, Any], task_ids: Collection[str]) -> list[int]:

@@ -20,6 +20,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from asgiref.sync import sync_to_async
 from sqlalchemy import select
 
+from shoal.airflow.results import state_key
 from shoal.background_threads import BackgroundThread
 from shoal.errors import PoolNotFoundError, ScaleError, ShoalError, StoreUnreachableError
 from shoal.jobs.files.logs import LogFollower
@@ -152,7 +153,7 @@ class WaitTrigger(BaseTrigger):
         states = RuntimeTaskInstance.get_task_states(
             dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=ti.map_index
         ).get(ti.run_id, {})
-        state = states.get(ti.task_id if ti.map_index < 0 else f"{ti.task_id}_{ti.map_index}")
+        state = states.get(state_key(ti.task_id, ti.map_index))
         return None if state is None else str(getattr(state, "value", state))
 
 
@@ -477,19 +478,20 @@ class JobTrigger(WaitTrigger):
 
     async def end(self) -> None:
         """Cancel the job, unless a newer try of the task has attached to the job."""
+
+        def cancel() -> bool:
+            store, key = Store(), Key(self.job_id, self.attempt)
+            job = attempts.load(store, key)
+            target = Target(store, key, job.pool, actor=job.holder)
+            reason = "the deferred task was marked or cleared"
+            return acts.cancel(target, job, reason, most_submissions=self.submissions).is_done
+
         if not self.cancel_on_kill:
             self.log.info("job %s goes on (cancel_on_kill=False)", self.job_id)
-        elif not await asyncio.get_running_loop().run_in_executor(_CANCELLING, self._cancel):
+        elif not await asyncio.get_running_loop().run_in_executor(_CANCELLING, cancel):
             self.log.info(
                 "job %s is not cancelled: it has ended, or a newer try of the task has attached to it", self.job_id
             )
-
-    def _cancel(self) -> bool:
-        store, key = Store(), Key(self.job_id, self.attempt)
-        job = attempts.load(store, key)
-        target = Target(store, key, job.pool, actor=job.holder)
-        reason = "the deferred task was marked or cleared"
-        return acts.cancel(target, job, reason, most_submissions=self.submissions).is_done
 
 
 _RENEW_S = 60.0
@@ -578,10 +580,11 @@ class PoolTrigger(WaitTrigger):
 
     async def end(self) -> None:
         """Roll back the request for nodes that the task waits for, unless the request has already ended."""
-        if self.operation_id is not None:
-            await asyncio.to_thread(self._withdraw, self.operation_id)
 
-    def _withdraw(self, operation_id: str) -> None:
-        pool = ComputePool(self.pool, holder=self.holder)
-        if pool.withdraw(operation_id, "the deferred task was marked or cleared"):
-            self.log.info("the request for nodes of pool %s is rolled back", self.pool)
+        def withdraw(operation_id: str) -> None:
+            pool = ComputePool(self.pool, holder=self.holder)
+            if pool.withdraw(operation_id, "the deferred task was marked or cleared"):
+                self.log.info("the request for nodes of pool %s is rolled back", self.pool)
+
+        if self.operation_id is not None:
+            await asyncio.to_thread(withdraw, self.operation_id)

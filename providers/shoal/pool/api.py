@@ -29,7 +29,7 @@ from shoal.errors import (
 from shoal.os_processes import ProcessId
 from shoal.pool import bound_host, reconciling
 from shoal.pool.backends import backend_of
-from shoal.pool.backends.base import Seen
+from shoal.pool.backends.interface import Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import Ancestors, asking_team, python_holder, runs_around, stored_team
@@ -48,7 +48,7 @@ from shoal.state.databases import storable
 from shoal.state.schema import ActionKind, Lease, Operation, Pool, PoolState
 
 if TYPE_CHECKING:
-    from shoal.pool.backends.base import Finding
+    from shoal.pool.backends.interface import Finding
 
 
 _RENEWALS_PER_TTL = 3
@@ -139,19 +139,19 @@ class PoolLease:
         self.release()
 
     def _renew_until(self, ended: threading.Event) -> None:
-        BackgroundThread(lambda: self._keep(ended), name=f"lease-{self.id}", stop=ended.set).start()
+        def renew() -> None:
+            while not ended.wait(self.ttl / _RENEWALS_PER_TTL):
+                try:
+                    self.renew()
+                except FencedError as error:
+                    if not ended.is_set():
+                        self.lost = str(error)
+                        log.warning("%s", error)
+                    return
+                except StoreError as error:
+                    log.warning("the lease could not be renewed; the next renewal may still be in time: %s", error)
 
-    def _keep(self, ended: threading.Event) -> None:
-        while not ended.wait(self.ttl / _RENEWALS_PER_TTL):
-            try:
-                self.renew()
-            except FencedError as error:
-                if not ended.is_set():
-                    self.lost = str(error)
-                    log.warning("%s", error)
-                return
-            except StoreError as error:
-                log.warning("the lease could not be renewed; the next renewal may still be in time: %s", error)
+        BackgroundThread(renew, name=f"lease-{self.id}", stop=ended.set).start()
 
 
 log = logging.getLogger("shoal.pool")

@@ -38,7 +38,7 @@ from shoal.os_processes import ProcessId, python_command
 from shoal.own_pauses import waited_since
 from shoal.pool import bound_host
 from shoal.pool.backends import BACKENDS, backend_of
-from shoal.pool.backends.base import Backend, NodeRef, PoolRef, Seen
+from shoal.pool.backends.interface import Backend, NodeRef, PoolRef, Seen
 from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
 from shoal.pool.bound_host import is_here, unrecorded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from sqlalchemy import select
 
@@ -67,7 +66,15 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
     candidates = up if up or only_up else [pool.name for pool in mine]
     if len(candidates) == 1:
         return candidates[0]
-    raise NoPoolError(_why_none(known, sorted(up)))
+    if not known:
+        raise NoPoolError("the store contains no pool: create one with `shoal pool up local://NAME`")
+    named = f"name one with pool_name= or the environment variable {POOL_VARIABLE}"
+    if up:
+        raise NoPoolError(f"no pool was named, and several are up ({', '.join(sorted(up))}): {named}")
+    raise NoPoolError(
+        f"no pool was named, and none is up on this host (the store contains {', '.join(known)}): start one with "
+        f"`shoal pool up NAME`, or {named}"
+    )
 
 
 def is_embedded(store: Store, name: str) -> bool:
@@ -89,15 +96,3 @@ def pool_without_folder(folder: str, name: str | None = None) -> str | None:
             spec = PoolSpec.model_validate(session.get_one(Pool, selected).spec)
     has_folder = backend_of(spec).shares_files or spec.shares(folder)
     return None if has_folder else spec.name
-
-
-def _why_none(known: Sequence[str], up: Sequence[str]) -> str:
-    if not known:
-        return "the store contains no pool: create one with `shoal pool up local://NAME`"
-    named = f"name one with pool_name= or the environment variable {POOL_VARIABLE}"
-    if up:
-        return f"no pool was named, and several are up ({', '.join(up)}): {named}"
-    return (
-        f"no pool was named, and none is up on this host (the store contains {', '.join(known)}): start one with "
-        f"`shoal pool up NAME`, or {named}"
-    )

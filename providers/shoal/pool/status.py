@@ -8,7 +8,7 @@ from typing import Any, TypedDict, TypeVar
 
 from shoal.errors import PoolDownError
 from shoal.pool.backends import backend_of
-from shoal.pool.backends.base import NodeRef, Seen
+from shoal.pool.backends.interface import NodeRef, Seen
 from shoal.pool.bound_host import is_here, unrecorded
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import job_of

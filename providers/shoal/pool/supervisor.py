@@ -312,7 +312,11 @@ class Supervisor:
             log.info("%s ends: %s", node.name, reason)
             return 0
         except Exception as error:
-            self._fail(log_failure(node.name, error))
+            failure = log_failure(node.name, error)
+            try:
+                self._report(state=NodeState.FAILED, error=failure)
+            except (_Ended, StoreError) as reason:
+                log.info("the failure could not be written to the node's row: %s", reason)
             return 1
         finally:
             self._take_down(member)
@@ -405,12 +409,6 @@ class Supervisor:
                 log.warning("%s", error)
             self._checked_row()
             self._pause()
-
-    def _fail(self, error: str) -> None:
-        try:
-            self._report(state=NodeState.FAILED, error=error)
-        except (_Ended, StoreError) as reason:
-            log.info("the failure could not be written to the node's row: %s", reason)
 
     def _take_down(self, member: Member | None) -> None:
         if member:

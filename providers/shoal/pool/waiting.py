@@ -229,9 +229,13 @@ class Turn:
     def take(self) -> bool:
         """Take or keep the turn to reconcile the pool. Return False if another process took the turn less than
         TURN_PATIENCE seconds ago."""
+        try:
+            age = time.time() - self._path.stat().st_mtime
+        except OSError:
+            age = TURN_PATIENCE
         # The file contains the id of the process that has the turn. If the file's age is negative, the clock was set
         # back. This process then takes the turn.
-        if not self._is_mine() and 0 <= self._age() < TURN_PATIENCE:
+        if not self._is_mine() and 0 <= age < TURN_PATIENCE:
             return False
         # If the disk is full, the file cannot be written, and each waiting process reconciles the pool. This is safe.
         with suppress(OSError):
@@ -243,12 +247,6 @@ class Turn:
         turn at once."""
         if self._is_mine():
             self._path.unlink(missing_ok=True)
-
-    def _age(self) -> float:
-        try:
-            return time.time() - self._path.stat().st_mtime
-        except OSError:
-            return TURN_PATIENCE
 
     def _is_mine(self) -> bool:
         try:

@@ -65,7 +65,15 @@ class Block:
         if flow is not None and "submit" not in vars(flow.task_runner):  # Only code in a flow run can submit tasks.
             # Prefect keeps no list of submitted task runs. `TaskRunner.map` calls `submit`, so mapped task runs are
             # recorded, too. Each flow run has its own runner, so other flow runs are not affected.
-            vars(flow.task_runner)["submit"] = _recording(flow.task_runner.submit)
+            submit = flow.task_runner.submit
+
+            def submit_and_record(*args: Any, **kwargs: Any) -> Any:
+                future = submit(*args, **kwargs)
+                for block in open_blocks():
+                    block.submissions.add(future)
+                return future
+
+            vars(flow.task_runner)["submit"] = submit_and_record
         _open.set((*_open.get(), self))
 
     def end(self) -> None:
@@ -116,18 +124,6 @@ class Submissions:
         with self._changed:
             self._running.discard(future)
             self._changed.notify_all()
-
-
-def _recording(submit: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a task runner's method `submit` that also passes each future to all blocks around the call."""
-
-    def submit_and_record(*args: Any, **kwargs: Any) -> Any:
-        future = submit(*args, **kwargs)
-        for block in open_blocks():
-            block.submissions.add(future)
-        return future
-
-    return submit_and_record
 
 
 @dataclass(frozen=True)

@@ -192,25 +192,25 @@ def static_file(name: str) -> Response:
 async def events(request: Request) -> StreamingResponse:
     """Send an event each time the store changes. The browser then requests the page's new contents."""
     reader: StoreReader = request.state.pages.reader
-    return StreamingResponse(_events(reader), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
+    async def stream() -> AsyncIterator[str]:
+        subscriber = reader.subscribe()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _STREAM_S
+        try:
+            yield "retry: 1000\n\n"
+            while not reader.is_closed and (left := end - loop.time()) > 0:
+                try:
+                    await asyncio.wait_for(subscriber.changed.wait(), min(left, _KEEP_ALIVE_S))
+                except TimeoutError:
+                    yield ": still here\n\n"
+                    continue
+                subscriber.changed.clear()
+                yield "event: changed\ndata: {}\n\n"
+        finally:
+            reader.unsubscribe(subscriber)
 
-async def _events(reader: StoreReader) -> AsyncIterator[str]:
-    subscriber = reader.subscribe()
-    loop = asyncio.get_running_loop()
-    end = loop.time() + _STREAM_S
-    try:
-        yield "retry: 1000\n\n"
-        while not reader.is_closed and (left := end - loop.time()) > 0:
-            try:
-                await asyncio.wait_for(subscriber.changed.wait(), min(left, _KEEP_ALIVE_S))
-            except TimeoutError:
-                yield ": still here\n\n"
-                continue
-            subscriber.changed.clear()
-            yield "event: changed\ndata: {}\n\n"
-    finally:
-        reader.unsubscribe(subscriber)
+    return StreamingResponse(stream(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
 
 @router.post("/api/actions/{name}")

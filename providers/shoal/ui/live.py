@@ -26,7 +26,7 @@ from shoal.jobs.journal.metric_points import MetricPoint
 from shoal.jobs.status import JobLine, StoreMark, job_lines, store_mark
 from shoal.pool.api import report_pools
 from shoal.pool.backends import backend_of
-from shoal.pool.backends.base import Seen
+from shoal.pool.backends.interface import Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.scaling_plan import Snapshot
 from shoal.pool.spec import PoolSpec

@@ -18,7 +18,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.reconcile.decide import Silence
 from shoal.jobs.reconcile.look import Target, address, view
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.backends.base import Seen
+from shoal.pool.backends.interface import Seen
 from shoal.pool.journal import rows
 from shoal.pool.journal.advance import advance, is_due, record_seen
 from shoal.pool.reconciling import Changes, reconcile

@@ -44,7 +44,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.reconcile.look import JobClient
 from shoal.jobs.reconcile.rounds import start_if_room
-from shoal.pool.backends.base import Finding
+from shoal.pool.backends.interface import Finding
 from shoal.pool.backends.ray.backend import Cluster
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store, home

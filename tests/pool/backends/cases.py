@@ -10,7 +10,7 @@ from typing import Protocol
 
 from shoal.os_processes import ProcessId
 from shoal.pool.backends import BACKENDS
-from shoal.pool.backends.base import Backend
+from shoal.pool.backends.interface import Backend
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import node_folder
 from shoal.pool.backends.local.processes import NODE_TAG

@@ -1,4 +1,4 @@
-"""What every backend has to do: the contract of `backends.base`, on real nodes of each kind.
+"""What every backend has to do: the contract of `backends.interface`, on real nodes of each kind.
 
 A new backend adds a case here (`cases.py`): how to have a pool of two nodes, how to lose one.
 """
@@ -12,7 +12,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.base import NodeRef, PoolRef, Seen
+from shoal.pool.backends.interface import NodeRef, PoolRef, Seen
 from shoal.pool.reconciling import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store

@@ -12,7 +12,7 @@ import pytest
 from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
 from shoal.jobs.reconcile.look import JobClient
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.base import NodeRef, PoolRef
+from shoal.pool.backends.interface import NodeRef, PoolRef
 from shoal.pool.backends.kuberay import backend, head_access
 from shoal.pool.backends.kuberay.backend import KubeRayBackend
 from shoal.pool.backends.kuberay.reasons import why_lost

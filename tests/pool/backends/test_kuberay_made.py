@@ -12,7 +12,7 @@ import yaml
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.base import PoolRef
+from shoal.pool.backends.interface import PoolRef
 from shoal.pool.backends.kuberay import backend, scaling
 from shoal.pool.backends.kuberay.backend import KubeRayBackend
 from shoal.pool.backends.kuberay.client import ConflictError, KubeClient

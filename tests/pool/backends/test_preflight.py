@@ -9,7 +9,7 @@ import pytest
 from shoal.errors import InvalidArgumentError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import preflight_job
-from shoal.pool.backends.base import Finding
+from shoal.pool.backends.interface import Finding
 from shoal.pool.backends.preflight import judge
 from shoal.pool.backends.versions import TESTED_RAY
 

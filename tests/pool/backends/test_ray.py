@@ -18,7 +18,7 @@ from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
 from shoal.jobs import JobSpec, submit
 from shoal.jobs.reconcile.look import JobClient
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.base import PoolRef
+from shoal.pool.backends.interface import PoolRef
 from shoal.pool.backends.ray.backend import Cluster, RayBackend
 from shoal.pool.backends.ray_http import RayHead
 from shoal.pool.reconciling import reconcile, sweep

@@ -4,9 +4,9 @@ Each operator calls one function of shoal's API. The leases and jobs belong to t
 task of the run can find and end them.
 """
 
-from shoal.airflow.operators.models import CheckModelsOperator as CheckModelsOperator
-from shoal.airflow.operators.models import ModelAlertError as ModelAlertError
-from shoal.airflow.operators.models import PromoteModelOperator as PromoteModelOperator
+from shoal.airflow.operators.model_operators import CheckModelsOperator as CheckModelsOperator
+from shoal.airflow.operators.model_operators import ModelAlertError as ModelAlertError
+from shoal.airflow.operators.model_operators import PromoteModelOperator as PromoteModelOperator
 from shoal.airflow.operators.nodes import CleanupPoolOperator as CleanupPoolOperator
 from shoal.airflow.operators.nodes import LeasePoolOperator as LeasePoolOperator
 from shoal.airflow.operators.nodes import ScaleClusterOperator as ScaleClusterOperator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow.sdk import BaseOperator, XComArg
 
 from shoal.airflow.operators.base import UNKNOWN, Arguments, PoolOperator, check_paths, is_known, job_pool
-from shoal.airflow.operators.jobs import JobOperator
+from shoal.airflow.operators.job_operator import JobOperator
 from shoal.airflow.results import PROMOTIONS
 from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs.spec_text import SUFFIXES, fields_of

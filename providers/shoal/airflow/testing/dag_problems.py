@@ -30,7 +30,7 @@ from shoal.airflow.operators.base import (
     is_known,
     pool_of,
 )
-from shoal.airflow.operators.jobs import JobOperator, missing_lease
+from shoal.airflow.operators.job_operator import JobOperator, missing_lease
 from shoal.airflow.operators.nodes import OF_THE_RUN, check_block
 from shoal.airflow.results import no_retry_of_permanent_errors
 from shoal.airflow.testing.check import Rule

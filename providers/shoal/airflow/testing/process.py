@@ -32,7 +32,7 @@ _IMPORTED_BEFORE = (
     "airflow.providers.standard.operators.python",
     "airflow.providers.standard.operators.empty",
     "shoal.airflow.pool_for_run",
-    "shoal.airflow.decorators",
+    "shoal.airflow.task_decorators",
     "shoal.airflow.notifications",
     "shoal.airflow.testing.dag_problems",
     "shoal.kinds.task_spec",

@@ -1,11 +1,11 @@
 """Backends, which start and end the nodes of pools. Each subpackage contains one implementation of the interface
-`base.Backend`."""
+`interface.Backend`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from shoal.pool.backends.base import Backend
+from shoal.pool.backends.interface import Backend
 from shoal.pool.options import BackendName
 from shoal.pool.spec import PoolSpec
 

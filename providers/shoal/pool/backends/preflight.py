@@ -12,7 +12,7 @@ from typing import Any
 
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends import backend_of, versions
-from shoal.pool.backends.base import DISK_NEEDED, DISK_WANTED, Finding, Status
+from shoal.pool.backends.interface import DISK_NEEDED, DISK_WANTED, Finding, Status
 from shoal.pool.spec import PoolSpec
 from shoal.secrets.redaction import redact
 from shoal.state.home import subfolder

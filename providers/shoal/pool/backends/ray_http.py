@@ -164,7 +164,19 @@ class RayHead:
         }
         if package is not None:
             body["runtime_env"] = {"working_dir": f"gcs://{package}"}
-        return self._retrying(self._submit_once, body)
+
+        def submit_once() -> bool:
+            answer = self._send("POST", "/api/jobs/", json.dumps(body).encode(), {"Content-Type": "application/json"})
+            # Ray answers a duplicate id with status 500 instead of 400, so duplicates are recognized by the answer's
+            # text. If two processes submit the same id at the same time, Ray may refuse both submissions (ray#31356).
+            # So a submission counts as a duplicate only if the head has a job with this id.
+            duplicate = answer.status >= HTTPStatus.BAD_REQUEST and "already exists" in answer.text
+            if duplicate and self.status(submission_id) is not None:
+                return False
+            self._check(answer)
+            return True
+
+        return self._retrying(submit_once)
 
     def status(self, submission_id: str) -> RayJob | None:
         """Return the status of a submitted job, or None if the head does not know the job's id."""
@@ -182,17 +194,6 @@ class RayHead:
     def delete(self, submission_id: str) -> bool:
         """Delete a submitted job that has ended. Return False if the head does not know the job's id."""
         return self._about("DELETE", submission_id, "", lambda answer: True) or False
-
-    def _submit_once(self, body: Mapping[str, Any]) -> bool:
-        answer = self._send("POST", "/api/jobs/", json.dumps(body).encode(), {"Content-Type": "application/json"})
-        # Ray answers a duplicate id with status 500 instead of 400, so duplicates are recognized by the answer's text.
-        # If two processes submit the same id at the same time, Ray may refuse both submissions (ray#31356). So a
-        # submission counts as a duplicate only if the head has a job with this id.
-        duplicate = answer.status >= HTTPStatus.BAD_REQUEST and "already exists" in answer.text
-        if duplicate and self.status(str(body["submission_id"])) is not None:
-            return False
-        self._check(answer)
-        return True
 
     def _about(self, method: str, submission_id: str, what: str, read: Callable[[Any], T]) -> T | None:
         """Send a request about a submitted job. Return None if the head does not know the job's id."""

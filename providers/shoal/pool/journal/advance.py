@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from shoal import history
 from shoal.pool import scaling_plan
 from shoal.pool.backends import backend_of
-from shoal.pool.backends.base import Arrival, NodeRef, Seen, Waiting, pool_id
+from shoal.pool.backends.interface import Arrival, NodeRef, Seen, Waiting, pool_id
 from shoal.pool.bound_host import is_bound_here
 from shoal.pool.holder import Notice
 from shoal.pool.journal import rows, usage

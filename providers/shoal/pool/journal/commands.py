@@ -323,7 +323,20 @@ def remove(session: Session, name: str, now: float, *, abandon: bool) -> None:
             )
     else:
         rows.require_here(pool)
-        _require_unused(snapshot, [job.id for job in rows.unfinished_jobs(session, [name])])
+        users = [f"a lease of {lease.holder}" for lease in snapshot.leases]
+        users += [f"unfinished job {job.id}" for job in rows.unfinished_jobs(session, [name])]
+        more = f" and {len(users) - _MOST_NAMED} more" if users[_MOST_NAMED:] else ""
+        state = pool.state.value + (f" ({', '.join(users[:_MOST_NAMED])}{more})" if users else "")
+        if pool.state is not PoolState.DOWN:
+            raise PoolInUseError(
+                f'pool "{name}" is {state} and cannot be deleted: first run `shoal pool down {name}`, which ends its '
+                "nodes, leases and jobs"
+            )
+        if users:
+            raise PoolInUseError(
+                f'pool "{name}" is {state} and cannot be deleted: first run `shoal sweep`, which records the end of '
+                "jobs that have died"
+            )
     session.delete(pool)
     usage.follow_leases(session, name, now)
 
@@ -451,24 +464,6 @@ def _reset_cooldown(pool: Pool) -> None:
     """Reset a pool's failure count and cooldown, so that a new request starts nodes at once. The cause of the earlier
     failures may be fixed by now."""
     pool.start_failures, pool.last_failure, pool.cooldown_until = 0, None, None
-
-
-def _require_unused(snapshot: Snapshot, jobs: Collection[str]) -> None:
-    """Raise an error if a pool is not down, or has unfinished jobs. The message names the pool's leases and jobs."""
-    pool = snapshot.pool
-    users = [f"a lease of {lease.holder}" for lease in snapshot.leases] + [f"unfinished job {job}" for job in jobs]
-    named = ", ".join(users[:_MOST_NAMED]) + (f" and {len(users) - _MOST_NAMED} more" if users[_MOST_NAMED:] else "")
-    state = pool.state.value + (f" ({named})" if users else "")
-    if pool.state is not PoolState.DOWN:
-        raise PoolInUseError(
-            f'pool "{pool.name}" is {state} and cannot be deleted: first run `shoal pool down {pool.name}`, which ends '
-            "its nodes, leases and jobs"
-        )
-    if users:
-        raise PoolInUseError(
-            f'pool "{pool.name}" is {state} and cannot be deleted: first run `shoal sweep`, which records the end of '
-            "jobs that have died"
-        )
 
 
 def _require_below_max(pool: Pool, size: int, what: str) -> None:

@@ -225,10 +225,19 @@ def spent_leases(session: Session, snapshot: Snapshot, now: float) -> list[tuple
     """Return the granted leases whose lifetime or budget is used up, each with a sentence about the reason."""
     found = []
     for lease in snapshot.leases:
-        if lease.waiting or (lease.max_lifetime is None and lease.budget_node_hours is None):
+        if lease.waiting:
             continue
-        if reason := _reason(session, lease, now):
-            found.append((lease, reason))
+        if lease.max_lifetime is not None and lifetime(session, lease, now) >= lease.max_lifetime:
+            why = (
+                f'the lease of {lease.holder} on pool "{lease.pool}" was ended after '
+                f"max_lifetime={lease.max_lifetime:g} s: set a longer max_lifetime if the run needs more time"
+            )
+            found.append((lease, why))
+        elif (budget := lease.budget_node_hours) is not None:
+            used = of_run(session, lease.pool, lease.holder, lease.id, now) / 3600
+            if used >= budget:
+                why = f"{_spent(lease.holder, lease.pool, used, budget)}, and the lease was ended: {SPENT_ADVICE}"
+                found.append((lease, why))
     return found
 
 
@@ -331,21 +340,6 @@ def end_reason(session: Session, lease_id: str) -> str | None:
     """Return the reason (lifetime or budget) why shoal has ended a lease; None if shoal has not ended the lease."""
     reasons = select(Usage.end_reason).where(Usage.lease_id == lease_id, Usage.end_reason.is_not(None))
     return session.scalars(reasons).first()
-
-
-def _reason(session: Session, lease: Lease, now: float) -> str | None:
-    if lease.max_lifetime is not None and lifetime(session, lease, now) >= lease.max_lifetime:
-        return (
-            f'the lease of {lease.holder} on pool "{lease.pool}" was ended after max_lifetime={lease.max_lifetime:g} '
-            "s: set a longer max_lifetime if the run needs more time"
-        )
-    budget = lease.budget_node_hours
-    if budget is None:
-        return None
-    used = of_run(session, lease.pool, lease.holder, lease.id, now) / 3600
-    if used < budget:
-        return None
-    return f"{_spent(lease.holder, lease.pool, used, budget)}, and the lease was ended: {SPENT_ADVICE}"
 
 
 def _spent(holder: str, pool: str, used: float, budget: float) -> str:

@@ -20,7 +20,7 @@ from time import monotonic
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
-from shoal.pool.backends.base import Arrival, ClusterBackend, NodeRef, PoolRef, Seen, Waiting
+from shoal.pool.backends.interface import Arrival, ClusterBackend, NodeRef, PoolRef, Seen, Waiting
 from shoal.pool.backends.kuberay import head_access, reasons, resources, scaling
 from shoal.pool.backends.kuberay.client import ConflictError, KubeClient
 from shoal.pool.backends.kuberay.resources import ELASTIC, Pod, RayCluster
@@ -398,7 +398,15 @@ def _waiting(
     pending = [pod.uid for pod in found.waiting.values() if pod and pod.phase == "Pending"]
     without_pod = None in found.waiting.values()
     warnings = client.warnings([cluster.uid, *pending] if without_pod else pending)
-    no_pod = _why_no_pod(client, spec, cluster, workers, warnings) if without_pod else ""
+    no_pod = ""
+    if without_pod:
+        group = cluster.group(spec)
+        problem = reasons.group_problem(group, workers)
+        if problem is None and group.replicas < workers and not (cluster.is_suspended or cluster.is_deleted):
+            change = [{"op": "add", "path": f"/spec/workerGroupSpecs/{group.index}/replicas", "value": workers}]
+            problem = _refusal(lambda: client.patch(change, dry_run="All"))
+            problem = problem or reasons.unsent_size(spec, cluster, group)
+        no_pod = problem or reasons.cluster_problem(spec, cluster, warnings, time.time())
     return {
         row: Waiting(
             reasons.why_waiting(pod, warnings, client.log_end, silence) if pod else no_pod,
@@ -406,18 +414,6 @@ def _waiting(
         )
         for row, pod in found.waiting.items()
     }
-
-
-def _why_no_pod(
-    client: KubeClient, spec: PoolSpec, cluster: RayCluster, workers: int, warnings: Mapping[str, str]
-) -> str:
-    group = cluster.group(spec)
-    if problem := reasons.group_problem(group, workers):
-        return problem
-    if group.replicas < workers and not (cluster.is_suspended or cluster.is_deleted):
-        change = [{"op": "add", "path": f"/spec/workerGroupSpecs/{group.index}/replicas", "value": workers}]
-        return _refusal(lambda: client.patch(change, dry_run="All")) or reasons.unsent_size(spec, cluster, group)
-    return reasons.cluster_problem(spec, cluster, warnings, time.time())
 
 
 def _of_pod(spec: PoolSpec, cluster: RayCluster, pod: Pod) -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.pool.backends.base import PoolRef
+from shoal.pool.backends.interface import PoolRef
 from shoal.pool.backends.versions import TESTED_RAY
 from shoal.pool.spec import PoolSpec
 
@@ -441,7 +441,17 @@ def ray_cluster(pool: PoolRef, owner: Mapping[str, str] | None) -> Manifest:
         InvalidArgumentError: The template cannot be read, or is no RayCluster, or a name is not valid.
     """
     spec = pool.spec
-    _check_names(spec)
+    # These are the names that the Kubernetes API does not check, because KubeRay uses them later.
+    for option, name, pattern in (
+        ("cluster", spec.ray_cluster, _CLUSTER_NAME),
+        ("service_account", spec.service_account, _NAME),
+        ("env_secret", spec.env_secret, _NAME),
+    ):
+        if name is not None and not pattern.fullmatch(name):
+            raise InvalidArgumentError(
+                f'pool "{spec.name}": KubeRay accepts no {option}={name}: use up to 53 of a-z, 0-9 and -, with a '
+                "letter first and no - at the end (the names of Secrets and service accounts may be longer, with .)"
+            )
     made = _of_template(spec) if spec.template else _of_image(spec)
     made["spec"].pop("suspend", None)
     if not made["spec"].get("enableInTreeAutoscaling"):
@@ -458,32 +468,13 @@ def ray_cluster(pool: PoolRef, owner: Mapping[str, str] | None) -> Manifest:
     if owner is not None:
         reference = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **owner}
         made["metadata"]["ownerReferences"] = [reference]
-    _set_size(made, pool)
-    return made
-
-
-def _check_names(spec: PoolSpec) -> None:
-    """Check the names that the Kubernetes API does not check, because KubeRay uses them later."""
-    for option, name, pattern in (
-        ("cluster", spec.ray_cluster, _CLUSTER_NAME),
-        ("service_account", spec.service_account, _NAME),
-        ("env_secret", spec.env_secret, _NAME),
-    ):
-        if name is not None and not pattern.fullmatch(name):
-            raise InvalidArgumentError(
-                f'pool "{spec.name}": KubeRay accepts no {option}={name}: use up to 53 of a-z, 0-9 and -, with a '
-                "letter first and no - at the end (the names of Secrets and service accounts may be longer, with .)"
-            )
-
-
-def _set_size(made: Manifest, pool: PoolRef) -> None:
-    """Give the pool's worker group its number of workers, and the limits that belong to the pool."""
-    group = as_created(made).group(pool.spec)
+    group = as_created(made).group(spec)
     made["spec"]["workerGroupSpecs"][group.index] |= {
         "replicas": max(pool.size - 1, 0),
         "minReplicas": 0,
         "maxReplicas": _MOST_REPLICAS,
     }
+    return made
 
 
 def as_created(made: Manifest) -> RayCluster:

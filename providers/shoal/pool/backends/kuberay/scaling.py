@@ -25,7 +25,7 @@ from hashlib import sha256
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
-from shoal.pool.backends.base import NodeRef, PoolRef
+from shoal.pool.backends.interface import NodeRef, PoolRef
 from shoal.pool.backends.kuberay.resources import CLAIM, MADE, Claim, Pod, RayCluster, WorkerGroup
 from shoal.pool.backends.ray_http import ClusterNode
 from shoal.pool.timeouts import RAY_CLUSTER_LEASE

@@ -22,7 +22,7 @@ from shoal import telemetry
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.os_processes import ProcessId, import_folders, python_command
 from shoal.pool.backends import versions
-from shoal.pool.backends.base import Backend, NodeRef, PoolRef, Seen
+from shoal.pool.backends.interface import Backend, NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.gpus import SELECTORS, check_number
 from shoal.pool.backends.local.processes import NODE_TAG

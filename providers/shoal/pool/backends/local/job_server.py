@@ -390,29 +390,26 @@ class JobServer:
         class Handler(BaseHTTPRequestHandler):
             timeout = HEAD_REQUEST_TIMEOUT
 
-            def _handle(self) -> None:
+            def do_GET(self) -> None:
+                answer: _Answer = HTTPStatus.UNAUTHORIZED, {}
                 if hmac.compare_digest(self.headers.get("Authorization", "").encode(), expected):
                     server._server.admit(self.connection)
-                    answer = self._answer_to_client()
-                else:
-                    answer = HTTPStatus.UNAUTHORIZED, {}
+                    length = int(self.headers.get("Content-Length") or 0)
+                    if length > _LARGEST_REQUEST:
+                        # A client that cannot send all of its request would not read the answer.
+                        left = min(length, _MOST_DISCARDED)
+                        while left > 0 and (read := self.rfile.read(min(left, _LARGEST_REQUEST))):
+                            left -= len(read)
+                        answer = HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {}
+                    else:
+                        answer = server._answer(self.command, self.path, self.rfile.read(length))
                 content = json.dumps(answer[1]).encode()
                 self.send_response(answer[0])
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
 
-            def _answer_to_client(self) -> _Answer:
-                length = int(self.headers.get("Content-Length") or 0)
-                if length > _LARGEST_REQUEST:
-                    # A client that cannot send all of its request would not read the answer.
-                    left = min(length, _MOST_DISCARDED)
-                    while left > 0 and (read := self.rfile.read(min(left, _LARGEST_REQUEST))):
-                        left -= len(read)
-                    return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {}
-                return server._answer(self.command, self.path, self.rfile.read(length))
-
-            do_GET = do_POST = do_DELETE = _handle
+            do_POST = do_DELETE = do_GET
 
             def log_message(self, *_: object) -> None:
                 """Do nothing, so that requests add no lines to the supervisor's log."""
@@ -471,15 +468,12 @@ class JobServer:
             if submission_id in self._drivers:
                 return HTTPStatus.BAD_REQUEST, {"error": f"the job {submission_id} already exists"}
             log = self._folder / f"driver-{next(self._numbers)}.log"
-            self._drivers[submission_id] = _Driver(self._start(submission_id, command, libraries, log), log)
+            process: Process | None = None
+            if (arguments := driver_arguments(command)) is not None:
+                with suppress(OSError):
+                    process = self._fork_server().start(submission_id, arguments, libraries, self._folder, log)
+            self._drivers[submission_id] = _Driver(process or start_command(command, self._folder, log), log)
         return HTTPStatus.OK, {"submission_id": submission_id}
-
-    def _start(self, submission_id: str, command: Sequence[str], libraries: Sequence[str], log: Path) -> Process:
-        arguments = driver_arguments(command)
-        if arguments is not None:
-            with suppress(OSError):
-                return self._fork_server().start(submission_id, arguments, libraries, self._folder, log)
-        return start_command(command, self._folder, log)
 
     def _fork_server(self) -> ForkServer:
         """Return a fork server that has imported the currently installed packages. If packages have changed, start a

@@ -54,7 +54,11 @@ def of_node(node_id: str, folders: Collection[Path], supervisor: ProcessId | Non
     - Files open for writing in one of the node's folders.
     - The supervisor's session. Job drivers have their own session.
     """
-    session = supervisor.pid if supervisor and supervisor.boot == boot_id() and _owns_session(supervisor) else None
+    session = None
+    # The kernel does not reuse a pid while it is the id of a session. So if another process has the supervisor's pid
+    # now, the supervisor's session has ended, and a session with this id belongs to the other process.
+    if supervisor and supervisor.boot == boot_id() and ProcessId.of(supervisor.pid) in (None, supervisor):
+        session = supervisor.pid
     tag = f"{NODE_TAG}={node_id}".encode()
     prefixes = tuple(f"{folder.resolve()}/" for folder in folders)
     found = []
@@ -81,17 +85,6 @@ def end_all(find: Callable[[], list[ProcessId]], *, patience: float) -> list[Pro
             return left
         time.sleep(0.02)  # Processes do not end immediately after SIGKILL, so wait before the next search.
     return []
-
-
-def _owns_session(supervisor: ProcessId) -> bool:
-    """Return whether the session whose id is the supervisor's pid may be the supervisor's session. Otherwise it is the
-    session of a later process that got the same pid.
-
-    The kernel does not reuse a pid while it is the id of a session. So if another process has this pid now, the
-    supervisor's session has ended, and a session with this id belongs to the other process.
-    """
-    now = ProcessId.of(supervisor.pid)
-    return now is None or now == supervisor
 
 
 def _has_tag(pid: int, tag: bytes) -> bool:

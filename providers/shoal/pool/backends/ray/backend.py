@@ -17,7 +17,7 @@ from typing import Any
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
-from shoal.pool.backends.base import Arrival, ClusterBackend, NodeRef, PoolRef, Seen
+from shoal.pool.backends.interface import Arrival, ClusterBackend, NodeRef, PoolRef, Seen
 from shoal.pool.backends.ray.autoscaler_job import ASKING, READ_ONLY
 from shoal.pool.backends.ray_http import (
     GCS_PORT,
@@ -57,7 +57,14 @@ class Cluster:
         assert spec.address
         self._spec = spec
         self._address = spec.address.rstrip("/")
-        token, self._unread = _token(spec) if token is None else (token, None)
+        self._unread = None
+        """Why the token file cannot be read. Reported only if the cluster refuses a request because of the token."""
+        if token is None:
+            token, path = "", token_path(spec)
+            try:
+                token = path.read_text().strip() if path else ""
+            except OSError as error:
+                self._unread = f'token_file={path} of pool "{spec.name}" cannot be read: {error.strerror}'
         self._head = RayHead(self._address, token, ca=ca_path(spec), error=self._pool_error)
         self.scripts = ScriptRunner(self._head, f"the Ray cluster at {self._address}", spec.name, spec.gcs)
         """Runs scripts on the cluster."""
@@ -145,18 +152,6 @@ class Cluster:
             f"the server at {self._address} is not the head of a Ray cluster: set address= to the URL of the cluster's "
             "dashboard"
         )
-
-
-def _token(spec: PoolSpec) -> tuple[str, str | None]:
-    """Return the pool's bearer token, and an error text if the token file cannot be read. The error text is reported
-    only if the cluster refuses a request because of the token."""
-    path = token_path(spec)
-    if path is None:
-        return "", None
-    try:
-        return path.read_text().strip(), None
-    except OSError as error:
-        return "", f'token_file={path} of pool "{spec.name}" cannot be read: {error.strerror}'
 
 
 def _node_types(answer: Any) -> list[str]:
