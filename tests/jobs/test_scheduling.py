@@ -204,9 +204,10 @@ GPUS = (NodeSize(8, 2), NodeSize(8, 2))
                     num_workers_per_node=-1, resource_requirements_per_worker=WorkerResourceConfig(num_gpus=-1)
                 )
             ),
-            GPUS[:1],
+            GPUS,
             (2, 2),
         ),
+        (function(scaling_config=PyTorchScalingConfig(num_nodes=-1, num_workers_per_node=-1)), GPUS, (2, 0)),
         (function(room_for=SpreadScalingConfig(num_workers=5)), CPUS, (5, 0)),
         (reading(1, 1), CPUS, (2, 0)),
         (reading(0, 1), CPUS, (1, 0)),

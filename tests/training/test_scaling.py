@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.training.cluster import Node
-from shoal.training.demand import XGBScalingConfig, resolve_size, wider_workers
+from shoal.training.demand import XGBScalingConfig, gpu_wish, wider_workers
 from shoal.training.gang.placement import GangShape
 
 
 def nodes(*sizes: tuple[int, int]) -> list[Node]:
     return [Node(name=f"n{i}", cpus=cpus, gpus=gpus) for i, (cpus, gpus) in enumerate(sizes)]
+
+
+def sized(config: dict, active: list[Node], device: str | None = None, **options: Any) -> GangShape:
+    scaling = XGBScalingConfig(**config)
+    return scaling.gang(use_gpu=gpu_wish(scaling, device)).size(active, **options)
 
 
 def size(workers: int, cpus: float, gpus: int = 0) -> GangShape:
@@ -39,7 +45,7 @@ def size(workers: int, cpus: float, gpus: int = 0) -> GangShape:
     ],
 )
 def test_size_of_the_gang(config: dict, active: list[Node], expected: GangShape) -> None:
-    assert resolve_size(XGBScalingConfig(**config), active) == expected
+    assert sized(config, active) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,34 +59,34 @@ def test_size_of_the_gang(config: dict, active: list[Node], expected: GangShape)
 )
 def test_too_much_is_refused_or_clamped_with_a_warning(config: dict, active: list[Node], clamped: GangShape) -> None:
     with pytest.raises(CapacityError, match="scale_cluster"):
-        resolve_size(XGBScalingConfig(**config), active)
+        sized(config, active)
     with pytest.warns(UserWarning, match="reduced to"):
-        assert resolve_size(XGBScalingConfig(**config), active, clamp=True) == clamped
+        assert sized(config, active, clamp=True) == clamped
 
 
 def test_no_node_can_hold_a_worker() -> None:
     with pytest.raises(CapacityError, match="no node is active"):
-        resolve_size(XGBScalingConfig(), [])
+        sized({}, [])
     with pytest.raises(CapacityError, match="a GPU and a CPU"):
-        resolve_size(XGBScalingConfig(use_gpu=True), nodes((4, 0)), clamp=True)
+        sized({"use_gpu": True}, nodes((4, 0)), clamp=True)
 
 
 def test_readers_keep_their_share_of_the_cpus() -> None:
     for cpus, kept in ((4, 2.0), (1, 0.5)):
-        found = resolve_size(XGBScalingConfig(), nodes((cpus, 0)), uses_ray_data=True)
+        found = sized({}, nodes((cpus, 0)), ray_streams=1)
         assert (found, found.reading_cpus) == (GangShape(1, kept, trim_memory=True), kept)
 
 
 def test_device_decides_where_use_gpu_does_not() -> None:
     active = nodes((4, 1), (4, 1))
-    assert resolve_size(XGBScalingConfig(), active, device="cpu").gpus_per_worker == 0
-    assert resolve_size(XGBScalingConfig(), active, device="cuda").gpus_per_worker == 1
+    assert sized({}, active, device="cpu").gpus_per_worker == 0
+    assert sized({}, active, device="cuda").gpus_per_worker == 1
 
 
 @pytest.mark.parametrize(("use_gpu", "device"), [(True, "cpu"), (False, "cuda"), (False, "gpu")])
 def test_device_and_use_gpu_contradict_each_other(use_gpu: bool, device: str) -> None:
     with pytest.raises(InvalidArgumentError, match="use_gpu"):
-        resolve_size(XGBScalingConfig(use_gpu=use_gpu), nodes((4, 1)), device=device)
+        sized({"use_gpu": use_gpu}, nodes((4, 1)), device=device)
 
 
 @pytest.mark.parametrize(

@@ -104,15 +104,9 @@ def active_nodes() -> list[Node]:
     return [_node(node["NodeName"], node["Resources"]) for node in _alive()]
 
 
-def nodes_to_size(count: int) -> list[Node]:
-    """Return the active nodes from which the number and size of workers are computed.
-
-    Args:
-        count: Requested number of workers or nodes. -1: as many as there are nodes; then at most as many nodes are
-            returned as :func:`limit_nodes_to` has set.
-    """
-    nodes = active_nodes()
-    return limited_nodes(nodes, _most_nodes, lambda node: node["cpus"]) if count == -1 else nodes
+def nodes_to_use() -> list[Node]:
+    """Return the active nodes that workers use if their number is not given; see :func:`limit_nodes_to`."""
+    return limited_nodes(active_nodes(), _most_nodes, lambda node: node["cpus"])
 
 
 def limited_nodes(nodes: Sequence[T], most: int | None, cpus_of: Callable[[T], int]) -> list[T]:

@@ -18,7 +18,8 @@ from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.ingest import cpus_to_read
 from shoal.errors import CapacityError, InvalidArgumentError
 from shoal.option_validation import Settings, positive_or_all
-from shoal.training.cluster import Node, limited, limited_nodes, listed, nodes_to_size, resources, workers_on
+from shoal.training import cluster
+from shoal.training.cluster import Node, limited, limited_nodes, listed, resources, workers_on
 from shoal.training.gang.placement import GangShape
 from shoal.training.run_config import RunConfig
 
@@ -45,24 +46,33 @@ class GangClaim:
             workers.
         gpus: GPUs of each worker; -1: one GPU if every node has a GPU, otherwise none.
         per_gpu: Whether a negative `workers` means one worker per GPU if the workers use GPUs.
+        nodes: On how many nodes a negative `workers` is, those with the most GPUs; -1: all that the job may use.
     """
 
     workers: int = -1
     cpus: float = -1
     gpus: int = 0
     per_gpu: bool = False
+    nodes: int = -1
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields of the group of workers as plain data, which the job's row stores."""
         return asdict(self)
 
+    @property
+    def uses_all_nodes(self) -> bool:
+        """Return whether the number of workers depends on the number of nodes."""
+        return self.workers < 0 and self.nodes == -1
+
     def claim(self, nodes: Sequence[NodeSize], most_nodes: int | None = None) -> NodeSize:
         """Return how many CPUs and GPUs the workers need in total, but at most as many as the given nodes have.
 
-        If the number of workers depends on the nodes, at most `most_nodes` nodes count.
+        If the workers use all nodes, at most `most_nodes` nodes count.
         """
+        if self.workers < 0 < self.nodes:
+            nodes = sorted(nodes, key=lambda node: (node.gpus, node.cpus))[-self.nodes :]
         gpus = self.gpus if self.gpus >= 0 else int(all(node.gpus for node in nodes))
-        if self.workers < 0:
+        if self.uses_all_nodes:
             nodes = limited_nodes(nodes, most_nodes, lambda node: node.cpus)
         total = total_size(nodes)
         workers = self.workers
@@ -70,6 +80,43 @@ class GangClaim:
             workers = total.gpus if self.per_gpu and gpus else -workers * len(nodes)
         cpus = math.ceil(workers * self.cpus) if self.cpus >= 0 else total.cpus * workers // max(1, len(nodes))
         return NodeSize(min(cpus, total.cpus), min(workers * gpus, total.gpus))
+
+    def size(self, nodes: Sequence[Node], *, ray_streams: int = 0, clamp: bool = False) -> GangShape:
+        """Compute the number of workers, and the CPUs, threads and GPUs of each worker.
+
+        All workers have the same size. If they divide the CPUs of the nodes, the size depends on the nodes. First, the
+        workers are assigned to the nodes. If their number depends on the nodes, each node, or each GPU, gets one
+        worker. Otherwise each worker is assigned to the node that can give it the most CPUs. Then the CPUs of each node
+        are divided by the number of its workers, and every worker gets the smallest of these quotients.
+
+        Args:
+            nodes: The active nodes.
+            ray_streams: Number of datasets that each worker reads with Ray Data at the same time.
+            clamp: Whether to reduce the number of workers and CPUs if there is too little room.
+
+        Raises:
+            CapacityError: There is no room for the workers on the active nodes.
+        """
+        gpus = self.gpus if self.gpus >= 0 else int(bool(nodes) and all(node["gpus"] for node in nodes))
+        usable = [node for node in nodes if workers_on(node, 1, gpus)]
+        if not usable:
+            needed = "a GPU and a CPU" if gpus else "a CPU"
+            raise CapacityError(
+                f"no active node ({listed(nodes)}) has {needed} for a worker: add nodes with shoal.scale_cluster"
+            )
+        cpus, largest = int(self.cpus), max(node["cpus"] for node in usable)
+        cpus = 1 if cpus == -1 else limited(cpus, largest, f"num_cpu_per_worker={cpus}", nodes, clamp=clamp)
+        each_node = [node["gpus"] if gpus else 1 for node in usable]
+        wanted = sum(each_node) if self.workers == -1 else self.workers
+        request = f"num_workers={self.workers}" + (f" (which means {wanted})" if self.workers == -1 else "")
+        room = sum(workers_on(node, cpus, gpus) for node in usable)
+        workers = limited(wanted, room, f"{request} of {resources(cpus, gpus)} for each worker", nodes, clamp=clamp)
+        if self.cpus == -1:
+            by_default = self.workers == -1 and workers == wanted
+            assigned = each_node if by_default else _assign(usable, workers, gpus)
+            cpus = min(node["cpus"] // count for node, count in zip(usable, assigned, strict=True) if count)
+        reading = cpus_to_read(cpus, ray_streams)
+        return GangShape(workers, cpus - reading, gpus, trim_memory=True, reading_cpus=reading)
 
 
 class Size(Protocol):
@@ -104,17 +151,17 @@ class GangDemand:
     counts_gpus: bool = False
     why_cpu: Callable[[], str | None] = lambda: None
 
-    def resolved(self, count: int, *, clamp: bool | None = None) -> GangShape:
+    def resolved(self, *, clamp: bool | None = None) -> GangShape:
         """Return the number and size of the workers on the active nodes.
 
         Args:
-            count: Requested number of workers or nodes; see :func:`~shoal.training.cluster.nodes_to_size`.
             clamp: Whether to reduce the number to what fits; by default that of the run.
 
         Raises:
             CapacityError: There is no room for the workers.
         """
-        return self.size(nodes_to_size(count), clamp=self.run_config.clamp if clamp is None else clamp)
+        nodes = cluster.nodes_to_use() if self.gang.uses_all_nodes else cluster.active_nodes()
+        return self.size(nodes, clamp=self.run_config.clamp if clamp is None else clamp)
 
     @property
     def needs_ray(self) -> bool:
@@ -174,6 +221,11 @@ class ScalingConfig(Settings):
         "its wheels on PyPI have no CUDA.",
     )
 
+    def gang(self, *, use_gpu: bool | None) -> GangClaim:
+        """Return these workers with or without GPUs; None: with GPUs if every node has one."""
+        gpus = -1 if use_gpu is None else int(use_gpu)
+        return GangClaim(self.num_workers, self.num_cpu_per_worker, gpus, per_gpu=True)
+
 
 class XGBScalingConfig(ScalingConfig):
     """Number of workers that train an XGBoost model, and the CPUs and GPUs of each worker.
@@ -189,50 +241,6 @@ class LightGBMScalingConfig(ScalingConfig):
     Example:
         >>> LightGBMScalingConfig(num_workers=2, num_cpu_per_worker=1)
     """
-
-
-def resolve_size(
-    config: ScalingConfig,
-    nodes: Sequence[Node],
-    *,
-    device: str | None = None,
-    uses_ray_data: bool = False,
-    clamp: bool = False,
-) -> GangShape:
-    """Compute the number of workers, and the CPUs, threads and GPUs of each worker, from a scaling config.
-
-    All workers of a training have the same size. With ``num_cpu_per_worker=-1`` the size depends on the nodes. First,
-    the workers are assigned to the nodes. With ``num_workers=-1`` each node, or each GPU, gets one worker. Otherwise
-    each worker is assigned to the node that can give it the most CPUs. Then the CPUs of each node are divided by the
-    number of its workers, and every worker gets the smallest of these quotients.
-
-    Raises:
-        InvalidArgumentError: The argument `device` contradicts ``use_gpu``.
-        CapacityError: There is no room for the workers on the active nodes.
-    """
-    use_gpu = gpu_wish(config, device)
-    if use_gpu is None:
-        use_gpu = bool(nodes) and all(node["gpus"] >= 1 for node in nodes)
-    gpus = 1 if use_gpu else 0
-    usable = [node for node in nodes if workers_on(node, 1, gpus)]
-    if not usable:
-        needed = "a GPU and a CPU" if use_gpu else "a CPU"
-        raise CapacityError(
-            f"no active node ({listed(nodes)}) has {needed} for a worker: add nodes with shoal.scale_cluster"
-        )
-    cpus, largest = config.num_cpu_per_worker, max(node["cpus"] for node in usable)
-    cpus = 1 if cpus == -1 else limited(cpus, largest, f"num_cpu_per_worker={cpus}", nodes, clamp=clamp)
-    each_node = [node["gpus"] if use_gpu else 1 for node in usable]
-    wanted = sum(each_node) if config.num_workers == -1 else config.num_workers
-    request = f"num_workers={config.num_workers}" + (f" (which means {wanted})" if config.num_workers == -1 else "")
-    room = sum(workers_on(node, cpus, gpus) for node in usable)
-    workers = limited(wanted, room, f"{request} of {resources(cpus, gpus)} for each worker", nodes, clamp=clamp)
-    if config.num_cpu_per_worker == -1:
-        by_default = config.num_workers == -1 and workers == wanted
-        assigned = each_node if by_default else _assign(usable, workers, gpus)
-        cpus = min(node["cpus"] // count for node, count in zip(usable, assigned, strict=True) if count)
-    reading = cpus_to_read(cpus, int(uses_ray_data))
-    return GangShape(workers, cpus - reading, gpus, trim_memory=True, reading_cpus=reading)
 
 
 def wider_workers(size: GangShape, nodes: Sequence[str], rows: int) -> str | None:

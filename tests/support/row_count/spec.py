@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Literal, Self
 
 from pydantic import Field
 
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.jobs.spec import AnyJobSpec
-from shoal.training.demand import GangClaim, GangDemand, ScalingConfig, resolve_size
+from shoal.training.demand import GangClaim, GangDemand
 
 
 class CountSpec(AnyJobSpec):
@@ -19,8 +18,8 @@ class CountSpec(AnyJobSpec):
         return "number of rows"
 
     def demand(self) -> GangDemand:
-        size = partial(resolve_size, ScalingConfig(num_workers=1, num_cpu_per_worker=1), device="cpu")
-        return GangDemand(GangClaim(1, 1), size, self.run_config, (self.dataset,))
+        gang = GangClaim(1, 1)
+        return GangDemand(gang, gang.size, self.run_config, (self.dataset,))
 
     def inputs(self) -> Iterator[DatasetSpec]:
         yield self.dataset

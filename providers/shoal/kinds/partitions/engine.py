@@ -36,7 +36,6 @@ from shoal.secrets.hidden_output import SECRETS
 from shoal.training import cluster, locations
 from shoal.training.gang.child_processes import has_template, import_ahead
 from shoal.training.gang.gang import Gang
-from shoal.training.gang.placement import GangShape
 from shoal.training.locations import Claim, filesystem, is_local, make_folder
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
 from shoal.training.run_config import Restarts, fewer_workers
@@ -164,7 +163,7 @@ def import_ahead_for_workers(spec: PartitionsJobSpec) -> None:
             worker.__name__,
             *([spec.estimator.framework] if spec.estimator else ()),
         ]
-        import_ahead(_size(spec), modules, complete=spec.estimator is None)
+        import_ahead(spec.demand().resolved(), modules, complete=spec.estimator is None)
 
 
 def run(
@@ -250,11 +249,6 @@ def plan_key(spec: PartitionsJobSpec, program: PartitionProgram) -> str:
     return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
-def _size(spec: PartitionsJobSpec) -> GangShape:
-    """Return the number of workers and the CPUs of each."""
-    return spec.demand().resolved(spec.scaling_config.num_workers)
-
-
 class _Partitions:
     """One job with partitions.
 
@@ -289,13 +283,12 @@ class _Partitions:
         self._chunks = chunks_of(self._source.row_groups())
         self._buckets = number_of_buckets(self._rows)
         self._key_type = key_type(self._source, spec.by)
-        self._size = _size(spec)
+        self._size = spec.demand().resolved()
         self._named_errors = 0
 
     def shrink(self) -> str | None:
         """Reduce the number of workers to those for which the active nodes have room, if these are fewer."""
-        config = self._spec.run_config.model_copy(update={"clamp": True})
-        fewer = fewer_workers(self._size, 1, lambda: _size(self._spec.model_copy(update={"run_config": config})))
+        fewer = fewer_workers(self._size, 1, lambda: self._spec.demand().resolved(clamp=True))
         self._size = fewer or self._size
         return None if fewer is None else f"{fewer.num_workers} workers"
 

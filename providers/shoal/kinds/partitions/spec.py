@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -15,7 +16,7 @@ from shoal.jobs.spec import AnyJobSpec
 from shoal.option_validation import Settings, positive_or_all
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node, workers_on
-from shoal.training.demand import GangClaim, GangDemand, ScalingConfig, resolve_size
+from shoal.training.demand import GangClaim, GangDemand, ScalingConfig
 from shoal.training.gang.placement import GangShape
 from shoal.training.pytorch.program import is_name
 from shoal.training.run_config import RunConfig
@@ -231,18 +232,14 @@ class PartitionsJobSpec(AnyJobSpec):
 
     def demand(self) -> GangDemand:
         """Return what the workers need: without a number, as many as have room."""
-        config = self.scaling_config
-        gang = GangClaim(config.num_workers, config.num_cpu_per_worker, per_gpu=True)
-        return GangDemand(
-            GangClaim() if config.num_workers == -1 else gang, self._size, self.run_config, (self.dataset,)
-        )
+        gang = self.scaling_config.gang(use_gpu=False)
 
-    def _size(self, nodes: Sequence[Node], *, clamp: bool) -> GangShape:
-        config = self.scaling_config
-        if config.num_workers == -1:
-            room = sum(workers_on(node, config.num_cpu_per_worker, 0) for node in nodes)
-            config = config.model_copy(update={"num_workers": max(1, room)})
-        return resolve_size(config, nodes, device="cpu", clamp=clamp)
+        def fill(nodes: Sequence[Node], *, clamp: bool) -> GangShape:
+            room = sum(workers_on(node, gang.cpus, 0) for node in nodes)
+            return replace(gang, workers=max(1, room)).size(nodes, clamp=clamp)
+
+        claimed, size = (GangClaim(), fill) if gang.workers == -1 else (gang, gang.size)
+        return GangDemand(claimed, size, self.run_config, (self.dataset,))
 
     def inputs(self) -> Iterator[DatasetSpec]:
         """Yield the dataset that is divided into partitions."""

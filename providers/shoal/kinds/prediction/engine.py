@@ -89,7 +89,7 @@ def _predict_all(
 ) -> tuple[list[int], list[str]]:
     """Predict all rows, and count those of keys without a model in `unknown`; return each rank's peak memory, and the
     output files' names."""
-    size = spec.demand().resolved(spec.scaling_config.num_workers)
+    size = spec.demand().resolved()
     # The rows are divided into files only once, and not again at a restart. Otherwise a restart could divide them
     # differently, and the files that are already complete would be useless.
     parts = plan_files(work.source.row_groups(), min(size.num_workers, rows))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -13,7 +12,7 @@ from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.spec import OBJECT_STORE, AnyJobSpec
 from shoal.training import tracking
-from shoal.training.demand import GangClaim, GangDemand, ScalingConfig, resolve_size
+from shoal.training.demand import GangDemand, ScalingConfig, gpu_wish
 from shoal.training.locations import resolved
 
 PREDICT: Final = "predict"
@@ -112,9 +111,8 @@ class PredictJobSpec(AnyJobSpec):
 
     def demand(self) -> GangDemand:
         """Return what the workers need; they use no GPUs."""
-        config = self.scaling_config
-        gang = GangClaim(config.num_workers, config.num_cpu_per_worker, per_gpu=True)
-        return GangDemand(gang, partial(resolve_size, config, device="cpu"), self.run_config, (self.dataset,))
+        gang = self.scaling_config.gang(use_gpu=gpu_wish(self.scaling_config, "cpu"))
+        return GangDemand(gang, gang.size, self.run_config, (self.dataset,))
 
     def locations(self) -> Iterator[tuple[str, str, str]]:
         """Yield the model and the folder of the output."""

@@ -256,7 +256,7 @@ def _work(
 ) -> tuple[Work, GangShape, list[str]]:
     """Return what the workers do, their number and size, and the modules they need."""
     if plan is None:
-        size = spec.demand().resolved(spec.scaling_config.num_workers)
+        size = spec.demand().resolved()
         function = code.function
         if function is None:
             assert spec.train_func is not None
@@ -275,7 +275,7 @@ def _boosting_plan(spec: TuneJobSpec, code: SearchCode, user_code: UserCode, kee
     scaled = with_gpu_choice(
         request.model_copy(update={"scaling_config": spec.scaling_config}), library, keep_gpu_choice
     )
-    size = scaled.demand().resolved(spec.scaling_config.num_workers, clamp=spec.run_config.clamp)
+    size = scaled.demand().resolved(clamp=spec.run_config.clamp)
     return TrialPlan(request, size, user_code, spec.metric, spec.direction, _samples(spec, code))
 
 

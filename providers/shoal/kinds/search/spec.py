@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, JsonValue, field_validator, model_validator
@@ -17,7 +16,7 @@ from shoal.kinds.training.spec import JobSpec
 from shoal.option_validation import Settings
 from shoal.training.boosting.params import Direction, agreed
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.demand import GangClaim, GangDemand, ScalingConfig, resolve_size
+from shoal.training.demand import GangDemand, ScalingConfig
 from shoal.training.pytorch.program import is_name
 
 TUNE: Final = "tune"
@@ -387,10 +386,8 @@ class TuneJobSpec(AnyJobSpec):
         if self.train is not None:
             of_trials = self.train.demand_of(scaling)
             return replace(of_trials, run_config=self.run_config, inputs=inputs, also=(self.train.demand().size,))
-        use_gpu = bool(scaling.use_gpu)
-        gang = GangClaim(scaling.num_workers, scaling.num_cpu_per_worker, int(use_gpu), per_gpu=True)
-        sized = scaling.model_copy(update={"use_gpu": use_gpu})
-        return GangDemand(gang, partial(resolve_size, sized), self.run_config, inputs)
+        gang = scaling.gang(use_gpu=bool(scaling.use_gpu))
+        return GangDemand(gang, gang.size, self.run_config, inputs)
 
     def inputs(self) -> Iterator[DatasetSpec]:
         """Yield the datasets that the trials read."""

@@ -98,7 +98,7 @@ def import_ahead_for_workers(request: TrainRequest, *, complete: bool) -> None:
     if not has_template():
         return
     with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
-        size = request.demand().resolved(request.scaling_config.num_workers)
+        size = request.demand().resolved()
         import_ahead(size, [library_of(request.framework).worker], complete=complete)
 
 
@@ -376,4 +376,4 @@ class Training:
             cpus = round(self._size.cpus_per_worker + self._size.reading_cpus)
             wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
             scaling, clamp = scaling.model_copy(update=wanted), True
-        return self.request.demand_of(scaling).resolved(scaling.num_workers, clamp=clamp)
+        return self.request.demand_of(scaling).resolved(clamp=clamp)

@@ -17,7 +17,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings
 from shoal.training.boosting.messages import Columns, History
 from shoal.training.boosting.params import Direction, json_params
-from shoal.training.demand import GangClaim, GangDemand, ScalingConfig, gpu_wish, resolve_size
+from shoal.training.demand import GangDemand, ScalingConfig, gpu_wish
 from shoal.training.run_config import RunConfig
 from shoal.training.tracking import absolute_model, check_model_version
 
@@ -306,14 +306,11 @@ class TrainRequest(Settings):
         wish = gpu_wish(scaling, library.device(self))
         if wish is None and not library.gpus_by_default:
             wish = False
+        gang = scaling.gang(use_gpu=wish)
         return GangDemand(
-            GangClaim(scaling.num_workers, scaling.num_cpu_per_worker, -1 if wish is None else int(wish), per_gpu=True),
-            partial(
-                resolve_size,
-                scaling.model_copy(update={"use_gpu": wish}),
-                # A worker reads its datasets one after the other.
-                uses_ray_data=any(each.ingester == "ray" for each in inputs),
-            ),
+            gang,
+            # A worker reads its datasets one after the other.
+            partial(gang.size, ray_streams=int(any(each.ingester == "ray" for each in inputs))),
             self.run_config,
             inputs,
             # Only an import of XGBoost, which takes a second, shows whether it was built with CUDA.

@@ -22,17 +22,10 @@ from shoal.errors import DataError, MissingExtraError, ShoalError
 from shoal.training import cluster, locations
 from shoal.training.gang.child_processes import has_template, import_ahead
 from shoal.training.gang.gang import Gang, end_gangs
-from shoal.training.gang.placement import GangShape
 from shoal.training.host.usage import NodeMetrics
 from shoal.training.locations import Claim
 from shoal.training.pytorch.checkpoints import Checkpoints, Destination, shared_out
-from shoal.training.pytorch.request import (
-    FunctionRequest,
-    FunctionResult,
-    MissingValue,
-    PyTorchScalingConfig,
-    RankStats,
-)
+from shoal.training.pytorch.request import FunctionRequest, FunctionResult, MissingValue, RankStats
 from shoal.training.pytorch.worker import environments
 from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, say
 from shoal.training.run_config import Restarts, fewer_workers
@@ -110,13 +103,7 @@ def import_ahead_for_workers(request: FunctionRequest) -> None:
         return
     # If the workers do not fit, `run` raises the error.
     with suppress(ShoalError), warnings.catch_warnings(action="ignore"):
-        import_ahead(_shape(request, clamp=request.run_config.clamp), ["torch", "torch._dynamo"], complete=True)
-
-
-def _shape(request: FunctionRequest, *, clamp: bool) -> GangShape:
-    config = request.scaling_config
-    count = config.num_nodes if isinstance(config, PyTorchScalingConfig) else config.num_workers
-    return request.demand().resolved(count, clamp=clamp)
+        import_ahead(request.demand().resolved(), ["torch", "torch._dynamo"], complete=True)
 
 
 @dataclass
@@ -136,8 +123,9 @@ class _Run:
 
     def __post_init__(self) -> None:
         request = self.request
-        self._shape = _shape(request, clamp=request.run_config.clamp)
-        for further in request.demand().also:
+        demand = request.demand()
+        self._shape = demand.resolved()
+        for further in demand.also:
             further(cluster.active_nodes(), clamp=request.run_config.clamp)
         _check_data(request, self._shape.num_workers)
 
@@ -271,7 +259,7 @@ class _Run:
     def _shrink(self) -> str | None:
         """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit."""
         min_workers = self.request.run_config.min_workers
-        fewer = fewer_workers(self._shape, min_workers, lambda: _shape(self.request, clamp=True))
+        fewer = fewer_workers(self._shape, min_workers, lambda: self.request.demand().resolved(clamp=True))
         self._shape = fewer or self._shape
         return None if fewer is None else f"{fewer.num_workers} workers"
 

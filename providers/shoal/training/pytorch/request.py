@@ -276,13 +276,12 @@ class FunctionRequest(Settings):
         counted = self.room_for or self.scaling_config
         each = counted.resource_requirements_per_worker
         cpus = needed_cpus(each, 0 if self.room_for else self.ray_streams)
-        if not isinstance(counted, PyTorchScalingConfig):
-            gang = GangClaim(counted.num_workers, cpus, each.num_gpus)
-        elif (per_node := counted.num_workers_per_node) == -1:
-            gang = GangClaim(-1, cpus, each.num_gpus, per_gpu=True)
+        if isinstance(counted, PyTorchScalingConfig):
+            nodes, per_node = counted.num_nodes, counted.num_workers_per_node
+            workers = nodes * per_node if nodes > 0 and per_node > 0 else -abs(per_node)
+            gang = GangClaim(workers, cpus, each.num_gpus, per_gpu=per_node == -1, nodes=nodes)
         else:
-            nodes = counted.num_nodes
-            gang = GangClaim(-per_node if nodes == -1 else nodes * per_node, cpus, each.num_gpus)
+            gang = GangClaim(counted.num_workers, cpus, each.num_gpus)
         option = "num_processes" if self.torch_distributor else None
         return GangDemand(
             gang,
