@@ -105,7 +105,11 @@ def try_out(location: str, option: str = "artifact_location") -> None:
     try:
         if "://" in location:
             with redacted_errors(location):
-                _try_out_uri(location)
+                fs, root = filesystem(location)
+                trial = f"{root}/.shoal-trial-{uuid.uuid4().hex}"
+                fs.makedirs(root, exist_ok=True)
+                fs.pipe_file(trial, b"shoal")
+                fs.rm_file(trial)
         else:
             create_folder(Path(location), SHARED_MODE)
             with tempfile.NamedTemporaryFile(dir=location, prefix=".shoal-trial-") as file:
@@ -116,16 +120,6 @@ def try_out(location: str, option: str = "artifact_location") -> None:
             f'{option} "{redact_address(location)}" cannot be written to: {type(error).__name__}: {error}. '
             "Choose a directory or URI to which this host can write"
         ) from None
-
-
-def _try_out_uri(location: str) -> None:
-    import fsspec
-
-    fs, root = fsspec.core.url_to_fs(location)
-    trial = f"{str(root).rstrip('/')}/.shoal-trial-{uuid.uuid4().hex}"
-    fs.makedirs(root, exist_ok=True)
-    fs.pipe_file(trial, b"shoal")
-    fs.rm_file(trial)
 
 
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -371,7 +365,21 @@ class Claim:
                     path.unlink()
             shutil.rmtree(root)
             return
-        _remove_at_uri(fs, root)
+        # The files are removed one by one with `rm_file`, because `fs.rm` treats a name with "*", "?" or "[" as a
+        # pattern and removes all files that match the pattern.
+        found: dict[str, Any] = fs.find(root, withdirs=True, detail=True)
+        marker = f"{root}/{MARKER}"
+        for name, info in found.items():
+            if info["type"] != "directory" and name != marker:
+                fs.rm_file(name)
+        with contextlib.suppress(FileNotFoundError):
+            fs.rm_file(marker)
+        folders = {name for name, info in found.items() if info["type"] == "directory"} | {root}
+        for name in sorted(folders, reverse=True):
+            # rmdir() fails if the folder does not exist any more, or if another process has written a file into it.
+            # Such an error is ignored, so a folder that is not empty stays.
+            with contextlib.suppress(OSError):
+                fs.rmdir(name)
 
     @property
     def _remedy(self) -> str:
@@ -386,24 +394,6 @@ def read_claim(folder: str) -> Claim | None:
     """
     fs, root = filesystem(folder)
     return None if _is_link(fs, root) else _read(fs, root)
-
-
-def _remove_at_uri(fs: AbstractFileSystem, root: str) -> None:
-    # The files are removed one by one with `rm_file`, because `fs.rm` treats a name with "*", "?" or "[" as a pattern
-    # and removes all files that match the pattern.
-    found: dict[str, Any] = fs.find(root, withdirs=True, detail=True)
-    marker = f"{root}/{MARKER}"
-    for path, info in found.items():
-        if info["type"] != "directory" and path != marker:
-            fs.rm_file(path)
-    with contextlib.suppress(FileNotFoundError):
-        fs.rm_file(marker)
-    folders = {path for path, info in found.items() if info["type"] == "directory"} | {root}
-    for path in sorted(folders, reverse=True):
-        # rmdir() fails if the folder does not exist any more, or if another process has written a file into it. Such an
-        # error is ignored, so a folder that is not empty stays.
-        with contextlib.suppress(OSError):
-            fs.rmdir(path)
 
 
 def _is_link(fs: AbstractFileSystem, root: str) -> bool:

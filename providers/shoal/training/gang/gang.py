@@ -200,7 +200,13 @@ class Gang:
         """
         gang = cls(shape)
         try:
-            gang._workers = _reserved(shape, time.monotonic() + timeout)
+            deadline = time.monotonic() + timeout
+            if (register := cluster.register()) is not None:
+                gang._workers = on_nodes_without_ray(shape, deadline, register)
+            elif (find_nodes := finder(shape)) is not None:
+                gang._workers = on_nodes_with_ray(shape, deadline, find_nodes)
+            else:
+                gang._workers = RayActors(shape, deadline)
             gang._spawn(gang._workers, dict(env or {}))
         except BaseException:
             gang.end()
@@ -564,15 +570,6 @@ def _uneven(returned: Collection[int], size: int) -> str:
 def _ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
-
-
-def _reserved(shape: GangShape, deadline: float) -> Workers:
-    """Reserve the resources of a gang's workers in the Ray cluster, or on the nodes of a pool without Ray."""
-    if (register := cluster.register()) is not None:
-        return on_nodes_without_ray(shape, deadline, register)
-    if (find_nodes := finder(shape)) is not None:
-        return on_nodes_with_ray(shape, deadline, find_nodes)
-    return RayActors(shape, deadline)
 
 
 _idle: dict[tuple[Any, ...], Gang] = {}

@@ -301,8 +301,21 @@ class Port:
         if self._joined or len(machines) == 1:
             return
         self._held.close()
+        text = _c_str(",".join(machines))
         with _listening_on_loopback_only() if is_loopback(self._host) else contextlib.nullcontext():
-            self._connect(",".join(machines), len(machines))
+            for last in (*[False] * (_TRIES - 1), True):
+                try:
+                    _safe_call(_LIB.LGBM_NetworkInit(text, self._number, COLLECTIVE_S // 60, len(machines)))
+                    break
+                except LightGBMError as exc:
+                    if "Binding port" not in str(exc):
+                        raise
+                    if last:
+                        raise TrainingError(
+                            f"another process uses port {self._number} of {self._host}, which shoal had reserved for "
+                            "LightGBM: start the training again"
+                        ) from exc
+                time.sleep(_PATIENCE_SECONDS)
         self._joined = True
 
     def close(self) -> None:
@@ -310,21 +323,6 @@ class Port:
         self._held.close()
         if self._joined:
             _safe_call(_LIB.LGBM_NetworkFree())
-
-    def _connect(self, machines: str, count: int) -> None:
-        for last in (*[False] * (_TRIES - 1), True):
-            try:
-                _safe_call(_LIB.LGBM_NetworkInit(_c_str(machines), self._number, COLLECTIVE_S // 60, count))
-                return
-            except LightGBMError as exc:
-                if "Binding port" not in str(exc):
-                    raise
-                if last:
-                    raise TrainingError(
-                        f"another process uses port {self._number} of {self._host}, which shoal had reserved for "
-                        "LightGBM: start the training again"
-                    ) from exc
-            time.sleep(_PATIENCE_SECONDS)
 
 
 @contextlib.contextmanager
@@ -401,24 +399,20 @@ class Trials:
         varied = _OF_TRAININGS - {"min_data_in_leaf"} if task.params.get("feature_pre_filter") else _OF_TRAININGS
         key = repr(sorted((name, repr(each)) for name, each in task.params.items() if name not in varied))
         if key != self._key:
-            self._build(task)
-            self._key = key
+            self._session = self._key = None
+            memory.trim()
+            [share] = shares([task.train.shard.rows])
+            session = Session(task, share, self._context)
+            session.port.close()
+            chosen = session.sample()
+            if cluster.ray_if_connected() is None:
+                dataset.share(chosen)
+            session.prepare(session.bin_sample(chosen), ())
+            self._session, self._key = session, key
         assert self._session is not None
         assert self._session.binned is not None
         ending_forks = replace(task, user_code=task.user_code.ending_forks())
         return Trainer(ending_forks, self._context, *self._session.binned)
-
-    def _build(self, task: Task) -> None:
-        self._session = self._key = None
-        memory.trim()
-        [share] = shares([task.train.shard.rows])
-        session = Session(task, share, self._context)
-        session.port.close()
-        chosen = session.sample()
-        if cluster.ray_if_connected() is None:
-            dataset.share(chosen)
-        session.prepare(session.bin_sample(chosen), ())
-        self._session = session
 
 
 class _Rounds:

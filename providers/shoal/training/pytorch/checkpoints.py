@@ -264,7 +264,13 @@ class Destination:
             InvalidArgumentError: The folder does not belong to this job, or belongs to a newer attempt.
         """
         if self.staging != self.path:
-            self._restore()
+            # If a process was killed between the two renames of `_swap`, rename the old model folder back.
+            final = Path(self.path)
+            for aside in self._beside("replaced"):
+                if not final.is_symlink() and not final.exists():
+                    with contextlib.suppress(InvalidArgumentError, OSError):
+                        if self._claim.check(str(aside)):
+                            aside.rename(final)
         self._claim.check(self.path, shared=self._location)
         self._claim.check(self.staging, shared=self._location)
 
@@ -335,15 +341,6 @@ class Destination:
             aside.rename(final)
             raise
         self._remove_leftovers("replaced")
-
-    def _restore(self) -> None:
-        """Rename the old model folder back if a process was killed between the two renames of :meth:`_swap`."""
-        final = Path(self.path)
-        for aside in self._beside("replaced"):
-            if not final.is_symlink() and not final.exists():
-                with contextlib.suppress(InvalidArgumentError, OSError):
-                    if self._claim.check(str(aside)):
-                        aside.rename(final)
 
     def _remove_leftovers(self, kind: str, keep: Path | None = None) -> None:
         for folder in self._beside(kind):

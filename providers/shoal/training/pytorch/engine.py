@@ -220,7 +220,15 @@ class _Run:
         from shoal.training.pytorch import worker
 
         kept = gang.run(worker.keep_written, [()] * len(outcomes), timeout=self.restarts.timeout)
-        _name_lost_files({name: size for _, lost in kept for name, size in lost.items()})
+        sizes = {name: size for _, lost in kept for name, size in lost.items()}
+        if sizes:
+            largest = sorted(sizes, key=lambda name: (-sizes[name], name))
+            shown = ", ".join(largest[:_LOST_FILES_SHOWN]) + ", ..." * (len(largest) > _LOST_FILES_SHOWN)
+            say(
+                f"{len(sizes)} file{'s' * (len(sizes) > 1)} in the working folder ({sum(sizes.values()) / 1e6:,.1f} "
+                f"MB: {shown}) will be removed with the job: write results into the model folder, whose path is in "
+                "$SHOAL_MODEL_DIR and get_context().get_model_dir(), or to an absolute path that all nodes can reach"
+            )
         return [digests for digests, _ in kept]
 
     def _note(self, rank: int, note: dict[str, Any]) -> None:
@@ -262,17 +270,6 @@ class _Run:
         fewer = fewer_workers(self._shape, min_workers, lambda: self.request.demand().resolved(clamp=True))
         self._shape = fewer or self._shape
         return None if fewer is None else f"{fewer.num_workers} workers"
-
-
-def _name_lost_files(sizes: Mapping[str, int]) -> None:
-    if sizes:
-        largest = sorted(sizes, key=lambda name: (-sizes[name], name))
-        shown = ", ".join(largest[:_LOST_FILES_SHOWN]) + ", ..." * (len(largest) > _LOST_FILES_SHOWN)
-        say(
-            f"{len(sizes)} file{'s' * (len(sizes) > 1)} in the working folder ({sum(sizes.values()) / 1e6:,.1f} MB: "
-            f"{shown}) will be removed with the job: write results into the model folder, whose path is in "
-            "$SHOAL_MODEL_DIR and get_context().get_model_dir(), or to an absolute path that all nodes can reach"
-        )
 
 
 def _loaded(value: bytes | MissingValue) -> Any:

@@ -147,15 +147,9 @@ def run_local(
             return function(*args, **kwargs)
         finally:
             set_context(None)
-            _leave_group()
-
-
-def _leave_group() -> None:
-    import sys
-
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
+            distributed = sys.modules.get("torch.distributed")
+            if distributed is not None and distributed.is_available() and distributed.is_initialized():
+                distributed.destroy_process_group()
 
 
 # If another rank has ended, PyTorch raises a plain RuntimeError, so only the error's message shows the reason. If the

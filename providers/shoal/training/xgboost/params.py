@@ -5,6 +5,7 @@ XGBoost does not combine all metrics of workers exactly, and it accepts only one
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import warnings
@@ -342,23 +343,23 @@ def joined(metrics: Sequence[Metric]) -> Metric | None:
 
     def evaluate(predictions: Any, matrix: Any) -> list[tuple[str, float]]:
         given = [metric(predictions, matrix) for metric in metrics]
-        return [_checked(one) for each in given for one in (each if isinstance(each, list) else [each])]
+        found = []
+        for one in itertools.chain(*(each if isinstance(each, list) else [each] for each in given)):
+            try:
+                name, value = one
+                value = float(value)
+            except (TypeError, ValueError):
+                raise InvalidArgumentError(
+                    f"a custom_metric for XGBoost must return (name, value), not {one!r}"
+                ) from None
+            if not isinstance(name, str) or not name or re.search(r"[\s:]", name):
+                raise InvalidArgumentError(
+                    f'the name of a custom_metric must be a non-empty str without spaces or ":", not {name!r}'
+                )
+            found.append((name, value))
+        return found
 
     return evaluate
-
-
-def _checked(one: Any) -> tuple[str, float]:
-    """Check the result of the user's metric function, and return the metric's name and value."""
-    try:
-        name, value = one
-        value = float(value)
-    except (TypeError, ValueError):
-        raise InvalidArgumentError(f"a custom_metric for XGBoost must return (name, value), not {one!r}") from None
-    if not isinstance(name, str) or not name or re.search(r"[\s:]", name):
-        raise InvalidArgumentError(
-            f'the name of a custom_metric must be a non-empty str without spaces or ":", not {name!r}'
-        )
-    return name, value
 
 
 WITHOUT_CUDA = (

@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import select
-import subprocess
 import threading
 from collections.abc import Callable
 
@@ -43,8 +42,13 @@ class Tracker:
         read_from, answers = os.pipe()
         self._requests, self._answers = os.fdopen(write_to, "w"), os.fdopen(read_from)
         try:
-            self._process = forked(run, (host, num_workers), [requests, answers, 2]) or _start(
-                host, num_workers, requests, answers
+            # With start_new_session, Ctrl-C in the user's terminal does not reach this process. The driver handles
+            # Ctrl-C, and ends its processes in the right order.
+            self._process = forked(run, (host, num_workers), [requests, answers, 2]) or start_python(
+                ["-m", "shoal.training.xgboost.tracker_process", host, str(num_workers)],
+                stdin=requests,
+                stdout=answers,
+                start_new_session=True,
             )
         finally:
             os.close(requests)
@@ -94,14 +98,3 @@ class Tracker:
         code = self._process.wait()
         if not self._closed:
             self._on_death(f"XGBoost's tracker process (pid {self.pid}) {how_ended(code)}")
-
-
-def _start(host: str, num_workers: int, requests: int, answers: int) -> subprocess.Popen[bytes]:
-    return start_python(
-        ["-m", "shoal.training.xgboost.tracker_process", host, str(num_workers)],
-        stdin=requests,
-        stdout=answers,
-        # With start_new_session, Ctrl-C in the user's terminal does not reach this process. The driver handles Ctrl-C,
-        # and ends its processes in the right order.
-        start_new_session=True,
-    )

@@ -490,23 +490,19 @@ def page_folder(task: Task, local_world_size: int) -> Iterator[Path | None]:
     on_disk = task.external_memory
     if on_disk is None:
         room = memory.available_bytes() * _MATRIX_FRACTION / local_world_size
+        # XGBoost stores the number of each bin in 1, 2 or 4 bytes, depending on the column with the most bins. Each
+        # category of a categorical column is a bin, so a column with many categories increases the size.
+        bins = max([int(task.params.get("max_bin", 256)), *map(len, task.columns.categories.values())])
+        each = 1 if bins <= 2**8 else 2 if bins <= 2**16 else 4
         parts = {id(part): part for part in (task.train, *task.eval_sets.values())}.values()
-        on_disk = sum(_quantised_bytes(part, task) for part in parts) > room
+        rows = sum(part.shard.rows for part in parts)
+        on_disk = rows * (len(task.columns.features) * each + _BYTES_PER_ROW) > room
     if not xgboost.collective.allreduce(np.array([int(on_disk)]), xgboost.collective.Op.MAX)[0]:
         yield None
         return
     remove_folders_of_dead(_PREFIX)
     with tempfile.TemporaryDirectory(prefix=f"{_PREFIX}{os.getpid()}-") as folder:
         yield Path(folder)
-
-
-def _quantised_bytes(part: Part, task: Task) -> int:
-    """Return the size in bytes that a worker's rows have in memory after they were converted to bins."""
-    # XGBoost stores the number of each bin in 1, 2 or 4 bytes, depending on the column with the most bins. Each
-    # category of a categorical column is a bin, so a column with many categories increases the size.
-    bins = max([int(task.params.get("max_bin", 256)), *map(len, task.columns.categories.values())])
-    each = 1 if bins <= 2**8 else 2 if bins <= 2**16 else 4
-    return part.shard.rows * (len(task.columns.features) * each + _BYTES_PER_ROW)
 
 
 _MOST_SESSIONS = 2
