@@ -734,9 +734,6 @@ class DataConnector:
         )
 
     def _read(self, limit: int | None) -> pa.Table:
-        from shoal.data.checks import check_same_schema
-        from shoal.data.parquet.source import take_rows
-
         schema = self.schema()
         check_same_schema(self.source, None)
         ranges = self.source.ranges()

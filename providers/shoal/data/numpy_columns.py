@@ -104,14 +104,13 @@ def category_type(type_: pa.DataType) -> pa.DataType | None:
     """
     import pyarrow as pa
 
-    types = pa.types
-    if types.is_dictionary(type_):
-        type_ = type_.value_type
-    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_):
+    if kind_of(type_) == "text":
         return pa.large_string()
-    if types.is_integer(type_):
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    if pa.types.is_integer(type_):
         return pa.int64()
-    return pa.bool_() if types.is_boolean(type_) else None
+    return pa.bool_() if pa.types.is_boolean(type_) else None
 
 
 def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, pa.Array]:

@@ -196,7 +196,13 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
         is within 1 % of the mean; if a row group had to be divided, the sizes differ by at most one row.
     """
     groups = shuffled(checked(row_groups, num_workers), seed)
-    parts = _assign_whole(groups, num_workers)
+    # Each row group goes as a whole to the shard that has the fewest rows so far.
+    heap = [(0, rank) for rank in range(num_workers)]
+    parts: list[list[RowRange]] = [[] for _ in range(num_workers)]
+    for group in groups:
+        load, rank = heap[0]
+        parts[rank].append(_whole(group))
+        heapq.heapreplace(heap, (load + group.rows, rank))
     if not is_even([sum(part.rows for part in mine) for mine in parts]):
         parts = _assign_divided(groups, num_workers)
     return tuple(Shard(tuple(sorted(mine))) for mine in parts)
@@ -204,17 +210,6 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
 
 def _whole(group: RowGroup) -> RowRange:
     return RowRange(group.path, group.index, 0, group.rows)
-
-
-def _assign_whole(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
-    """Assign every row group as a whole to the shard that has the fewest rows so far."""
-    heap = [(0, rank) for rank in range(num_workers)]
-    parts: list[list[RowRange]] = [[] for _ in range(num_workers)]
-    for group in groups:
-        load, rank = heapq.heappop(heap)
-        parts[rank].append(_whole(group))
-        heapq.heappush(heap, (load + group.rows, rank))
-    return parts
 
 
 def _assign_divided(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:

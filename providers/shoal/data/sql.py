@@ -164,7 +164,16 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
             raise _query_error(exc) from exc
     for path, schema in zip(paths, schemas, strict=True):
         if schema != schemas[-1]:
-            _rewrite(path, schemas[-1])
+            # The name of the new file begins with a dot, because readers of a directory skip such names. If this
+            # process dies before the new file replaces the old file, no program reads the incomplete new file.
+            head, _, name = path.rpartition("/")
+            wider = join(head, f".{name}")
+            with open_parquet(path) as file, table_writer(wider, schemas[-1]) as writer:
+                for group in range(file.metadata.num_row_groups):
+                    table = _cast(file.read_row_group(group), schemas[-1])
+                    writer.write_table(table, row_group_size=max(table.num_rows, 1))
+            filesystem, inner = resolve(path)
+            filesystem.move(resolve(wider)[1], inner)
     return paths
 
 
@@ -379,17 +388,3 @@ def _one_type() -> Iterator[None]:
         raise DataError(
             f"a column of the query has values of different types: {exc}; CAST the column to one type in the query"
         ) from exc
-
-
-def _rewrite(path: str, schema: pa.Schema) -> None:
-    """Rewrite a staged Parquet file with wider column types, such as float instead of integer."""
-    filesystem, inner = resolve(path)
-    # The name of the new file begins with a dot, because readers of a directory skip such names. If this process dies
-    # before the new file replaces the old file, no program reads the incomplete new file.
-    head, _, name = path.rpartition("/")
-    wider = join(head, f".{name}")
-    with open_parquet(path) as file, table_writer(wider, schema) as writer:
-        for group in range(file.metadata.num_row_groups):
-            table = file.read_row_group(group)
-            writer.write_table(_cast(table, schema), row_group_size=max(table.num_rows, 1))
-    filesystem.move(resolve(wider)[1], inner)

@@ -19,7 +19,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.filters import Filters, Scalar, Term, check_present, describe_term
-from shoal.data.parquet.footers import Footer, open_planned, wrap_read_errors
+from shoal.data.parquet.footers import Footer, kind_of, open_planned, wrap_read_errors
 from shoal.errors import DataError, shown
 
 if TYPE_CHECKING:
@@ -164,7 +164,15 @@ class Matcher:
         """
         if not self._alternatives:
             return False
-        bounds = _bounds_of(metadata.row_group(row_group), self._types)
+        group = metadata.row_group(row_group)
+        bounds = {name: Bounds(None, None, None, group.num_rows) for name in self.columns}
+        for chunk in map(group.column, range(group.num_columns)):
+            name = chunk.path_in_schema
+            stats = chunk.statistics if name in bounds and chunk.is_stats_set else None
+            if stats is not None:
+                nulls = stats.null_count if stats.has_null_count else None
+                low, high = (_min_and_max(stats, self._types[name]) if stats.has_min_max else None) or (None, None)
+                bounds[name] = Bounds(low, high, nulls, group.num_rows)
         verdicts = []
         for tests in self._alternatives:
             found = [test.decide(bounds[name]) for name, test in tests]
@@ -240,7 +248,7 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
     scalar: Callable[[int], Any] = int
     if types.is_null(type_):
         return Comparison("in", (), pa.array([], pa.null()))
-    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_):
+    if kind_of(type_) == "text":
         _check(path, term, type_, given, str, "a text")
         return _comparison(operator_, given, pa.large_string())
     if types.is_floating(type_):
@@ -335,20 +343,6 @@ def _comparison_in_steps(
     steps = tuple(sorted(int(value) for value in values if value.denominator == 1 and low <= value <= high))
     found = [scalar(step).as_py() for step in steps]
     return Comparison("in" if operator_ in ("=", "in") else "not in", steps, pa.array(found, scalar(0).type))
-
-
-def _bounds_of(group: Any, columns: dict[str, pa.DataType]) -> dict[str, Bounds]:
-    """Return the `Bounds` of each column in a row group, from the footer's statistics."""
-    found = {name: Bounds(None, None, None, group.num_rows) for name in columns}
-    for i in range(group.num_columns):
-        chunk = group.column(i)
-        name = chunk.path_in_schema
-        stats = chunk.statistics if name in found and chunk.is_stats_set else None
-        if stats is not None:
-            nulls = stats.null_count if stats.has_null_count else None
-            low, high = (_min_and_max(stats, columns[name]) if stats.has_min_max else None) or (None, None)
-            found[name] = Bounds(low, high, nulls, group.num_rows)
-    return found
 
 
 def _min_and_max(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
