@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_EXPERIMENT = "shoal"
+"""Name of the experiment for a job's MLflow run, if neither the spec of the job nor the caller names an experiment."""
 
 
 class Tracking(Settings):
@@ -158,8 +159,6 @@ class Caller:
         """Whether the caller uses MLflow: the caller has set a URI or an experiment, or has an active run."""
         return any((self.uri, self.experiment, self.experiment_id, self.run_id))
 
-
-"""Name of the experiment for a job's MLflow run, if neither the spec of the job nor the caller names an experiment."""
 
 _FOLDER_LENGTH = 80
 _FOLDER = re.compile(rf"[A-Za-z0-9_-][A-Za-z0-9_. -]{{0,{_FOLDER_LENGTH - 1}}}")

@@ -140,11 +140,6 @@ def current_trial() -> TrialContext:
     return _current
 
 
-def running_trial() -> TrialContext | None:
-    """Return the trial that this process runs; None if it runs none."""
-    return _current
-
-
 def set_current_trial(trial: TrialContext | None) -> None:
     """Set the trial that this process runs."""
     global _current
@@ -159,7 +154,7 @@ def note_opened_runs(mlflow: ModuleType) -> None:
 
     @functools.wraps(original)
     def start_run(run_id: str | None = None, *args: Any, **options: Any) -> Any:
-        trial = running_trial()
+        trial = _current
         is_trials = (
             trial is not None
             and trial.mlflow_run is None
@@ -205,20 +200,6 @@ class Trial:
         return base64.b64encode(pickle.dumps(self)).decode()
 
 
-@dataclass(frozen=True, slots=True)
-class Reports:
-    """Which values of boosting trials the workers report.
-
-    Args:
-        every: Number of rounds between two reports; 0: none.
-    """
-
-    every: int = 0
-
-
-Report = Callable[[float, int], bool]
-
-
 class TrialRunner(Protocol):
     """Interface of what runs the trials of a worker.
 
@@ -228,7 +209,7 @@ class TrialRunner(Protocol):
 
     mlflow_run: str | None
 
-    def run(self, trial: Trial, report: Report) -> dict[str, Any]:
+    def run(self, trial: Trial, report: Ask) -> dict[str, Any]:
         """Run a trial, and return its outcome: `value`, `metrics`, and what else the driver needs.
 
         Raises:
@@ -249,11 +230,11 @@ class BoostingWork:
 
     Args:
         trials: Data and options of the trainings.
-        reports: Which values are reported.
+        report_every: Number of rounds between two reported values; 0: none.
     """
 
     trials: BoostingTrials
-    reports: Reports
+    report_every: int
 
     def runner(self, context: GangContext) -> TrialRunner:
         """Return the object that runs the trials of this worker."""
@@ -267,8 +248,8 @@ class _BoostingRunner:
         self._work = work
         self._trainer = work.trials.trainer(context)
 
-    def run(self, trial: Trial, report: Report) -> dict[str, Any]:
-        trials, every = self._work.trials, self._work.reports.every
+    def run(self, trial: Trial, report: Ask) -> dict[str, Any]:
+        trials, every = self._work.trials, self._work.report_every
 
         def on_round(iteration: int, history: History) -> None:
             if every and (iteration + 1) % every == 0 and report(trials.value(history), iteration):
@@ -314,7 +295,7 @@ class _FunctionRunner:
             name: DataConnector.from_spec(spec) for name, spec in work.dataset_map.items()
         }
 
-    def run(self, trial: Trial, report: Report) -> dict[str, Any]:
+    def run(self, trial: Trial, report: Ask) -> dict[str, Any]:
         metric = self._work.metric
         context = TrialContext(trial.number, trial.params, dict(self._datasets), metric, _ask=report)
         set_current_trial(context)

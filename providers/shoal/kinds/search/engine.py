@@ -26,7 +26,7 @@ from shoal.training.pickling import pickled
 from shoal.training.pytorch.program import imported
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay
 from shoal.training.run_config import Restarts
-from shoal.training.trial_worker import BoostingWork, FunctionWork, Reports, Work
+from shoal.training.trial_worker import BoostingWork, FunctionWork, Work
 
 if TYPE_CHECKING:
     import optuna
@@ -264,8 +264,8 @@ def _work(
         return FunctionWork(function, spec.dataset_map, spec.metric, folder), size, []
     assert spec.train is not None
     every = spec.report_every or -(-spec.train.n_estimators // _MOST_REPORTS)
-    reports = Reports(0 if type(pruner).__name__ == "NopPruner" else every)
-    return BoostingWork(plan.trials, reports), plan.size, [library_of(spec.train.framework).worker]
+    report_every = 0 if type(pruner).__name__ == "NopPruner" else every
+    return BoostingWork(plan.trials, report_every), plan.size, [library_of(spec.train.framework).worker]
 
 
 def _boosting_plan(spec: TuneJobSpec, code: SearchCode, user_code: UserCode, keep_gpu_choice: KeepChoice) -> TrialPlan:

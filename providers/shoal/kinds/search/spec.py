@@ -14,7 +14,7 @@ from shoal.jobs.register import Register
 from shoal.jobs.spec import AnyJobSpec
 from shoal.kinds.training.spec import JobSpec
 from shoal.option_validation import Settings
-from shoal.training.boosting.params import Direction, agreed
+from shoal.training.boosting.params import ROUNDS, Direction, agreed
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.demand import GangDemand, ScalingConfig
 from shoal.training.pytorch.program import is_name
@@ -358,7 +358,7 @@ class TuneJobSpec(AnyJobSpec):
             params: Parameters of the best trial.
             rounds: Number of its rounds, if it stopped early; None: as many as its parameters say.
         """
-        from shoal.training.boosting.trials import ROUNDS, with_params
+        from shoal.training.boosting.trials import with_params
 
         assert self.train is not None
         request = with_params(self.train, params)

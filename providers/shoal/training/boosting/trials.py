@@ -15,7 +15,7 @@ from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.engine import Training, installed_library
 from shoal.training.boosting.library import Library, library_of
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, segment_length
-from shoal.training.boosting.params import Direction, Directions, UserCode, agreed, custom_text
+from shoal.training.boosting.params import ROUNDS, Direction, Directions, UserCode, agreed, custom_text
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import pickled
@@ -24,9 +24,6 @@ from shoal.training.run_config import Restarts
 
 HOLDOUT = "holdout"
 """Name of the eval set with which trials are compared."""
-
-ROUNDS = "n_estimators"
-"""Parameter of a search that is the number of boosting rounds, and no parameter of the library."""
 
 _METRIC_ALIASES = ("eval_metric", "metric", "metrics", "metric_types")
 

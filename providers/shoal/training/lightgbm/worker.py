@@ -383,12 +383,7 @@ class Trials:
         task = replace(task, user_code=replace(task.user_code, callbacks=callbacks))
         with own_errors():
             trainer = self._trainer(task)
-
-        def boost(segment: Segment) -> Boosted:
-            with own_errors():
-                return trainer.boost(segment)
-
-        return boost
+        return own_errors()(trainer.boost)
 
     def direction(self, task: Task, metric: str | None) -> Direction | None:
         """Return the direction that the user's function tells of its metric; without a name, of the last metric."""

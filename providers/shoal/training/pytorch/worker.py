@@ -147,9 +147,13 @@ def run_local(
             return function(*args, **kwargs)
         finally:
             set_context(None)
-            distributed = sys.modules.get("torch.distributed")
-            if distributed is not None and distributed.is_available() and distributed.is_initialized():
-                distributed.destroy_process_group()
+            _leave_group()
+
+
+def _leave_group() -> None:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 # If another rank has ended, PyTorch raises a plain RuntimeError, so only the error's message shows the reason. If the
@@ -387,11 +391,8 @@ def upload(paths: Sequence[str], target: str) -> None:
     The driver calls this function only after all ranks have returned from `call`. If a rank destroys its process group
     earlier, its connections close while another rank may still be creating the group, and the other rank fails.
     """
-    import torch
-
     assert _folder is not None
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+    _leave_group()
     checkpoints.upload(_folder, paths, target)
     # Files that cannot be removed now are removed later, together with the node's temporary folder.
     shutil.rmtree(_folder, ignore_errors=True)

@@ -535,12 +535,7 @@ class Trials:
             else:
                 session.begin_again(task)
             self._sessions[key] = session  # the newest is the last
-
-        def boost(segment: Segment) -> Boosted:
-            with own_errors():
-                return session.boost(segment)
-
-        return boost
+        return own_errors()(session.boost)
 
 
 class _Rounds(xgboost.callback.TrainingCallback):  # type: ignore[misc]
