@@ -224,7 +224,11 @@ class ShardRows:
             raise DataError(
                 f"{place}: the columns {table.column_names} were read instead of {columns.names}: {_CHANGED}"
             )
-        features = self._features(encoded(table, columns.categories).select(columns.features))
+        features: np.ndarray | pa.Table = encoded(table, columns.categories).select(columns.features)
+        if not self._keep_types and not (self._as_tables and _needs_no_copy(features)):
+            features = to_matrix(features, columns.features)
+        elif self._keep_types and self._kept is not None:
+            features = _copied(features)
         several = bool(columns.other_labels)
         labels = to_matrix(table, columns.labels) if several else to_vector(table, columns.label, "float32")
         for name, values in zip(columns.labels, labels.reshape(len(labels), -1).T, strict=True):
@@ -245,11 +249,6 @@ class ShardRows:
         lower, upper = (to_vector(table, name, "float32") for name in columns.bounds)
         check_bounds(lower, upper, columns.bounds, rows)
         return replace(batch, lower=lower, upper=upper)
-
-    def _features(self, table: pa.Table) -> np.ndarray | pa.Table:
-        if self._keep_types:
-            return table if self._kept is None else _copied(table)
-        return table if self._as_tables and _needs_no_copy(table) else to_matrix(table, self.columns.features)
 
 
 def margins_of(table: pa.Table, columns: tuple[str, ...], dtype: str) -> np.ndarray | None:

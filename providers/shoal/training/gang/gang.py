@@ -341,25 +341,22 @@ class Gang:
             # ended, too.
             if self._workers is not None:
                 self._workers.kill()
-        if self._connections is not None:
-            self._hang_up(self._connections)
+        if (connections := self._connections) is not None:
+            if not connections.wait_all_gone(WORKER_KILL_S):
+                # Ray cannot kill workers on a node whose raylet (Ray's process on the node) is dead or stopped. A
+                # worker ends itself when its socket to the driver is closed, so the sockets are closed now.
+                connections.hang_up()
+                if not connections.wait_all_gone(WORKER_END_S):
+                    say(
+                        f"a worker of the gang of {self.shape} cannot be reached: the worker will end itself when its "
+                        "host runs again"
+                    )
+            connections.close()
         for sidecar in self._sidecars.values():
             sidecar.close()
         with contextlib.suppress(Exception):
             if self._workers is not None:
                 self._workers.clean_up()
-
-    def _hang_up(self, connections: WorkerConnections) -> None:
-        if not connections.wait_all_gone(WORKER_KILL_S):
-            # Ray cannot kill workers on a node whose raylet (Ray's process on the node) is dead or stopped. A worker
-            # ends itself when its socket to the driver is closed, so the sockets are closed now.
-            connections.hang_up()
-            if not connections.wait_all_gone(WORKER_END_S):
-                say(
-                    f"a worker of the gang of {self.shape} cannot be reached: the worker will end itself when its host "
-                    "runs again"
-                )
-        connections.close()
 
     # Starting
 
@@ -489,25 +486,23 @@ class Gang:
                 chosen.error.add_note(note)
         return chosen.error
 
-    def _raised(self, rank: int, failure: Failure) -> _Cause:
-        who = self._who(rank)
-        error: ShoalError = TrainingError(f"{who} failed: {failure.summary}")
-        if failure.error is not None:
-            # The constructor is not called, because that of a user's subclass may take other arguments.
-            error = failure.error
-            error.args = (f"{error} [{who}]",)
-        error.add_note(f"In {who}:\n{failure.traceback}")
-        return _Cause(_Weight.PEER if isinstance(failure.error, PeerError) else _Weight.RAISED, error, rank)
-
     def _answered(self, rank: int, outcome: Success | Failure | Lost) -> None:
         """Record that a worker's call has ended or that the worker died; this method is called from another thread."""
+        who = self._who(rank)
+        error: ShoalError
         if isinstance(outcome, Success):
             self._note(_Answer(rank, outcome.value))
         elif isinstance(outcome, Failure):
-            self._note(self._raised(rank, outcome))
+            error = TrainingError(f"{who} failed: {outcome.summary}")
+            if outcome.error is not None:
+                # The constructor is not called, because that of a user's subclass may take other arguments.
+                error = outcome.error
+                error.args = (f"{error} [{who}]",)
+            error.add_note(f"In {who}:\n{outcome.traceback}")
+            self._note(_Cause(_Weight.PEER if isinstance(error, PeerError) else _Weight.RAISED, error, rank))
         elif outcome.out_of_memory is not None:
             error = WorkerLostError(
-                f"{self._who(rank)} was killed because its node ran out of memory: "
+                f"{who} was killed because its node ran out of memory: "
                 "use more nodes or larger ones, or fewer workers per node"
             )
             error.add_note(outcome.out_of_memory)

@@ -242,16 +242,12 @@ def remove_folders_of_dead(*prefixes: str) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def remove_from_nodes(folders: Mapping[str, str], timeout: float) -> None:
     """Remove the temporary folders of a gang that has ended. Folders on a lost node are not removed."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    remove = ray.remote(num_cpus=0)(_remove)
+    remove = ray.remote(num_cpus=0)(lambda folder: shutil.rmtree(folder, ignore_errors=True))
     on_nodes = [
         remove.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(folder)
         for node, folder in folders.items()

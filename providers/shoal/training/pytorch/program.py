@@ -228,7 +228,9 @@ def link_new(target: Path, to: str) -> None:
 def _entries(root: Path, folders: list[str], links: dict[str, str]) -> Iterator[Path]:
     """Yield the files of a folder that travel, in the order of their paths; add its folders, and the links to folders,
     to `folders` and `links`."""
-    ignored = _patterns(root / IGNORE_FILE)
+    file, base = root / IGNORE_FILE, os.path.realpath(root)
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    ignored = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
     for parent, names_of_folders, names in os.walk(root):
         here = Path(parent).relative_to(root)
         names_of_folders[:] = sorted(
@@ -238,16 +240,13 @@ def _entries(root: Path, folders: list[str], links: dict[str, str]) -> Iterator[
             if not (root / here / name).is_symlink():
                 folders.append(str(here / name))
             else:
-                links[str(here / name)] = _target(root, here / name)
+                # A link into the folder, which travels, is relative.
+                target = os.path.realpath(root / here / name)
+                is_inside = Path(target).is_relative_to(base)
+                links[str(here / name)] = os.path.relpath(target, Path(base, here)) if is_inside else target
         for name in sorted(names):
             if not _is_left_out(here / name, ignored) and (root / here / name).is_file():
                 yield root / here / name
-
-
-def _target(root: Path, link: Path) -> str:
-    """Return the target of a link: relative if it is in the folder `root`, which travels, else absolute."""
-    real, base = os.path.realpath(root / link), os.path.realpath(root)
-    return os.path.relpath(real, Path(base, link.parent)) if Path(real).is_relative_to(base) else real
 
 
 def _is_left_out(path: Path, ignored: Sequence[str], *, is_folder: bool = False) -> bool:
@@ -255,13 +254,6 @@ def _is_left_out(path: Path, ignored: Sequence[str], *, is_folder: bool = False)
         return True
     names = (pattern.rstrip("/") for pattern in ignored if is_folder or not pattern.endswith("/"))
     return any(fnmatch(path.name, name) or fnmatch(str(path), name.lstrip("/")) for name in names)
-
-
-def _patterns(file: Path) -> list[str]:
-    if not file.is_file():
-        return []
-    lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
-    return [line for line in lines if line and not line.startswith("#")]
 
 
 SCRIPT_FOLDER = "shoal-script-"
