@@ -128,14 +128,24 @@ def room_bytes() -> int | None:
 
     The result is None if the control groups have no memory limit.
     """
-    rooms = [room for version, group in _groups() if (room := _room(version, group)) is not None]
+    rooms = []
+    for version, group in _groups():
+        # There is no limit if the files of the group are missing (as in the root group), or if its limit is "max".
+        with contextlib.suppress(OSError, ValueError):
+            limit, usage = int((group / version.limit).read_text()), int((group / version.usage).read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+            rooms.append(limit - usage + int(stat.get(version.cache, 0)))
     return max(0, min(rooms)) if rooms else None
 
 
 def limit_bytes() -> int | None:
     """Return the lowest memory limit of this process's control groups in bytes, or None if there is no limit."""
-    limits = [limit for version, group in _groups() if (limit := _limit(version, group)) is not None]
-    return min(limits) if limits else None
+    limits = []
+    for version, group in _groups():
+        # There is no limit if the file is missing (as in the root group) or contains "max".
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int((group / version.limit).read_text()))
+    return min(limits, default=None)
 
 
 class OomKills:
@@ -178,21 +188,3 @@ def _groups() -> Iterator[tuple[_Version, Path]]:
         # is used.
         groups = [own, *own.parents] if own.is_dir() else [mount]
         yield from ((version, group) for group in groups if group.is_relative_to(mount))
-
-
-def _limit(version: _Version, group: Path) -> int | None:
-    try:
-        return int((group / version.limit).read_text())
-    except (OSError, ValueError):
-        # There is no limit: the file with the limit is missing (as in the root group) or contains "max".
-        return None
-
-
-def _room(version: _Version, group: Path) -> int | None:
-    try:
-        limit, usage = int((group / version.limit).read_text()), int((group / version.usage).read_text())
-        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        # There is no limit: the files of the group are missing (as in the root group), or its limit is "max".
-        return None
-    return limit - usage + int(stat.get(version.cache, 0))

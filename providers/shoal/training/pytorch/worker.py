@@ -268,7 +268,8 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
 
     gang = gang_context()
     os.environ.update(environment)
-    if interface := _interface_of(machine.address):
+    interfaces = psutil.net_if_addrs().items()
+    if interface := next((name for name, own in interfaces if machine.address in [each.address for each in own]), None):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     torch.set_num_threads(assignment.threads)
@@ -396,11 +397,3 @@ def upload(paths: Sequence[str], target: str) -> None:
     checkpoints.upload(_folder, paths, target)
     # Files that cannot be removed now are removed later, together with the node's temporary folder.
     shutil.rmtree(_folder, ignore_errors=True)
-
-
-def _interface_of(address: str) -> str | None:
-    """Return the name of the network interface that has the given IP address, or None if no interface has it."""
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address == address for each in addresses):
-            return str(name)
-    return None
