@@ -171,7 +171,7 @@ class SearchDriver(KindDriver[TuneJobSpec, AttemptContext]):
             check_training(spec.winner({}, None), place, selected_on=spec.holdout)
             # The nodes must also be large enough for the workers that train the winner.
             with warnings.catch_warnings(action="ignore"):
-                spec.train.demand().resolved(spec.train.scaling_config.num_workers, clamp=spec.run_config.clamp)
+                spec.train.demand().resolved(clamp=spec.run_config.clamp)
         else:
             artifacts.mark(folder, claim)
         study = _study(spec, place)
