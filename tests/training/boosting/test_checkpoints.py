@@ -14,7 +14,7 @@ from shoal.errors import CapacityError, WorkerLostError
 from shoal.training import run_config
 from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
-from shoal.training.boosting.messages import Segment, segment_length
+from shoal.training.boosting.messages import Segment, next_segment
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.gang.gang import Gang
 from tests.support.two_node_cluster import TwoNodes, assert_ended, write_rows
@@ -26,8 +26,9 @@ DART = {"max_depth": 3, "booster": "dart", "rate_drop": 0.2}
 
 
 def test_the_length_of_a_segment() -> None:
-    assert [segment_length(rounds, None) for rounds in (1, 100, 200, 1001)] == [50, 50, 50, 251]
-    assert segment_length(100, 7) == 7
+    assert [next_segment(0, rounds, None, None).stop for rounds in (1, 100, 200, 1001)] == [1, 50, 50, 251]
+    assert next_segment(0, 100, 7, None) == Segment(0, 7, False, None)
+    assert next_segment(98, 100, 7, None) == Segment(14, 100, True, None)
 
 
 class Losses:

@@ -27,11 +27,9 @@ from shoal.training.boosting.messages import (
     Checkpoint,
     History,
     Part,
-    Prepared,
-    Segment,
     Task,
     by_round,
-    segment_length,
+    next_segment,
 )
 from shoal.training.boosting.params import Direction, UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
@@ -47,7 +45,6 @@ from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
 
 if TYPE_CHECKING:
     from shoal.training.gang.gang import Gang
-    from shoal.training.gang.worker import WorkerInfo
 
 KeepChoice = Callable[[bool], bool]
 """Type of a function that stores whether a job uses GPUs, and returns the choice of the job's first attempt."""
@@ -148,30 +145,6 @@ def installed_library(framework: str) -> Library:
     return library
 
 
-@dataclass(slots=True)
-class _WorkerTotals:
-    """Training time of one worker in all segments (groups of rounds) together, and its highest memory use."""
-
-    prepared: Prepared
-    train_seconds: float = 0.0
-    peak_rss_bytes: int = 0
-
-    def add(self, boosted: Boosted) -> None:
-        self.train_seconds += boosted.train_seconds
-        self.peak_rss_bytes = max(self.peak_rss_bytes, boosted.peak_rss_bytes)
-
-    def stats(self, worker: WorkerInfo, task: Task) -> WorkerStats:
-        """Return the figures of this worker for the result of the training."""
-        return WorkerStats(
-            rank=worker.rank,
-            node=worker.node,
-            rows=task.train.shard.rows,
-            **asdict(self.prepared),
-            train_seconds=self.train_seconds,
-            peak_rss_bytes=self.peak_rss_bytes,
-        )
-
-
 @dataclass
 class Training:
     """A training whose data and parameters are checked, and which has not started yet.
@@ -260,12 +233,19 @@ class Training:
                 for (train, evals), connection in zip(parts, self.library.connect(gang), strict=True)
             ]
             prepared = self.library.prepare(partial(self._on_all, gang), tasks)
-            workers = [_WorkerTotals(each) for each in prepared]
+            workers = [
+                WorkerStats(
+                    rank=info.rank,
+                    node=info.node,
+                    rows=task.train.shard.rows,
+                    **asdict(each),
+                    train_seconds=0.0,
+                    peak_rss_bytes=0,
+                )
+                for info, task, each in zip(gang.workers, tasks, prepared, strict=True)
+            ]
             last = self._boost(gang, workers)
             self._on_all(gang, "finish", [()] * len(workers))
-            stats = tuple(
-                worker.stats(info, task) for info, task, worker in zip(gang.workers, tasks, workers, strict=True)
-            )
         return TrainResult(
             framework=request.framework,
             model=self._checkpoint.model,
@@ -280,7 +260,7 @@ class Training:
             threads_per_worker=size.threads,
             seconds=self.restarts.seconds,
             restarts=self.restarts.count,
-            workers=stats,
+            workers=tuple(workers),
         )
 
     def alone(self) -> Task:
@@ -321,10 +301,10 @@ class Training:
             if problem is not None:
                 raise UnusableGpuError(f"the training cannot use the GPU of node {worker.node}: {problem}")
 
-    def _boost(self, gang: Gang, workers: Sequence[_WorkerTotals]) -> Boosted:
-        """Train the rounds after the last checkpoint, in segments (groups of rounds); return rank 0's last result."""
-        rounds = self.request.n_estimators
-        length = segment_length(rounds, self.request.run_config.checkpoint_every)
+    def _boost(self, gang: Gang, workers: list[WorkerStats]) -> Boosted:
+        """Train the rounds after the last checkpoint, in segments (groups of rounds), and add to the figures of the
+        workers; return rank 0's last result."""
+        rounds, every = self.request.n_estimators, self.request.run_config.checkpoint_every
         resume: Checkpoint | None = self._checkpoint
         if self.metrics and self._logged > self._checkpoint.rounds:
             self.metrics.continued()
@@ -333,17 +313,14 @@ class Training:
         first_line_s = math.inf if self.request.verbose_eval else FIRST_PROGRESS_LINE_S
         with ProgressDisplay(first_line_s=first_line_s, on_progress=self.on_progress) as display:
             while True:
-                index = self._checkpoint.rounds // length
-                stop = min(rounds, (index + 1) * length)
-                segment = Segment(index, stop, stop == rounds, resume)
+                segment = next_segment(self._checkpoint.rounds, rounds, every, resume)
                 answers: list[Boosted] = self._on_all(
                     gang,
                     "boost",
                     [(segment,)] * len(workers),
                     on_note=lambda _, note: self._report(display, note["first"], note["rounds"], note["metrics"]),
                 )
-                for worker, answer in zip(workers, answers, strict=True):
-                    worker.add(answer)
+                workers[:] = [worker.after(answer) for worker, answer in zip(workers, answers, strict=True)]
                 first = answers[0]
                 if first.checkpoint is None:
                     raise TrainingError("rank 0 (the first worker) returned no model: report this as an error in shoal")

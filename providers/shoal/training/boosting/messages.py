@@ -168,11 +168,6 @@ If the training samples rows or columns, each segment begins with a prediction o
 of a round for each earlier round. More segments would therefore make the training slower."""
 
 
-def segment_length(rounds: int, wish: int | None) -> int:
-    """Return the number of rounds between two checkpoints."""
-    return wish or max(_FEWEST_ROUNDS, -(-rounds // _SEGMENTS))
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Model and metrics at the end of a segment (a group of rounds), from which the training can continue.
@@ -206,6 +201,14 @@ class Segment:
     stop: int
     last: bool
     resume: Checkpoint | None
+
+
+def next_segment(done: int, rounds: int, checkpoint_every: int | None, resume: Checkpoint | None) -> Segment:
+    """Return the segment after the first `done` of `rounds` rounds; `resume` is that of :class:`Segment`."""
+    length = checkpoint_every or max(_FEWEST_ROUNDS, -(-rounds // _SEGMENTS))
+    index = done // length
+    stop = min(rounds, (index + 1) * length)
+    return Segment(index, stop, stop == rounds, resume)
 
 
 _ROUNDS_A_NOTE = 500

@@ -15,7 +15,7 @@ from shoal.data.checks import check_roles
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import Settings
-from shoal.training.boosting.messages import Columns, History
+from shoal.training.boosting.messages import Boosted, Columns, History
 from shoal.training.boosting.params import Direction, json_params
 from shoal.training.demand import GangDemand, ScalingConfig, gpu_wish
 from shoal.training.run_config import RunConfig
@@ -357,6 +357,12 @@ class WorkerStats(BaseModel):
     peak_rss_bytes: int = Field(
         description="Highest resident memory of the worker's process during this training, in bytes."
     )
+
+    def after(self, boosted: Boosted) -> WorkerStats:
+        """Return the statistics after a further segment (group of rounds)."""
+        seconds = self.train_seconds + boosted.train_seconds
+        peak = max(self.peak_rss_bytes, boosted.peak_rss_bytes)
+        return self.model_copy(update={"train_seconds": seconds, "peak_rss_bytes": peak})
 
 
 class TrainResult(BaseModel):

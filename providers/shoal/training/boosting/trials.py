@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.engine import Training, installed_library
 from shoal.training.boosting.library import Library, library_of
-from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, segment_length
+from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, next_segment
 from shoal.training.boosting.params import ROUNDS, Direction, Directions, UserCode, agreed, custom_text
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.gang.placement import GangShape
@@ -112,16 +112,14 @@ class BoostingTrials:
             PrunedError: The driver has ended the trial early.
         """
         boost = trainer.boost(self._task(trial), on_round)
-        length = segment_length(trial.rounds, self.checkpoint_every)
         resume: Checkpoint | None = Checkpoint()
         rounds = 0
         while True:
-            index = rounds // length
-            stop = min(trial.rounds, (index + 1) * length)
-            boosted = boost(Segment(index, stop, stop == trial.rounds, resume))
+            segment = next_segment(rounds, trial.rounds, self.checkpoint_every, resume)
+            boosted = boost(segment)
             assert boosted.checkpoint is not None, "a worker that trains alone is rank 0"
             rounds, resume = boosted.checkpoint.rounds, None
-            if stop == trial.rounds or boosted.stopped:
+            if segment.last or boosted.stopped:
                 history, best = boosted.checkpoint.history, boosted.best_iteration
                 place = -1 if best is None else best
                 metrics = {name: float(values[place]) for name, values in history[HOLDOUT].items()} if history else {}
