@@ -147,7 +147,7 @@ def history(
     since: Annotated[
         str | None, typer.Option(metavar="AGE", help="Age of the oldest line: hours, days or weeks, such as 7d.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Greatest number of lines.")] = 100,
+    limit: output.Limit = 100,
     as_json: output.Json = False,
 ) -> None:
     """List actions on pools, jobs and models, the newest first: who acted, when, and with which outcome."""

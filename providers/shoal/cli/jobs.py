@@ -35,6 +35,8 @@ _FOLLOW_S = 2.0
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="Id of the job. The command uses its newest attempt.")]
 
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")]
+
 SpecFile = Annotated[str, typer.Argument(metavar="SPEC.json", help="File with the job spec as JSON; - reads stdin.")]
 SpecPool = Annotated[
     str | None, typer.Option("--pool", metavar="NAME", help="Pool to run on. Default: the pool in the spec.")
@@ -119,7 +121,7 @@ def list_(
     pool_name: Annotated[
         str | None, typer.Option("--pool", metavar="NAME", help="List only jobs of this pool.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Greatest number of lines.")] = 100,
+    limit: output.Limit = 100,
     as_json: output.Json = False,
 ) -> None:
     """List jobs, the newest first. A job that was started several times has one line per attempt."""
@@ -181,7 +183,7 @@ def show_(job_id: JobId, as_json: output.Json = False) -> None:
 @app.command()
 def logs(
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")] = False,
+    follow: Follow = False,
     as_json: output.Json = False,
 ) -> None:
     """Print a job's log."""
@@ -195,7 +197,7 @@ def logs(
 @app.command()
 def metrics(
     job_id: JobId,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the job has ended.")] = False,
+    follow: Follow = False,
     as_json: output.Json = False,
 ) -> None:
     """Print a job's metrics by step: each boosting round, counted from 0, or what a function has logged."""
@@ -399,7 +401,7 @@ def list_partitions(
     state: Annotated[
         Literal["succeeded", "failed"] | None, typer.Option(help="List only partitions in this state.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Greatest number of lines.")] = 100,
+    limit: output.Limit = 100,
     as_json: output.Json = False,
 ) -> None:
     """List the partitions of a job that have ended: those that failed first, then the slowest first."""

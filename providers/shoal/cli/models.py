@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.output import ExitCode, Json, duration, fields, print_json, say, show, show_list, table, when
+from shoal.cli.output import ExitCode, Json, Limit, duration, fields, print_json, say, show, show_list, table, when
 
 if TYPE_CHECKING:
     from shoal.models import HistoryEntry, VersionStatus
@@ -97,7 +97,7 @@ def show_(name: Name, tracking_uri: TrackingUri = None, as_json: Json = False) -
 @app.command()
 def history(
     name: Name,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Greatest number of lines.")] = 100,
+    limit: Limit = 100,
     tracking_uri: TrackingUri = None,
     as_json: Json = False,
 ) -> None:

@@ -1,7 +1,7 @@
 """Print results on stdout, and messages and errors on stderr; with ``--json``, errors on stdout. End with an exit code,
 also after a signal.
 
-Options that several commands share are here, too: ``--json`` and durations.
+Options that several commands share are here, too: ``--json``, ``--limit`` and durations.
 """
 
 from __future__ import annotations
@@ -128,6 +128,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document on stdout.")]
+Limit = Annotated[int, typer.Option(min=1, metavar="N", help="Greatest number of lines.")]
 
 _PIPE_WIDTH = 200
 """Width in characters of the output to a file or a pipe. By default, rich would cut tables at 80 characters."""

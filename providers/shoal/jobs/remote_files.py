@@ -158,7 +158,7 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[tuple[AnyJobSpec, dic
         return
     base = spec.run_config.artifact_location
     # The spec names no location that the nodes can reach, so there is no place to copy the data to.
-    # `reachability.check` refuses the job later.
+    # `check` refuses the job later.
     if base is None or base == storage.IN_STORE or not is_reachable(base, pool):
         yield spec, {}
         return

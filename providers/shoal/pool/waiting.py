@@ -161,7 +161,7 @@ class Waiting:
 
     @contextmanager
     def _giving_up_turn(self) -> Iterator[None]:
-        """Let another waiting process reconcile the pool after the ``with`` block; see `reconcile.election`."""
+        """Let another waiting process reconcile the pool after the ``with`` block; see `Turn`."""
         try:
             yield
         finally:

@@ -128,6 +128,7 @@ together, and refuses the lines of all runs that are over."""
 _create: Any = create_progress_artifact
 _update: Any = update_progress_artifact
 _link: Any = create_link_artifact
+_markdown: Any = create_markdown_artifact
 
 
 def show_page(job_id: str) -> None:
@@ -241,19 +242,12 @@ class RunLog:
 KEY = "shoal-training"
 """Key of the reports on models without a name in MLflow's registry."""
 
-
 _MOST_CURVES = 12
 """Number of metrics whose curves a report shows. A training function may log hundreds."""
 
-
 _WIDTH = 32
 
-
 _BARS = "▁▂▃▄▅▆▇█"
-
-
-# Without `_sync`, an async task would get a coroutine: see `_create` in `_progress`.
-_markdown: Any = create_markdown_artifact
 
 
 def store_report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], tracking_uri: str | None) -> None:

@@ -174,10 +174,13 @@ def forms(part: str) -> set[str]:
     percent-encoded, in base64 and in hexadecimal digits."""
     once = _escaped(part)
     encoded = part.encode(errors="surrogatepass")
+    # Programs differ in the characters that they do not percent-encode, and in the case of the digits.
+    quoted = {quote(encoded, safe) for safe in ("", "/", "!*'()", "/:", "!$&'()*+,;=:@/?")} | {quote_plus(encoded)}
     return {
         *once,
         *(twice for form in once for twice in _escaped(form)),
-        *_percent_encoded(encoded),
+        *quoted,
+        *(_PERCENT_ESCAPE.sub(lambda escape: escape[0].lower(), form) for form in quoted),
         *_base64(encoded),
         encoded.hex(),
         encoded.hex().upper(),
@@ -236,13 +239,6 @@ def _escaped(text: str) -> set[str]:
         json.dumps(text)[1:-1],
         json.dumps(text, ensure_ascii=False)[1:-1],
     }
-
-
-def _percent_encoded(encoded: bytes) -> set[str]:
-    """Return the percent-encoded forms of a text, which differ in the characters that are not encoded."""
-    found = {quote(encoded, safe) for safe in ("", "/", "!*'()", "/:", "!$&'()*+,;=:@/?")}
-    found.add(quote_plus(encoded))
-    return found | {_PERCENT_ESCAPE.sub(lambda escape: escape[0].lower(), form) for form in found}
 
 
 def _base64(encoded: bytes) -> Iterator[str]:

@@ -139,7 +139,7 @@ def _state(enum: type[StrEnum]) -> Enum:
 
 
 class _Text(TypeDecorator[str]):
-    """Text column that escapes characters that databases reject, such as NUL (see `codec.storable`).
+    """Text column that escapes characters that databases reject, such as NUL (see `databases.storable`).
 
     Texts that a query compares with the column are escaped in the same way, so the query finds the row.
     """

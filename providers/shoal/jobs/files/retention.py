@@ -153,7 +153,7 @@ def _needed(session: Session) -> set[str]:
 def _of_query(location: str) -> Key | None:
     """Read from a folder's name which attempt has filled the folder with the rows of an SQL query.
 
-    The result is None if the name has another form than in `staged_queries.locations`.
+    The result is None if the name has another form than in `staged_rows.locations`.
     """
     submission_id, _, number = Path(location).name.rpartition(".")
     return _key(submission_id) if number.isdigit() else None

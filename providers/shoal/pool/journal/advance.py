@@ -210,7 +210,14 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     Leases that have expired or are over their limits are deleted, operations that are complete or past their deadline
     are ended, and waiting leases are granted if they fit.
     """
-    snapshot, expired = _expire_leases(session, snapshot, now)
+    shared_now = stamps.shared_now(session, now)
+    expired = [lease for lease in snapshot.leases if _has_expired(snapshot, lease, shared_now)]
+    for lease in expired:
+        usage.end_expired(session, lease, now)
+        session.delete(lease)
+    if expired:
+        session.flush()
+        snapshot = rows.load(session, snapshot.pool.name)
     if spent := usage.end_spent_leases(session, snapshot, now):
         session.flush()
         snapshot = rows.load(session, snapshot.pool.name)
@@ -221,6 +228,7 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     for lease in granted:
         lease.waiting = False
     session.flush()
+    lost = [Notice(f"the lease of {lease.holder} expired", lease.holder) for lease in expired]
     notices = [
         Notice(f"the lease of {lease.holder} was granted, {lease.size} nodes", lease.holder) for lease in granted
     ]
@@ -248,7 +256,7 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     for node in starting:
         node.spawned_at = now
     start = [NodeRef.of(node) for node in starting]
-    return Intents(start, ending, [*expired, *spent, *ended, *notices], decision["size"], held, is_unconfirmed)
+    return Intents(start, ending, [*lost, *spent, *ended, *notices], decision["size"], held, is_unconfirmed)
 
 
 def _decide(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str, Any]:
@@ -266,19 +274,6 @@ def _decide(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str, Any]:
         "unconfirmed": unconfirmed,
         "found": before.get("found") or next(found, None),
     }
-
-
-def _expire_leases(session: Session, snapshot: Snapshot, now: float) -> tuple[Snapshot, list[str]]:
-    """Delete the leases that were not renewed in time."""
-    shared_now = stamps.shared_now(session, now)
-    expired = [lease for lease in snapshot.leases if _has_expired(snapshot, lease, shared_now)]
-    for lease in expired:
-        usage.end_expired(session, lease, now)
-        session.delete(lease)
-    if expired:
-        session.flush()
-        snapshot = rows.load(session, snapshot.pool.name)
-    return snapshot, [Notice(f"the lease of {lease.holder} expired", lease.holder) for lease in expired]
 
 
 def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:

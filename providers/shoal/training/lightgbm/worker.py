@@ -158,7 +158,7 @@ _session: Session | None = None
 
 def begin(task: Task, share: Share) -> tuple[Any, str]:
     """Read this worker's rows for the first time, and return the worker's part of the sample for LightGBM's bins, as
-    `sampling.share` returns it, and the address and port at which the worker will listen.
+    `dataset.share` returns it, and the address and port at which the worker will listen.
 
     The part is shared by the worker, so that the whole sample is stored only once and the driver holds none of it.
 

@@ -120,7 +120,8 @@ def renew(pool: PoolRef) -> None:
 
 
 PERIOD = 5.0
-"""Seconds for which such a look counts. Ray needs longer than this to notice that a machine is gone."""
+"""Seconds for which a look that has found nothing to report counts. Ray needs longer than this to notice that a machine
+is gone."""
 
 _quiet: dict[str, tuple[object, float]] = {}
 """By the URI of a pool: its rows at the last look if there was nothing to report, and the time until which this look
