@@ -290,14 +290,14 @@ def test_a_holdout_of_a_query_with_days_of_the_training_is_refused(nights, tmp_p
 def test_other_settings_are_trained(nights, changes):
     register = nights.spec.register_as.model_copy(update=changes.pop("register", {}))
     changed = nights.spec.model_copy(update={"register_as": register, **changes})
-    version = Fingerprints.of(nights.spec, "rows", "holdout")
+    version = driver.fingerprints_of(nights.spec, "rows", "holdout")
     tags = {"shoal.data_digest": "rows", "holdout.rmse.digest": "holdout", "shoal.spec_digest": version.settings}
     tags["shoal.files_digest"] = version.files
 
     assert version.differences(tags, register) == []
-    assert Fingerprints.of(changed, "rows", "holdout").differences(tags, register) == ["settings"]
-    assert Fingerprints.of(changed, "rows", "other").differences(tags, register) == ["holdout", "settings"]
-    assert Fingerprints.of(nights.spec, "other", "holdout").differences(tags, register) == ["rows"]
+    assert driver.fingerprints_of(changed, "rows", "holdout").differences(tags, register) == ["settings"]
+    assert driver.fingerprints_of(changed, "rows", "other").differences(tags, register) == ["holdout", "settings"]
+    assert driver.fingerprints_of(nights.spec, "other", "holdout").differences(tags, register) == ["rows"]
 
 
 def test_what_does_not_change_the_model_is_the_same_training(nights):
@@ -309,7 +309,7 @@ def test_what_does_not_change_the_model_is_the_same_training(nights):
     }
     changed = nights.spec.model_copy(update=changes)
 
-    assert Fingerprints.of(changed, "rows", "holdout") == Fingerprints.of(nights.spec, "rows", "holdout")
+    assert driver.fingerprints_of(changed, "rows", "holdout") == driver.fingerprints_of(nights.spec, "rows", "holdout")
 
 
 def test_a_run_that_is_told_to_train_trains(nights):
@@ -357,7 +357,7 @@ class Version:
 )
 def test_the_last_run(nights, versions, last):
     client, register = mlflow.MlflowClient(nights.uri), nights.spec.register_as
-    mine = Fingerprints.of(nights.spec, "rows", "holdout")
+    mine = driver.fingerprints_of(nights.spec, "rows", "holdout")
     client.create_registered_model(nights.model)
     for each in versions:
         if each.state is not None:

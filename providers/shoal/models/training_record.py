@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from shoal.data.filters import TimeRange, within
 from shoal.data.parquet.overlap import RecordedFile, SharedFile, record_rows, shared_mask, shared_rows
@@ -17,7 +15,6 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow_run import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, Run
 from shoal.jobs.register import Register
 from shoal.jobs.results import DATA_TAGS, PROMOTING
-from shoal.kinds.training.spec import JobSpec
 from shoal.models.decision import Recency
 from shoal.models.registry import REASON_TAG, WITHDRAWN, digest_tag, newest_versions
 from shoal.state import Store
@@ -217,9 +214,6 @@ SKIPPED = "shoal.skipped"
 _LOOKED_AT = 50
 """Number of newest versions that are searched for that of the last successful training."""
 
-_OF_THE_RUN = ("run_config", "tracking", "fingerprint", "user_code", "dataset", "verbose_eval")
-"""Fields of a spec that do not change the model, or are compared separately, as the dataset by its digest."""
-
 
 @dataclass(frozen=True)
 class Fingerprints:
@@ -237,26 +231,6 @@ class Fingerprints:
     holdout: str
     settings: str
     files: str
-
-    @classmethod
-    def of(cls, spec: JobSpec, rows: str, holdout: str) -> Fingerprints:
-        """Build the fingerprints of a training."""
-        from shoal.data.connector import DataConnector
-
-        assert spec.register_as is not None
-        known = {spec.dataset.model_dump_json(): rows, spec.register_as.holdout.model_dump_json(): holdout}
-        document = spec.document()
-        document["seed"] = spec.run_config.seed
-        for name in _OF_THE_RUN:
-            document.pop(name, None)
-        for name in ("holdout", "skip_if_unchanged"):
-            document["register"].pop(name, None)
-        document["eval_set"] = {
-            name: known.get(each.model_dump_json()) or DataConnector.from_spec(each).digest()
-            for name, each in spec.eval_set.items()
-        }
-        text = json.dumps(document, sort_keys=True)
-        return cls(rows, holdout, hashlib.sha256(text.encode()).hexdigest()[:32], _files_digest(spec))
 
     def differences(self, tags: Mapping[str, str], register: Register) -> list[str]:
         """Return the names of the fingerprints (rows, holdout, settings, times of files) that differ from the
@@ -332,15 +306,3 @@ def _succeeded(store: Store, tags: Mapping[str, str]) -> bool:
     job_id, attempt = tags.get(JOB_TAG), tags.get(ATTEMPT_TAG, "")
     state = attempts.state(store, Key(job_id, int(attempt))) if job_id and attempt.isdigit() else None
     return state in (None, JobState.SUCCEEDED)
-
-
-def _files_digest(spec: JobSpec) -> str:
-    from shoal.data.connector import DataConnector
-
-    distinct = {dataset.model_dump_json(): dataset for dataset in spec.datasets()}.values()
-    times = [list(DataConnector.from_spec(dataset).write_times()) for dataset in distinct]
-    if any(time is None for of_dataset in times for time in of_dataset):
-        # If the write time of a file is not known, a change of the file cannot be noticed. So the digest is random, and
-        # differs from every other digest.
-        return uuid4().hex
-    return hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32]

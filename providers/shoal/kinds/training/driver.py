@@ -7,9 +7,11 @@ attempt continues with the training that an earlier attempt has saved before it 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from shoal.data.dataset_spec import content_of
 from shoal.data.parquet.source import take_rows
@@ -260,8 +262,38 @@ def _checked(spec: JobSpec, place: AttemptContext, selected_on: DatasetSpec | No
         if content is not None:
             # An alias or a file may have another model at the next training.
             settings = spec.model_copy(update={"init_model": hashlib.sha256(content).hexdigest()})
-        fingerprints = Fingerprints.of(settings, data.digest, held_out)
+        fingerprints = fingerprints_of(settings, data.digest, held_out)
     return _Checked(dataset, data, base, content, trained_on if all_known else None, user_code, fingerprints)
+
+
+_OF_THE_RUN = ("run_config", "tracking", "fingerprint", "user_code", "dataset", "verbose_eval")
+"""Fields of a spec that do not change the model, or are compared separately, as the dataset by its digest."""
+
+
+def fingerprints_of(spec: JobSpec, rows: str, holdout: str) -> Fingerprints:
+    """Return the fingerprints of a training from its spec, and from the digests of its rows and of its holdout."""
+    from shoal.data.connector import DataConnector
+
+    assert spec.register_as is not None
+    known = {spec.dataset.model_dump_json(): rows, spec.register_as.holdout.model_dump_json(): holdout}
+    document = spec.document()
+    document["seed"] = spec.run_config.seed
+    for name in _OF_THE_RUN:
+        document.pop(name, None)
+    for name in ("holdout", "skip_if_unchanged"):
+        document["register"].pop(name, None)
+    document["eval_set"] = {
+        name: known.get(each.model_dump_json()) or DataConnector.from_spec(each).digest()
+        for name, each in spec.eval_set.items()
+    }
+    settings = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:32]
+    distinct = {dataset.model_dump_json(): dataset for dataset in spec.datasets()}.values()
+    times = [list(DataConnector.from_spec(dataset).write_times()) for dataset in distinct]
+    if any(time is None for of_dataset in times for time in of_dataset):
+        # If the write time of a file is not known, a change of the file cannot be noticed. So the digest is random, and
+        # differs from every other digest.
+        return Fingerprints(rows, holdout, settings, uuid4().hex)
+    return Fingerprints(rows, holdout, settings, hashlib.sha256(json.dumps(times).encode()).hexdigest()[:32])
 
 
 def _selected(spec: JobSpec, selected_on: DatasetSpec | None) -> TrainingRows:
