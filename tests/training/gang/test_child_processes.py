@@ -52,7 +52,7 @@ def forked(request: pytest.FixtureRequest) -> Iterator[bool]:
         forked = request.param == "forks of a template"
         if forked:
             use_template(fork_template())
-            import_ahead(TWO, ["shoal.training.xgboost.worker"])
+            import_ahead(lambda: TWO, ["shoal.training.xgboost.worker"])
         yield forked
         end_gangs()
         use_template(None)
@@ -283,7 +283,7 @@ def test_failed_fork_of_a_worker_ends_the_gang_with_the_reason_and_leaves_the_te
     monkeypatch.setattr(subprocess, "Popen", unless_full(subprocess.Popen))
     if forked:
         use_template(fork_template())
-        import_ahead(TWO, [])
+        import_ahead(lambda: TWO, [])
     with shared_gang(TWO) as gang:
         parents = {psutil.Process(worker.pid).ppid() for worker in gang.workers}
     end_gangs()
@@ -410,7 +410,7 @@ def test_workers_end_as_an_interpreter_ends_but_run_no_exit_handler_of_their_par
     atexit.register(inherited.touch)
     if forked:
         use_template(fork_template())
-        import_ahead(TWO, [])
+        import_ahead(lambda: TWO, [])
     gang = Gang.start(TWO)
     gang.run(leave_to_the_interpreter, [(str(folder),) for folder in folders[1:]])
     gang.finish()
@@ -476,7 +476,7 @@ registration = registered(cluster.register(), 0, 2)
 shape = GangShape(2, 1.0)
 if sys.argv[1] == "True":
     child_processes.use_template(fork_template())
-    child_processes.import_ahead(shape, [])
+    child_processes.import_ahead(lambda: shape, [])
 gang = Gang.start(shape)
 import psutil
 print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from shoal.data.connector import DataConnector
-from shoal.errors import ShoalError
 from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
@@ -36,8 +34,7 @@ class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
         from shoal.kinds.partitions.engine import import_ahead_for_workers
 
         super().begin()
-        with suppress(ShoalError):  # if the workers do not fit, `run` raises the error
-            import_ahead_for_workers(self.spec)
+        import_ahead_for_workers(self.spec)
 
     def work(self, place: AttemptContext) -> tuple[JobResult, str]:
         """Process all partitions, and return the job's result and the digest of the manifest.

@@ -34,7 +34,7 @@ from shoal.kinds.partitions.result_files import (
 from shoal.kinds.partitions.spec import PartitionsJobSpec
 from shoal.secrets.hidden_output import SECRETS
 from shoal.training import cluster, locations
-from shoal.training.gang.child_processes import has_template, import_ahead
+from shoal.training.gang.child_processes import import_ahead
 from shoal.training.gang.gang import Gang
 from shoal.training.locations import Claim, filesystem, is_local, make_folder
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
@@ -156,14 +156,9 @@ class Answer:
 
 def import_ahead_for_workers(spec: PartitionsJobSpec) -> None:
     """Import pandas and Arrow in the template of the workers, while this process does other things."""
-    if has_template():
-        modules = [
-            "pandas",
-            "pyarrow.parquet",
-            worker.__name__,
-            *([spec.estimator.framework] if spec.estimator else ()),
-        ]
-        import_ahead(spec.demand().resolved(), modules, complete=spec.estimator is None)
+    framework = [spec.estimator.framework] if spec.estimator else []
+    modules = ["pandas", "pyarrow.parquet", worker.__name__, *framework]
+    import_ahead(spec.demand().resolved, modules, complete=spec.estimator is None)
 
 
 def run(

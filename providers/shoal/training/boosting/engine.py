@@ -8,10 +8,8 @@ model is the same, byte for byte, as if no worker had been lost.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import decimals_of
 from shoal.data.numpy_columns import find_categories
-from shoal.errors import CapacityError, MissingExtraError, TrainingError, UnusableGpuError
+from shoal.errors import MissingExtraError, TrainingError, UnusableGpuError
 from shoal.training import cluster
 from shoal.training.boosting.library import Library, library_of
 from shoal.training.boosting.messages import (
@@ -35,7 +33,7 @@ from shoal.training.boosting.params import Direction, UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.rows import checked_data, refuse_long_eval_sets, shard_datasets
 from shoal.training.demand import gpu_wish, wider_workers
-from shoal.training.gang.child_processes import has_template, import_ahead
+from shoal.training.gang.child_processes import import_ahead
 from shoal.training.gang.gang import OnNote, shared_gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import Pickled, pickled
@@ -86,17 +84,11 @@ def import_ahead_for_workers(request: TrainRequest, *, complete: bool) -> None:
     """If the workers are forked from a template, begin to import the library there while this process prepares the
     training.
 
-    If Ray starts the workers, this function does nothing.
-
     Args:
         request: The training.
         complete: Whether the workers run user code.
     """
-    if not has_template():
-        return
-    with contextlib.suppress(CapacityError), warnings.catch_warnings(action="ignore"):
-        size = request.demand().resolved()
-        import_ahead(size, [library_of(request.framework).worker], complete=complete)
+    import_ahead(request.demand().resolved, [library_of(request.framework).worker], complete=complete)
 
 
 def with_gpu_choice(request: TrainRequest, library: Library, keep_choice: KeepChoice) -> TrainRequest:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -23,7 +24,7 @@ from functools import partial
 from io import BufferedReader
 from typing import Any, NamedTuple
 
-from shoal.errors import WorkerLostError
+from shoal.errors import ShoalError, WorkerLostError
 from shoal.node_register import NodeRegister
 from shoal.os_processes import how_ended, start_python
 from shoal.secrets.redaction import hide_known
@@ -131,15 +132,23 @@ def forked(run: Callable[..., object], args: Sequence[object], descriptors: Sequ
         return _template.fork(run, args, descriptors) if _template else None
 
 
-def import_ahead(shape: GangShape, modules: Sequence[str], *, complete: bool = False) -> None:
-    """Let the template import modules before the gang is created, while this process does other things.
+def import_ahead(resolve: Callable[[], GangShape], modules: Sequence[str], *, complete: bool = False) -> None:
+    """Let the template import modules before the gang is created, while this process does other things. If Ray starts
+    the workers, do nothing.
 
     Args:
+        resolve: Function that returns the number and size of the workers. If they do not fit, nothing is imported, and
+            the start of the gang raises the error.
+        modules: Names of the modules.
         complete: Whether the workers run user code, which may need the modules' optional packages.
     """
-    with _template_lock:
-        if _template is not None:
-            _template.prepare(_StartSettings.of(shape), modules, complete)
+    if not has_template():
+        return
+    with contextlib.suppress(ShoalError), warnings.catch_warnings(action="ignore"):
+        settings = _StartSettings.of(resolve())
+        with _template_lock:
+            if _template is not None:
+                _template.prepare(settings, modules, complete)
 
 
 class _StartSettings(NamedTuple):

@@ -8,10 +8,8 @@ function again, and the function continues from its checkpoint.
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -20,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, MissingExtraError, ShoalError
 from shoal.training import cluster, locations
-from shoal.training.gang.child_processes import has_template, import_ahead
+from shoal.training.gang.child_processes import import_ahead
 from shoal.training.gang.gang import Gang, end_gangs
 from shoal.training.host.usage import NodeMetrics
 from shoal.training.locations import Claim
@@ -99,11 +97,7 @@ def import_ahead_for_workers(request: FunctionRequest) -> None:
 
     The first optimizer of each worker would import the compiler (``torch._dynamo``), which takes longer than PyTorch.
     """
-    if not has_template():
-        return
-    # If the workers do not fit, `run` raises the error.
-    with suppress(ShoalError), warnings.catch_warnings(action="ignore"):
-        import_ahead(request.demand().resolved(), ["torch", "torch._dynamo"], complete=True)
+    import_ahead(request.demand().resolved, ["torch", "torch._dynamo"], complete=True)
 
 
 @dataclass
