@@ -202,7 +202,14 @@ def status_of(snapshot: Snapshot, now: float, seen: Seen | None = None) -> PoolS
     pool = snapshot.pool
     spec = PoolSpec.model_validate(pool.spec)
     backend = backend_of(spec)
-    nodes = [(node, _current_state(node, seen)) for node in snapshot.nodes]
+    nodes = []
+    for node in snapshot.nodes:
+        state = _current_state(node, seen)
+        error = node.error or (seen.lost.get(node.id, seen.silence) if state is NodeState.FAILED else None)
+        if state is NodeState.PLANNED and (waits := seen.waiting.get(node.id)):
+            error = waits.reason
+        log = backend.log(NodeRef.of(node))
+        nodes.append(_from_row(NodeStatus, node, state=state.value, error=error, log=log))
     last = snapshot.operations[-1] if snapshot.operations else None
     positions = {lease.id: place for place, lease in enumerate(queue(snapshot), start=1)}
     embedded_in = None
@@ -211,10 +218,7 @@ def status_of(snapshot: Snapshot, now: float, seen: Seen | None = None) -> PoolS
         embedded_in = ", ".join(jobs) or f"process {pool.owner['pid']}"
 
     def nodes_in(*states: NodeState) -> tuple[NodeStatus, ...]:
-        chosen = [
-            _node_status(node, state, seen, backend.log(NodeRef.of(node))) for node, state in nodes if state in states
-        ]
-        return tuple(sorted(chosen, key=lambda node: not node.is_head))
+        return tuple(sorted((node for node in nodes if node.state in states), key=lambda node: not node.is_head))
 
     return _from_row(
         PoolStatus,
@@ -282,14 +286,6 @@ def _current_state(node: Node, seen: Seen) -> NodeState:
     """
     live = node.state in (NodeState.STARTING, NodeState.READY, NodeState.DRAINING)
     return NodeState.FAILED if live and (seen.silence or node.id in seen.lost) else NodeState(node.state)
-
-
-def _node_status(node: Node, state: NodeState, seen: Seen, log: str) -> NodeStatus:
-    waits = seen.waiting.get(node.id)
-    error = node.error or (seen.lost.get(node.id, seen.silence) if state is NodeState.FAILED else None)
-    if state is NodeState.PLANNED and waits:
-        error = waits.reason
-    return _from_row(NodeStatus, node, state=state.value, error=error, log=log)
 
 
 def _operation_status(row: Operation) -> OperationStatus:

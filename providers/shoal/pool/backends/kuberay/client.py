@@ -75,7 +75,16 @@ class KubeClient:
         Raises:
             PoolUnreachableError: A right is missing.
         """
-        for verb, group, resource, name in _rights(self._spec, cluster):
+        # A pool cannot work without these rights. The rights to events and logs only explain more.
+        used = [("get patch", _API[0], "rayclusters", cluster.name), ("list", "", "pods", "")]
+        if self._spec.makes_cluster:
+            used += [("create", _API[0], "rayclusters", ""), ("delete", _API[0], "rayclusters", cluster.name)]
+            used.append(("create patch delete", "coordination.k8s.io", "leases", ""))
+        if cluster.has_token:
+            used.append(("get", "", "secrets", cluster.token_secret))
+        if way := access(self._spec, cluster.head_service):
+            used.append(("get create update delete", "", "services/proxy", way.target))
+        for verb, group, resource, name in ((verb, *right) for verbs, *right in used for verb in verbs.split()):
             kind, _, subresource = resource.partition("/")
             asked = {"verb": verb, "group": group, "resource": kind, "subresource": subresource, "name": name}
             body: Any = {"spec": {"resourceAttributes": asked | {"namespace": self._namespace}}}
@@ -329,20 +338,6 @@ class KubeClient:
 def _only(uid: str, version: str | None = None) -> dict[str, Any]:
     """Return the options of a request that deletes an object only if it is this one, in the version that was read."""
     return {"preconditions": {"uid": uid} | ({"resourceVersion": version} if version else {})}
-
-
-def _rights(spec: PoolSpec, cluster: RayCluster) -> list[tuple[str, str, str, str]]:
-    """Return verb, API group, resource and name of each right without which a pool cannot work. The rights to events
-    and logs only explain more."""
-    used = [("get patch", _API[0], "rayclusters", cluster.name), ("list", "", "pods", "")]
-    if spec.makes_cluster:
-        used += [("create", _API[0], "rayclusters", ""), ("delete", _API[0], "rayclusters", cluster.name)]
-        used.append(("create patch delete", "coordination.k8s.io", "leases", ""))
-    if cluster.has_token:
-        used.append(("get", "", "secrets", cluster.token_secret))
-    if way := access(spec, cluster.head_service):
-        used.append(("get create update delete", "", "services/proxy", way.target))
-    return [(verb, group, resource, name) for verbs, group, resource, name in used for verb in verbs.split()]
 
 
 def _is_conflict(error: Any) -> bool:
