@@ -15,19 +15,27 @@ class Registered(NamedTuple):
         home: Module and class of its `shoal.training.boosting.library.Library`.
         distributions: Names under which PyPI has it.
         estimator: Class of `shoal.distributors` that trains with it.
+        with_scikit: Modules of the package that import scikit-learn if it is installed, in the order of their imports;
+            the first one says in SKLEARN_INSTALLED whether it was. Empty if no module has this choice.
     """
 
     title: str
     home: str
     distributions: tuple[str, ...]
     estimator: str
+    with_scikit: tuple[str, ...] = ()
+
+
+_WITH_SCIKIT = ("compat", "sklearn", "dask")
 
 
 BOOSTING_LIBRARIES = {
     "xgboost": Registered(
-        "XGBoost", "shoal.training.xgboost.library:XGBoost", ("xgboost", "xgboost-cpu"), "XGBEstimator"
+        "XGBoost", "shoal.training.xgboost.library:XGBoost", ("xgboost", "xgboost-cpu"), "XGBEstimator", _WITH_SCIKIT
     ),
-    "lightgbm": Registered("LightGBM", "shoal.training.lightgbm.library:LightGBM", ("lightgbm",), "LightGBMEstimator"),
+    "lightgbm": Registered(
+        "LightGBM", "shoal.training.lightgbm.library:LightGBM", ("lightgbm",), "LightGBMEstimator", _WITH_SCIKIT
+    ),
 }
 """The libraries, by the name of their package and their extra."""
 

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from shoal.data.numpy_columns import to_matrix
 from shoal.errors import InvalidArgumentError
-from shoal.training.boosting.library import BoosterPredictor, InitModel, Library, Output
+from shoal.jobs.mlflow_run import MARK
+from shoal.training.boosting.library import BoosterPredictor, Library, Output
 from shoal.training.boosting.messages import Boosted, Checkpoint, Prepared, Segment, Task
 from shoal.training.boosting.params import ROUNDS, Directions, Names, seed_in
 from shoal.training.boosting.rows import ShardRows
@@ -30,9 +30,7 @@ class HistGradient(Library):
     names = Names("scikit-learn", {"random_state": "seed", "max_iter": ROUNDS}, {})
     metric_param = "metric"
     file_name = "model.pkl"
-    unsupported = ()
     gpus_by_default = False
-    foreign_file = "the file is no pickled estimator"
 
     def check_request(self, request: Any) -> None:
         self.check_feature_names(request.input_cols, "")
@@ -42,9 +40,6 @@ class HistGradient(Library):
 
     def why_cpu(self) -> str:
         return "scikit-learn trains on CPUs"
-
-    def gpu_problem(self, params: Mapping[str, Any]) -> str:
-        return self.why_cpu()
 
     def objective_of(self, params: Mapping[str, Any]) -> str:
         return str(params.get("loss", "squared_error"))
@@ -62,22 +57,14 @@ class HistGradient(Library):
     def load(self, trained: Any) -> Any:
         return self.booster_of(trained.model)
 
-    def init_model(self, content: bytes) -> InitModel:
-        raise InvalidArgumentError("scikit-learn's models cannot be continued here")
-
-    def recognises(self, content: bytes) -> bool:
-        return False  # the file names no library
-
     def output_of(self, params: Mapping[str, Any], *, custom_objective: bool) -> Output:
         return Output(self.objective_of(params))
 
     def predictor(self, model: Any, input_cols: Sequence[str], *, base_margin_cols: Sequence[str] = ()) -> Any:
-        return BoosterPredictor(
-            lambda table, _: model.predict(to_matrix(table, table.column_names, "float64")), tuple(input_cols), {}
-        )
+        return BoosterPredictor(lambda table, _: model.predict(table.to_pandas()), tuple(input_cols), {})
 
     def features_of(self, model: Any) -> list[str]:
-        return [str(name) for name in getattr(model, "feature_names_in_", ())]
+        return [str(name) for name in model.feature_names_in_]
 
     def num_features(self, model: Any) -> int:
         return int(model.n_features_in_)
@@ -85,8 +72,16 @@ class HistGradient(Library):
     def as_sklearn(self, *given: Any) -> Any:
         return given[0]
 
-    def is_booster(self, model: Any) -> bool:
-        return self.owns(model) and type(model).__name__.startswith("HistGradientBoosting")
+    def owns(self, model: Any) -> bool:
+        return super().owns(model) and type(model).__name__.startswith("HistGradientBoosting")
+
+    is_booster = owns
+
+    def log_model(self, booster: Any, **options: Any) -> Any:
+        return super().log_model(booster, serialization_format="cloudpickle", **options)
+
+    def has_logged(self, info: Any) -> bool:
+        return super().has_logged(info) and MARK in (info.metadata or {})  # and not any model of scikit-learn
 
     def content_of(self, booster: Any) -> bytes:
         return pickle.dumps(booster)
@@ -110,7 +105,8 @@ class Session:
         self.data = {}
         for name, part in {"": task.train, **task.eval_sets}.items():
             batches = [*ShardRows(part, task.columns, 2**30)]
-            self.data[name] = [np.concatenate([getattr(each, kind) for each in batches]) for kind in ("data", "label")]
+            features, label = (np.concatenate([getattr(each, kind) for each in batches]) for kind in ("data", "label"))
+            self.data[name] = (pd.DataFrame(features, columns=list(task.columns.features)), label)
         self.model = estimator(task.params, random_state=task.seed)
 
     def boost(self, segment: Segment) -> Boosted:

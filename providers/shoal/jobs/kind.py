@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import InvalidArgumentError
 from shoal.option_validation import unknown_value
 from shoal.secrets.redaction import redact
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from shoal.jobs.spec import AnyJobSpec
     from shoal.training.locations import Claim
 
-SpecT = TypeVar("SpecT")
+SpecT = TypeVar("SpecT", bound="AnyJobSpec")
 CodeT = TypeVar("CodeT")
 AnswerT = TypeVar("AnswerT")
 PlaceT = TypeVar("PlaceT")
@@ -34,10 +35,8 @@ class _Kind(NamedTuple):
     call: str
 
 
-_TRAINING = _Kind("shoal.kinds.training", "JobSpec", "TrainingDriver", "TrainingCall")
 _KINDS = {
-    "xgboost": _TRAINING,
-    "lightgbm": _TRAINING,
+    **dict.fromkeys(BOOSTING_LIBRARIES, _Kind("shoal.kinds.training", "JobSpec", "TrainingDriver", "TrainingCall")),
     "pytorch": _Kind("shoal.kinds.function", "FunctionJobSpec", "FunctionDriver", "FunctionCall"),
     "predict": _Kind("shoal.kinds.prediction", "PredictJobSpec", "PredictionDriver", "PredictionCall"),
     "partitions": _Kind("shoal.kinds.partitions", "PartitionsJobSpec", "PartitionsDriver", "PartitionsCall"),
@@ -143,9 +142,16 @@ class KindCall(ABC, Generic[SpecT, CodeT, AnswerT]):
         self.spec = spec
         self.code = code
 
-    @abstractmethod
     def check(self) -> None:
-        """Find errors in the arguments before a pool is started. The job repeats the checks."""
+        """Find errors in the arguments before a pool is started. The job repeats the checks.
+
+        Raises:
+            InvalidArgumentError: The folder for the results cannot be written.
+        """
+        from shoal.jobs.files import storage
+        from shoal.training import locations
+
+        locations.try_out(storage.root(self.spec.run_config.artifact_location))
 
     def stored(self) -> dict[str, Any]:
         """Store the code, and return the fields of the spec that name its files."""

@@ -294,10 +294,13 @@ class Run:
             signature = mlflow.models.infer_signature(head, predicted)
         # `log_model` takes 0.5 s if it gets the requirements as an argument. Otherwise MLflow runs the model to find
         # out which packages the model needs, and `log_model` takes 5.8 s.
-        requirements = [f"{framework}=={library.version()}"]
         mark = {"base_margin_cols": list(base_margin_cols)} if base_margin_cols else {}
-        info = library.flavour().log_model(
-            booster, name="model", signature=signature, pip_requirements=requirements, metadata={MARK: mark}
+        info = library.log_model(
+            booster,
+            name="model",
+            signature=signature,
+            pip_requirements=[library.requirement()],
+            metadata={MARK: mark},
         )
         return str(info.model_uri)
 

@@ -1,11 +1,10 @@
-"""Load a model from MLflow: XGBoost and LightGBM models directly, any other model through MLflow's pyfunc."""
+"""Load a model from MLflow: models of the boosting libraries directly, any other model through MLflow's pyfunc."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.boosting_libraries import Framework
@@ -19,7 +18,6 @@ from shoal.kinds.training.spec import is_stored
 from shoal.models.registry import is_ours
 from shoal.secrets.redaction import redact_value
 from shoal.training.boosting.library import class_probabilities, libraries, library_of, owner_of
-from shoal.training.host.imports import add_estimators
 from shoal.training.host.own_process import ending_forks
 from shoal.training.tracking import MODEL_VERSION, is_mlflow_uri
 
@@ -206,17 +204,14 @@ def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
         folder = str(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
     try:
         info = mlflow.models.get_model_info(folder)
-        library = next((each for each in libraries() if each.name in info.flavors), None)
+        library = next((each for each in libraries() if each.has_logged(info)), None)
         if library is None:
             with ending_forks():
                 model = mlflow.pyfunc.load_model(folder)
             if info.flavors["python_function"].get("loader_module") == logged_model.__name__:
                 model = model.get_raw_model()
         else:
-            if (why := library.why_unloadable(Path(folder) / info.flavors[library.name]["data"])) is not None:
-                raise ValueError(why)
-            add_estimators(library.name)
-            model = library.flavour().load_model(folder)
+            model = library.load_logged(folder, info)
     except Exception as error:  # the files of a model may contain any code, such as pickled classes
         raise _unreadable(model_uri, error) from error
     return model, None if library is None else library.name, info.metadata or {}

@@ -1,40 +1,54 @@
-"""A further boosting library is its code and a line in the registry: fit, spec, claim, trials, gate and many."""
+"""A further boosting library is its code and a line in the registry: fit, spec, claim, trials, many, and on a pool
+gate, champion, batch prediction and page."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 
-REGISTERED = """
+from tests.support import registered
+
+REGISTRATION = """
 from typing import Literal
 from shoal import boosting_libraries
 from shoal.boosting_libraries import BOOSTING_LIBRARIES, Registered
-BOOSTING_LIBRARIES["sklearn"] = Registered("scikit-learn", "tests.support.hist_gradient:HistGradient", (), "")
+library = Registered("scikit-learn", "tests.support.hist_gradient:HistGradient", ("scikit-learn",), "")
+BOOSTING_LIBRARIES["sklearn"] = library
 boosting_libraries.Framework = Literal[*BOOSTING_LIBRARIES]  # as if the line stood there
-from tests.training.boosting.test_further_library import use
-use()
 """
 
 
-@pytest.mark.processes
-def test_a_library_that_is_registered_by_one_line_trains_and_predicts() -> None:
-    # Its OpenMP threads would wait for each other on a machine with few free CPUs.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-c", REGISTERED], check=True, timeout=300, env=environment)
+def options_on(table: pd.DataFrame) -> dict[str, Any]:
+    table.to_parquet("rows.parquet")
+    rows = {"paths": (os.path.abspath("rows.parquet"),)}
+    return {
+        "framework": "sklearn",
+        "dataset": rows,
+        "eval_set": {"holdout": rows},
+        "input_cols": ("a", "b"),
+        "label_col": "y",
+        "n_estimators": 8,
+        "params": {"learning_rate": 0.2},
+        "scaling_config": {"num_workers": 1},
+        "run_config": {"pool_name": "here", "checkpoint_every": 5},
+    }
 
 
-def use() -> None:
-    import tempfile
-    from pathlib import Path
+def some_rows(seed: int) -> pd.DataFrame:
+    table = pd.DataFrame(np.random.default_rng(seed).normal(size=(500, 3)).astype(np.float32), columns=["a", "b", "y"])
+    table["y"] += 2 * table["a"]
+    return table
 
-    import numpy as np
-    import pandas as pd
-    import pyarrow as pa
 
+def alone() -> None:
+    from shoal.errors import InvalidArgumentError
     from shoal.jobs.register import Register
     from shoal.kinds.partitions.partition_messages import EstimatorTraining, loaded
     from shoal.kinds.partitions.predictions import predicted_by
@@ -52,22 +66,9 @@ def use() -> None:
     from tests.support.hist_gradient import HistGradient
     from tests.support.without_ray import nodes_without_ray
 
-    table = pd.DataFrame(np.random.default_rng(1).normal(size=(500, 3)).astype(np.float32), columns=["a", "b", "y"])
-    table["y"] += 2 * table["a"]
-    with tempfile.TemporaryDirectory() as folder, nodes_without_ray(2):
-        file = str(Path(folder, "rows.parquet"))
-        table.to_parquet(file)
-        options: dict[str, Any] = {
-            "framework": "sklearn",
-            "dataset": {"paths": (file,)},
-            "eval_set": {"holdout": {"paths": (file,)}},
-            "input_cols": ("a", "b"),
-            "label_col": "y",
-            "n_estimators": 8,
-            "params": {"learning_rate": 0.2},
-            "scaling_config": {"num_workers": 1},
-            "run_config": {"pool_name": "here", "checkpoint_every": 5},
-        }
+    table = some_rows(1)
+    options = options_on(table)
+    with nodes_without_ray(2):
         spec = JobSpec(**options)
         assert JobSpec.model_validate_json(spec.model_dump_json(exclude_defaults=True)) == spec
         # The queue's claim has no GPU, although all nodes have some.
@@ -75,13 +76,13 @@ def use() -> None:
         found = train(spec)
         end_gangs()
         plain = HistGradient().train_rows(
-            {"data": table[["a", "b"]].to_numpy(), "label": table["y"].to_numpy(), "weight": None},
+            {"data": table[["a", "b"]], "label": table["y"].to_numpy(), "weight": None},
             {"learning_rate": 0.2, "seed": 0},
             8,
             None,
         )
         predictions = predictor_of(found.booster(), ["a", "b"]).predict_table(pa.Table.from_pandas(table))
-        np.testing.assert_array_equal(predictions, plain.predict(table[["a", "b"]].to_numpy()))
+        np.testing.assert_array_equal(predictions, plain.predict(table[["a", "b"]]))
         history = found.eval_results["holdout"]["mse"]
         assert len(history) == 8 and history[-1] < history[0]
 
@@ -93,10 +94,62 @@ def use() -> None:
         assert trial.rounds == 5 and trial.value == pytest.approx(history[4])
 
         output = HistGradient().output_of({}, custom_objective=False)
-        gate.try_challenger(Register(model="m", metric="rmse", holdout={"paths": (file,)}), output)
+        with pytest.raises(InvalidArgumentError, match="scikit-learn cannot continue from a model: remove init_model"):
+            train(spec.model_copy(update={"init_model": "model.pkl"}), init_model=found.model)
+        gate.try_challenger(Register(model="m", metric="rmse", holdout=options["dataset"]), output)
 
         training = EstimatorTraining("sklearn", {"learning_rate": 0.2, "seed": 0}, 8, ("a", "b"), "y")
         stored = training(pa.Table.from_pandas(table), "key")
         assert stored.kind == "sklearn"
         own = predicted_by(loaded(stored.kind, stored.content), table, ())
         np.testing.assert_array_equal(own, predictions)
+
+
+def on_a_pool() -> None:
+    from fastapi.testclient import TestClient
+
+    from shoal import ComputePool
+    from shoal.data import DataConnector
+    from shoal.distributors.batch_prediction import predict
+    from shoal.distributors.call import Call
+    from shoal.jobs import attach
+    from shoal.jobs.kind import call_of, parse_spec
+    from shoal.ui.access import TokenAccess
+    from shoal.ui.app import create_app
+    from tests.support.browser import TOKEN
+
+    options, holdout = {**options_on(some_rows(1)), "tracking": {}}, some_rows(2)
+    holdout.to_parquet("holdout.parquet")
+    register = {"model": "waves", "metric": "rmse", "holdout": {"paths": (os.path.abspath("holdout.parquet"),)}}
+    pool = ComputePool("local://here?max_nodes=1&ray=false").up()
+    try:
+        for job, rounds in (("first", 8), ("second", 30)):
+            config = {"pool_name": "here", "job_id": job}
+            spec = parse_spec(
+                {**options, "n_estimators": rounds, "run_config": config, "register": register, "tracking": {}}
+            )
+            booster = Call(call_of(spec)).submit().result()
+            result = attach(job).status().result
+            assert result is not None and result.decision is not None and result.decision.promote, result
+        assert result.decision.reason == "better" and result.model_version == "2"
+        expected = booster.predict(holdout[["a", "b"]])
+        predict("models:/waves@champion", DataConnector.from_parquet("holdout.parquet"), os.path.abspath("predicted"))
+        np.testing.assert_array_equal(pd.read_parquet("predicted").prediction, expected)
+        app = create_app(access=TokenAccess(TOKEN, "cli:tester@host"))
+        with TestClient(app, base_url="http://127.0.0.1:8000") as client:
+            page = client.get(f"/jobs/second?token={TOKEN}").text
+            for shown in ("<dd>sklearn</dd>", "<dt>holdout-mse</dt>", "version 2 is the champion"):
+                assert shown in page, page
+            assert "waves" in client.get("/models/waves").text
+        app.state.reader.close()
+    finally:
+        pool.down()
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("use", [alone, on_a_pool])
+def test_a_library_that_is_registered_by_one_line_is_used(
+    use: Callable[[], None], tmp_path: Path, fresh_home: Path
+) -> None:
+    registered.run(use, REGISTRATION, tmp_path, fresh_home)

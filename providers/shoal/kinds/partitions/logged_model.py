@@ -305,7 +305,7 @@ def _requirements(results: PartitionResults) -> list[str]:
     import shoal
 
     used = sorted({each.kind for each in results if each.status == "succeeded"} & BOOSTING_LIBRARIES.keys())
-    named = [f"{name}=={library_of(name).version()}" for name in used]
+    named = [library_of(name).requirement() for name in used]
     return [f"shoal=={shoal.__version__}", f"pandas=={importlib.metadata.version('pandas')}", *named]
 
 

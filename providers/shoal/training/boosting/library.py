@@ -7,7 +7,6 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,12 +28,14 @@ from shoal.training.boosting.params import (
     merge,
 )
 from shoal.training.boosting.rows import margins_of
+from shoal.training.host.imports import add_estimators
 from shoal.training.reporting import say
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
     import pyarrow as pa
+    from mlflow.models.model import ModelInfo
 
     from shoal.data.connector import DataConnector
     from shoal.data.parquet.source import ParquetSource
@@ -283,9 +284,9 @@ class Library(ABC):
     """Parameter that names the metrics."""
     file_name: ClassVar[str]
     """Name of the file of a trained model. XGBoost chooses the file's format by the ending of the name."""
-    foreign_file: ClassVar[str]
-    """What a file contains that no known program has written as a model, and what to do."""
-    unsupported: ClassVar[tuple[Unsupported, ...]]
+    foreign_file: ClassVar[str] = ""
+    """What a file contains that no known program has written as a model, and what to do; for :meth:`why_unreadable`."""
+    unsupported: ClassVar[tuple[Unsupported, ...]] = ()
     """Parameters with which the library cannot train."""
     quantile_leaves: ClassVar[tuple[str, ...]] = ()
     """Objectives whose leaves several workers set only approximately."""
@@ -305,9 +306,9 @@ class Library(ABC):
         """Return the version of the installed library."""
         return str(importlib.import_module(self.name).__version__)
 
-    def flavour(self) -> ModuleType:
-        """Return MLflow's module for models of the library."""
-        return importlib.import_module(f"mlflow.{self.name}")
+    def requirement(self) -> str:
+        """Return the requirement that installs the library in its version here."""
+        return f"{BOOSTING_LIBRARIES[self.name].distributions[0]}=={self.version()}"
 
     # Requests and parameters
 
@@ -347,11 +348,11 @@ class Library(ABC):
         """Return the reason why the library trains on CPUs by default although all nodes have GPUs; None if the library
         trains on GPUs by default."""
 
-    @abstractmethod
     def gpu_problem(self, params: Mapping[str, Any]) -> str | None:
         """Return the reason why the library cannot train on a GPU in this process, with advice for the user; None if
         GPUs work.
         """
+        return self.why_cpu()
 
     @abstractmethod
     def params(
@@ -458,18 +459,18 @@ class Library(ABC):
             InvalidArgumentError: It is no model of this library.
         """
 
-    @abstractmethod
     def init_model(self, content: bytes) -> InitModel:
         """Read a model from which a training continues.
 
         Raises:
-            InvalidArgumentError: The library cannot load the model.
+            InvalidArgumentError: The library cannot load the model, or cannot continue a training.
             DataError: The model's categories are not known.
         """
+        raise InvalidArgumentError(f"{self.title} cannot continue from a model: remove init_model")
 
-    @abstractmethod
     def recognises(self, content: bytes) -> bool:
-        """Return whether the first bytes of a file are those of the library's models."""
+        """Return whether the first bytes of a file are those of the library's models, and of no other files."""
+        return False
 
     def why_damaged(self, content: bytes) -> str | None:
         """Return why the library cannot load a file of its own, and what to do; None if it may be able to."""
@@ -491,9 +492,28 @@ class Library(ABC):
             return "the file contains a pickled object: load it, and pass the model itself, or write it with save_model"
         return self.foreign_file
 
-    def why_unloadable(self, logged: Path) -> str | None:
-        """Return why MLflow cannot load a model's file, if loading it would end the process."""
-        return None
+    # Models in MLflow
+
+    def log_model(self, booster: Any, **options: Any) -> ModelInfo:
+        """Log a booster to the active MLflow run, with options of ``mlflow.<flavour>.log_model``."""
+        info: ModelInfo = self._flavour().log_model(booster, **options)
+        return info
+
+    def has_logged(self, info: ModelInfo) -> bool:
+        """Return whether MLflow describes a model as one of the library."""
+        return self.name in info.flavors
+
+    def load_logged(self, folder: str, info: ModelInfo) -> Any:
+        """Load a booster or estimator from a folder that MLflow has written.
+
+        Raises:
+            Exception: The files are damaged, or contain code that fails.
+        """
+        add_estimators(self.name)
+        return self._flavour().load_model(folder)
+
+    def _flavour(self) -> ModuleType:
+        return importlib.import_module(f"mlflow.{self.name}")
 
     @abstractmethod
     def output_of(self, params: Mapping[str, Any], *, custom_objective: bool) -> Output:

@@ -20,9 +20,6 @@ The import of scikit-learn takes three quarters of the libraries' import time (4
 machine with two cores). A training uses only boosters and does not need scikit-learn.
 """
 
-_OF_ESTIMATORS = ("compat", "sklearn", "dask")
-"""Modules of the libraries that depend on scikit-learn, in the order of their imports."""
-
 _VARIABLES_BEFORE_FORKS = {
     # Without this setting, NumPy's OpenBLAS would start a thread for each CPU.
     "OPENBLAS_NUM_THREADS": "1",
@@ -86,7 +83,7 @@ def add_estimators(library: str) -> None:
     importlib.import_module(library)
     if not _lacks_estimators(library):
         return
-    for name in _OF_ESTIMATORS:
+    for name in BOOSTING_LIBRARIES[library].with_scikit:
         if module := sys.modules.get(f"{library}.{name}"):
             before = dict(vars(module))
             importlib.reload(module)
@@ -97,8 +94,10 @@ def add_estimators(library: str) -> None:
 
 
 def _lacks_estimators(library: str) -> bool:
-    compat = importlib.import_module(f"{library}.compat")
-    return not compat.SKLEARN_INSTALLED and importlib.util.find_spec("sklearn") is not None
+    for first in BOOSTING_LIBRARIES[library].with_scikit[:1]:
+        compat = importlib.import_module(f"{library}.{first}")
+        return not compat.SKLEARN_INSTALLED and importlib.util.find_spec("sklearn") is not None
+    return False
 
 
 def _modules_of(library: str) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.numpy_columns import Categories, from_lists, to_lists, to_matrix
@@ -35,12 +36,11 @@ from shoal.training.xgboost.params import (
 )
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import numpy as np
     import pandas as pd
     import pyarrow as pa
     import xgboost
+    from mlflow.models.model import ModelInfo
 
     from shoal.training.boosting.messages import Columns, History
     from shoal.training.boosting.request import TrainRequest, TrainResult
@@ -231,9 +231,12 @@ class XGBoost(Library):
     def recognises(self, content: bytes) -> bool:
         return content.startswith(b"{")
 
-    def why_unloadable(self, logged: Path) -> str | None:
-        with logged.open("rb") as file:
-            return self.why_unreadable(file.read(100))
+    def load_logged(self, folder: str, info: ModelInfo) -> Any:
+        """Load a model unless its file would end the process."""
+        with Path(folder, info.flavors[self.name]["data"]).open("rb") as file:
+            if (why := self.why_unreadable(file.read(100))) is not None:
+                raise ValueError(why)
+        return super().load_logged(folder, info)
 
     def load(self, trained: TrainResult) -> xgboost.Booster:
         """Load a trained XGBoost model from its bytes, which contain the best round but not the parameters."""
