@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from tests.support.row_count import REGISTERED
+from tests.support import registered
 
-ROOT = Path(__file__).parents[2]
+REGISTRATION = """
+from shoal.jobs import kind
+kind._KINDS["row_count"] = kind._Kind("tests.support.row_count", "CountSpec", "CountDriver", "CountCall")
+"""
 
 
-def used(rows: str) -> None:
-    """Run in a process that knows the kind."""
+def use() -> None:
     from typer.testing import CliRunner
 
     from shoal import ComputePool
@@ -29,7 +28,7 @@ def used(rows: str) -> None:
     pool = ComputePool("local://further?max_nodes=1&ray=false").up()
     try:
         config = {"job_id": "counted", "pool_name": "further"}
-        spec = parse_spec({"framework": "row_count", "dataset": {"paths": (rows,)}, "run_config": config})
+        spec = parse_spec({"framework": "row_count", "dataset": {"paths": ["rows.parquet"]}, "run_config": config})
         assert Call(call_of(spec)).submit().result() == 7 == attach("counted").result()
         result = attach_job("counted").status().result
         assert result is not None and result.rows == 7
@@ -43,9 +42,5 @@ def used(rows: str) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_a_kind_that_is_registered_by_one_line_runs_on_a_pool(tmp_path: Path, fresh_home: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(REGISTERED)
-    rows = tmp_path / "rows.parquet"
-    pd.DataFrame({"x": range(7)}).to_parquet(rows)
-    environment = {**os.environ, "SHOAL_HOME": str(fresh_home), "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-    code = f"from tests.jobs.test_further_kind import used; used({str(rows)!r})"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=280, env=environment, cwd=tmp_path)
+    pd.DataFrame({"x": range(7)}).to_parquet(tmp_path / "rows.parquet")
+    registered.run(use, REGISTRATION, tmp_path, fresh_home)

@@ -14,9 +14,12 @@ from shoal.jobs.register import Register
 from shoal.jobs.spec_text import check_json
 from shoal.option_validation import Settings
 from shoal.secrets.redaction import redact
-from shoal.training.demand import GangDemand
+from shoal.training.demand import GangDemand, gpu_wish
 from shoal.training.run_config import RunConfig
 from shoal.training.tracking import Caller, Tracking
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 NOT_STORED = "not stored yet"
 """Path in a spec of code that is stored when the job is submitted."""
@@ -98,9 +101,10 @@ class AnyJobSpec(Settings, ABC):
         run = self.tracking and self.tracking.run_name
         return redact(f"{about} ({run})" if run and run != about else about)[:_LONGEST_LABEL]
 
-    @abstractmethod
     def demand(self) -> GangDemand:
-        """Return what the job needs of its pool's nodes."""
+        """Return what the job needs of its pool's nodes: the workers of `scaling_config`, without GPUs."""
+        gang = self.scaling_config.gang(use_gpu=gpu_wish(self.scaling_config, "cpu"))
+        return GangDemand(gang, gang.size, self.run_config, tuple(self.inputs()))
 
     def locations(self) -> Iterator[tuple[str, str, str]]:
         """Yield the files and folders that the pool's nodes have to reach besides those of all jobs; each with a
@@ -177,9 +181,11 @@ class AnyJobSpec(Settings, ABC):
         """Return the spec as plain data for JSON; credentials in the spec are not removed."""
         return self.model_dump(mode="json", by_alias=True)
 
-    @abstractmethod
     def inputs(self) -> Iterator[DatasetSpec]:
         """Yield the datasets that the job reads to train, to evaluate or to predict, but not the holdout."""
+        for name, value in self:
+            if name != "register_as":
+                yield from _datasets_in(value)
 
     def datasets(self) -> Iterator[DatasetSpec]:
         """Yield all datasets that the spec names, the holdout included."""
@@ -191,13 +197,14 @@ class AnyJobSpec(Settings, ABC):
         """Return a copy of the spec without the values that may differ between two submissions of the same job.
 
         The fingerprint is computed from the copy. The copy does not contain, for example, the folder in which the data
-        were staged, or the file of the pickled code.
+        were staged, or the file of the pickled code, whose bytes differ between processes.
 
         Args:
             by_content: Function that returns the given dataset's spec with a digest of its content in place of its
                 location.
         """
-        return self.with_datasets(by_content)
+        code = {name: "by value" for name in ("program", "user_code") if getattr(self, name, None)}
+        return self.with_datasets(by_content).model_copy(update=code)
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec in which the result of `replaced(dataset)` replaces each dataset.
@@ -205,12 +212,36 @@ class AnyJobSpec(Settings, ABC):
         Args:
             replaced: Function that returns the new dataset for each dataset in the spec.
         """
-        register = self.register_as
-        if register is None:
-            return self
-        holdout = replaced(register.holdout)
-        return self.model_copy(update={"register_as": register.model_copy(update={"holdout": holdout})})
+        changed: Self = _with_datasets(self, replaced)
+        return changed
 
     def staged(self) -> set[str]:
         """Return the directories of staged data: copies of in-memory data that were written for jobs."""
         return {dataset.staging for dataset in self.datasets() if dataset.staging}
+
+
+def is_spec(given: object) -> TypeIs[AnyJobSpec]:
+    """Return whether a spec is given, and not the fields of one or anything else."""
+    return isinstance(given, AnyJobSpec)
+
+
+def _datasets_in(value: Any) -> Iterator[DatasetSpec]:
+    if isinstance(value, DatasetSpec):
+        yield value
+    for each in _parts(value).values():
+        yield from _datasets_in(each)
+
+
+def _with_datasets(value: Any, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Any:
+    if isinstance(value, DatasetSpec):
+        return replaced(value)
+    parts = _parts(value)
+    changed = {name: new for name, each in parts.items() if (new := _with_datasets(each, replaced)) is not each}
+    if not changed:
+        return value
+    return value.model_copy(update=changed) if isinstance(value, Settings) else {**value, **changed}
+
+
+def _parts(value: Any) -> dict[str, Any]:
+    """Return the values in which a spec may contain datasets: the fields of options, and the values of mappings."""
+    return dict(value) if isinstance(value, Settings | Mapping) and not isinstance(value, DatasetSpec) else {}

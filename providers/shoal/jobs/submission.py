@@ -41,7 +41,7 @@ from shoal.jobs.reconcile.decide import End, Silence
 from shoal.jobs.reconcile.look import Target, address, find_head, pool_endpoint
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import refuse_without_ray
-from shoal.jobs.spec import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec, is_spec
 from shoal.jobs.status import JobStatus
 from shoal.os_processes import ProcessId
 from shoal.pool.backends import versions
@@ -257,7 +257,7 @@ def submit(
         DataError: The data that were staged for the job do not exist any more.
         JobError: The pool's head does not answer, or refused the job.
     """
-    if not isinstance(spec, AnyJobSpec):
+    if not is_spec(spec):
         raise InvalidArgumentError(
             f"a job is submitted by a spec, not by an object of type {type(spec).__name__}: make a spec of a dict with "
             "shoal.jobs.parse_spec"

@@ -17,7 +17,7 @@ from shoal.data.sql import connection_variable, narrowed_query
 from shoal.errors import DataError, InvalidArgumentError, shown
 from shoal.jobs import credentials
 from shoal.jobs.kind import parse_spec
-from shoal.jobs.spec import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec, is_spec
 from shoal.training.run_config import RunConfig
 
 
@@ -86,7 +86,7 @@ def for_each(
 def _without_job_id(spec: AnyJobSpec | Mapping[str, Any]) -> tuple[AnyJobSpec, str | None]:
     """Split a spec into the parsed spec without `job_id`, and the `job_id`, which may contain a placeholder such as
     `{city}`."""
-    if isinstance(spec, AnyJobSpec):
+    if is_spec(spec):
         run_config = spec.run_config.model_copy(update={"job_id": None})
         return spec.model_copy(update={"run_config": run_config}), spec.run_config.job_id
     given = spec.get("run_config")

@@ -16,7 +16,7 @@ from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs import ids, shipped_code
 from shoal.jobs.kind import spec_class
 from shoal.jobs.scheduling import refuse_too_many_workers, refuse_without_ray
-from shoal.jobs.spec import NOT_STORED, AnyJobSpec
+from shoal.jobs.spec import NOT_STORED, AnyJobSpec, is_spec
 from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.kinds.partitions.spec import PARTITIONS, PartitionsJobSpec
 from shoal.pool.selection import pool_without_folder
@@ -48,7 +48,7 @@ def spec_of(
             them.
     """
     check_train_func(train_func, args, kwargs, framework=framework, fields=given)
-    if isinstance(given, AnyJobSpec):
+    if is_spec(given):
         return given
     fields = _fields(given, framework, train_func, args, kwargs)
     if train_func is None or is_name(train_func):
@@ -166,7 +166,7 @@ def check_spec(
             job can never run on the pool.
     """
     spec, of_workers = None, None
-    if isinstance(given, AnyJobSpec):
+    if is_spec(given):
         spec = of_workers = given
     else:
         fields = _fields(given, **others)
@@ -244,7 +244,7 @@ def label_of(given: AnyJobSpec | Mapping[str, Any] | None, **others: Any) -> str
     Raises:
         InvalidArgumentError: Fields are wrong.
     """
-    if isinstance(given, AnyJobSpec):
+    if is_spec(given):
         return given.label
     fields = _fields(given, **others)
     train_func = others.get("train_func")

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
 
 class CountCall(KindCall[CountSpec, None, int]):
-    def check(self) -> None:
-        pass
-
     def read(self, result: JobResult, location: str | None) -> int:
         assert result.rows is not None
         return result.rows

@@ -11,5 +11,4 @@ class CountDriver(KindDriver[CountSpec, AttemptContext]):
     def work(self, place: AttemptContext) -> tuple[JobResult, None]:
         rows = DataConnector.from_spec(self.spec.dataset).num_rows()
         place.on_trained()
-        print(f"{rows} rows counted", flush=True)
         return place.result(model_path="", model_uri="", rows=rows, times=place.times()), None

@@ -12,7 +12,6 @@ from shoal.jobs.files import storage
 from shoal.jobs.kind import KindCall
 from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.secrets.redaction import redact_value
-from shoal.training import locations
 from shoal.training.pytorch.request import FunctionResult, MissingValue
 
 if TYPE_CHECKING:
@@ -76,10 +75,6 @@ class FunctionCall(KindCall[FunctionJobSpec, bytes, FunctionResult]):
         from shoal.training.pytorch.program import may_call_ray
 
         return may_call_ray(self.code)
-
-    def check(self) -> None:
-        """Check that the folder for the results can be written."""
-        locations.try_out(storage.root(self.spec.run_config.artifact_location))
 
     def stored(self) -> dict[str, Any]:
         """Store the function."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar, Literal, Self
 
@@ -123,17 +123,8 @@ class FunctionJobSpec(FunctionRequest, AnyJobSpec):
         measures_nodes = self.tracking is not None and self.tracking.system_metrics
         return replace(found, starts_ray_tasks=found.starts_ray_tasks or measures_nodes)
 
-    def inputs(self) -> Iterator[DatasetSpec]:
-        """Yield the datasets that the training function gets."""
-        yield from self.dataset_map.values()
-
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnyJobSpec.comparable`."""
-        # `returns` and `torch_distributor` are left out, because they do not change what the function computes.
-        equal = {"program": self.program and "by value", "returns": None, "torch_distributor": None}
+        # These fields are left out, because they do not change what the function computes.
+        equal = {"returns": None, "torch_distributor": None}
         return super().comparable(by_content).model_copy(update=equal)
-
-    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnyJobSpec.with_datasets`."""
-        datasets = {name: replaced(dataset) for name, dataset in self.dataset_map.items()}
-        return super().with_datasets(replaced).model_copy(update={"dataset_map": datasets})

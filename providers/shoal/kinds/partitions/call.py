@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs import shipped_code
-from shoal.jobs.files import storage
 from shoal.jobs.kind import KindCall
 from shoal.kinds.partitions.partition_messages import EstimatorTraining, PartitionProgram, SavedModel
 from shoal.kinds.partitions.spec import PartitionsJobSpec
-from shoal.training import locations
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest
@@ -54,7 +52,7 @@ class PartitionsCall(KindCall[PartitionsJobSpec, PartitionProgram | None, "Parti
             InvalidArgumentError: The folder for the results cannot be written.
         """
         spec = self.spec
-        locations.try_out(storage.root(spec.run_config.artifact_location))
+        super().check()
         if spec.estimator is not None:
             checked_data(spec.estimator.request(spec.dataset, spec.run_config))
 

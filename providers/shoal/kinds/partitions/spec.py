@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
@@ -240,16 +240,3 @@ class PartitionsJobSpec(AnyJobSpec):
 
         claimed, size = (GangClaim(), fill) if gang.workers == -1 else (gang, gang.size)
         return GangDemand(claimed, size, self.run_config, (self.dataset,))
-
-    def inputs(self) -> Iterator[DatasetSpec]:
-        """Yield the dataset that is divided into partitions."""
-        yield self.dataset
-
-    def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnyJobSpec.comparable`."""
-        # `code_digest` stands for the code, because the pickled bytes differ between processes.
-        return super().comparable(by_content).model_copy(update={"program": self.program and "by value"})
-
-    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnyJobSpec.with_datasets`."""
-        return super().with_datasets(replaced).model_copy(update={"dataset": replaced(self.dataset)})

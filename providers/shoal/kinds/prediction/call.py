@@ -17,7 +17,7 @@ class PredictionCall(KindCall[PredictJobSpec, None, PredictResult]):
     """A batch prediction, which has no code."""
 
     def check(self) -> None:
-        """Check nothing: the spec is checked, and the job checks the model and the data."""
+        """Check nothing: the predictions are not among the results, and the job checks the model and the data."""
 
     def read(self, result: JobResult, location: str | None) -> PredictResult:
         """Convert the result of the job to the return value of `predict`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, Self
 
@@ -12,7 +12,7 @@ from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.spec import OBJECT_STORE, AnyJobSpec
 from shoal.training import tracking
-from shoal.training.demand import GangDemand, ScalingConfig, gpu_wish
+from shoal.training.demand import ScalingConfig
 from shoal.training.locations import resolved
 
 PREDICT: Final = "predict"
@@ -109,24 +109,11 @@ class PredictJobSpec(AnyJobSpec):
         """Return the model that predicts."""
         return f"predictions of {self.model}"
 
-    def demand(self) -> GangDemand:
-        """Return what the workers need; they use no GPUs."""
-        gang = self.scaling_config.gang(use_gpu=gpu_wish(self.scaling_config, "cpu"))
-        return GangDemand(gang, gang.size, self.run_config, (self.dataset,))
-
     def locations(self) -> Iterator[tuple[str, str, str]]:
         """Yield the model and the folder of the output."""
         if tracking.is_model_path(self.model):
             yield self.model, "the model", "name a registered model (models:/NAME@ALIAS) or a URI"
         yield self.output_path, "output_path", f"set it to a URI in {OBJECT_STORE}"
-
-    def inputs(self) -> Iterator[DatasetSpec]:
-        """Yield the dataset whose rows the job predicts."""
-        yield self.dataset
-
-    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnyJobSpec.with_datasets`."""
-        return super().with_datasets(replaced).model_copy(update={"dataset": replaced(self.dataset)})
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import shipped_code
-from shoal.jobs.files import storage
 from shoal.jobs.kind import KindCall
 from shoal.jobs.results import JobResult, SearchSummary
 from shoal.kinds.search.spec import SearchCode, TuneJobSpec
-from shoal.training import locations
 from shoal.training.boosting.params import UserCode
 from shoal.training.reporting import say
 
@@ -121,7 +119,7 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
             if spec.metric is None:
                 direction = spec.direction or spec.train.direction
                 library_of(spec.train.framework).refuse_untold(self.code[1], direction)
-        locations.try_out(storage.root(spec.run_config.artifact_location))
+        super().check()
 
     def stored(self) -> dict[str, Any]:
         """Store the code."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal, Self
 
@@ -388,26 +388,3 @@ class TuneJobSpec(AnyJobSpec):
             return replace(of_trials, run_config=self.run_config, inputs=inputs, also=(self.train.demand().size,))
         gang = scaling.gang(use_gpu=bool(scaling.use_gpu))
         return GangDemand(gang, gang.size, self.run_config, inputs)
-
-    def inputs(self) -> Iterator[DatasetSpec]:
-        """Yield the datasets that the trials read."""
-        if self.train is not None:
-            yield self.train.dataset
-        if self.holdout is not None:
-            yield self.holdout
-        yield from self.dataset_map.values()
-
-    def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnyJobSpec.comparable`."""
-        # `code_digest` stands for the code, because the pickled bytes differ between processes.
-        equal = {"program": self.program and "by value", "user_code": self.user_code and "by value"}
-        return super().comparable(by_content).model_copy(update=equal)
-
-    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnyJobSpec.with_datasets`."""
-        changed: dict[str, Any] = {"dataset_map": {name: replaced(each) for name, each in self.dataset_map.items()}}
-        if self.holdout is not None:
-            changed["holdout"] = replaced(self.holdout)
-        if self.train is not None:
-            changed["train"] = self.train.model_copy(update={"dataset": replaced(self.train.dataset)})
-        return super().with_datasets(replaced).model_copy(update=changed)

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.jobs import shipped_code
-from shoal.jobs.files import storage
 from shoal.jobs.kind import KindCall
 from shoal.kinds.training.spec import JobSpec
-from shoal.training import locations
 from shoal.training.boosting.params import UserCode
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ class TrainingCall(KindCall[JobSpec, UserCode, "TrainResult"]):
             library_of(spec.framework).refuse_untold(self.code, spec.direction)
         if spec.init_model is not None and importlib.util.find_spec(spec.framework):
             library_of(spec.framework).init_model(shipped_code.read(spec.init_model)).check(spec, train.source)
-        locations.try_out(storage.root(spec.run_config.artifact_location))
+        super().check()
 
     def stored(self) -> dict[str, Any]:
         """Store the user's functions."""

@@ -83,21 +83,9 @@ class JobSpec(TrainRequest, AnyJobSpec):
             )
         return self
 
-    def inputs(self) -> Iterator[DatasetSpec]:
-        """Yield the datasets to train on and to evaluate with."""
-        yield self.dataset
-        yield from self.eval_set.values()
-
     def comparable(self, by_content: Callable[[DatasetSpec], DatasetSpec]) -> Self:
         """Return a copy of the spec, to compute the job's fingerprint from it; see :meth:`AnyJobSpec.comparable`."""
         # The name of a stored file is the digest of its content; its folder may differ between hosts.
         stored = self.init_model is not None and is_stored(self.init_model)
         init_model = self.init_model.rpartition("/")[2] if self.init_model and stored else self.init_model
-        changed = {"user_code": self.user_code and "by value", "init_model": init_model}
-        return super().comparable(by_content).model_copy(update=changed)
-
-    def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:
-        """Return a copy of the spec with `replaced(x)` for every dataset x; see :meth:`AnyJobSpec.with_datasets`."""
-        eval_set = {name: replaced(dataset) for name, dataset in self.eval_set.items()}
-        changed = {"dataset": replaced(self.dataset), "eval_set": eval_set}
-        return super().with_datasets(replaced).model_copy(update=changed)
+        return super().comparable(by_content).model_copy(update={"init_model": init_model})
