@@ -23,10 +23,10 @@ from shoal.state.schema import Lease, Node, NodeState
 from shoal.training import cluster
 from shoal.training.boosting.engine import train
 from shoal.training.gang.gang import end_gangs
+from tests.support.boosting_trainings import SAMPLED, Losses, resumable
 from tests.support.job_store import POOL, change_pool, store
 from tests.support.two_node_cluster import TwoNodes
 from tests.support.waiting import wait_until
-from tests.training.boosting.test_checkpoints import SAMPLED, Losses, asked
 
 __all__ = ["store"]
 
@@ -60,7 +60,9 @@ def busy_on(node_id: str) -> Any:
 def test_a_training_moves_at_the_next_checkpoint_if_there_is_room_and_is_the_same_model(
     renewed: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    two = asked(rows, params=SAMPLED, scaling_config=XGBScalingConfig(num_workers=2, num_cpu_per_worker=1))
+    two = resumable(
+        rows, params=SAMPLED["xgboost"], scaling_config=XGBScalingConfig(num_workers=2, num_cpu_per_worker=1)
+    )
     whole = train(two)
     with ExitStack() as stack:
 

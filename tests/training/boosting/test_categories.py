@@ -23,9 +23,9 @@ from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.reporting import gang_context
 from shoal.training.xgboost import worker
 from shoal.training.xgboost.library import note
+from tests.support.boosting_trainings import Losses
 from tests.support.predictions import predict_booster
 from tests.support.two_node_cluster import TwoNodes
-from tests.training.boosting.test_checkpoints import Losses
 
 FEATURES = ("carrier", "hour", "flight", "late")
 CATEGORICAL = ("late", "carrier", "flight")

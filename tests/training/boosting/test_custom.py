@@ -13,42 +13,12 @@ from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting import engine
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.params import UserCode
-from shoal.training.boosting.request import TrainRequest
 from shoal.training.reporting import gang_context
-from tests.support.two_node_cluster import COLUMNS, ROWS, TwoNodes, write_rows
-from tests.training.boosting.test_checkpoints import Losses
+from tests.support.boosting_trainings import LIBRARIES, Losses, request, spec
+from tests.support.two_node_cluster import COLUMNS, TwoNodes, write_rows
 from tests.training.custom import mean_error, squared_error, worst_error
-from tests.training.lightgbm import test_lightgbm
-from tests.training.xgboost import test_xgboost
-from tests.training.xgboost.test_xgboost import spec
 
 pytestmark = pytest.mark.ray
-
-LIBRARIES = ["xgboost", "lightgbm"]
-
-
-def request(framework: str, rows: Path, **changes: Any) -> TrainRequest:
-    return {"xgboost": test_xgboost, "lightgbm": test_lightgbm}[framework].request(rows, **changes)
-
-
-def test_one_worker_grows_the_trees_of_plain_xgboost(driver: TwoNodes, rows: Path) -> None:
-    import xgboost
-
-    result = train(
-        request("xgboost", rows, scaling_config={"num_workers": 1}), user_code=UserCode(objective=squared_error)
-    )
-    assert (result.num_workers, result.rows) == (1, ROWS)
-    table = DataConnector.from_parquet(rows).to_pandas()
-    matrix = xgboost.QuantileDMatrix(table[COLUMNS], table["y"], nthread=1)
-    alone = xgboost.train({"max_depth": 3, "nthread": 1}, matrix, 10, obj=squared_error)
-    assert result.booster().get_dump(with_stats=True) == alone.get_dump(with_stats=True)
-
-
-def test_one_worker_grows_the_trees_of_plain_lightgbm(driver: TwoNodes, rows: Path) -> None:
-    result = train(
-        request("lightgbm", rows, scaling_config={"num_workers": 1}), user_code=UserCode(objective=squared_error)
-    ).booster()
-    assert test_lightgbm.trees(result) == test_lightgbm.trees(test_lightgbm.alone(rows, 10, objective=squared_error))
 
 
 @pytest.mark.parametrize(
@@ -72,8 +42,8 @@ def test_all_stop_at_the_same_round_interrupted_or_not(
 ) -> None:
     noise = write_rows(tmp_path / "noise", rows=300, seed=2)
     asked = request(
-        framework,
         rows,
+        framework,
         eval_set={"train": spec(rows), "eval": spec(noise)},
         n_estimators=200,
         early_stopping_rounds=4,
@@ -118,22 +88,22 @@ def test_what_a_function_raises_on_one_rank_is_told(driver: TwoNodes, rows: Path
 
     user_code = UserCode(objective=fails) if part == "objective" else UserCode(metrics=(fails,))
     with pytest.raises(TrainingError, match=r"rank 1 .* failed: ZeroDivisionError: no rows of class 7") as caught:
-        train(request(framework, rows, n_estimators=1000, eval_set={"eval": spec(rows)}), user_code=user_code)
+        train(request(rows, framework, n_estimators=1000, eval_set={"eval": spec(rows)}), user_code=user_code)
     assert "in fails" in "".join(caught.value.__notes__)
 
 
 def test_what_is_refused_before_anything_starts(driver: TwoNodes, rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "shared_gang", None)
     for framework in LIBRARIES:
-        asked = request(framework, rows, params={"objective": "binary"})
+        asked = request(rows, framework, params={"objective": "binary"})
         with pytest.raises(InvalidArgumentError, match=r'is a function, but params contain objective="binary"'):
             train(asked, user_code=UserCode(objective=squared_error))
     other = spec(rows) | {"filters": [["a", ">", 0]]}
-    asked = request("lightgbm", rows, eval_set={"eval": other}, early_stopping_rounds=2)
+    asked = request(rows, "lightgbm", eval_set={"eval": other}, early_stopping_rounds=2)
     with pytest.raises(InvalidArgumentError, match="early_stopping_rounds needs a metric: set the parameter"):
         train(asked, user_code=UserCode(objective=squared_error))
     forest = {"boosting": "rf", "bagging_fraction": 0.5, "bagging_freq": 1}
     with pytest.raises(InvalidArgumentError, match='boosting="rf"'):
-        train(request("lightgbm", rows, params=forest), user_code=UserCode(objective=squared_error))
+        train(request(rows, "lightgbm", params=forest), user_code=UserCode(objective=squared_error))
     with pytest.raises(InvalidArgumentError, match='boosting="rf"'):
-        train(request("lightgbm", rows, params=forest, base_margin_col="m"))
+        train(request(rows, "lightgbm", params=forest, base_margin_col="m"))

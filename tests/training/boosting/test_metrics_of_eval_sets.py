@@ -18,11 +18,11 @@ from shoal.training.boosting.engine import train
 from shoal.training.boosting.messages import Checkpoint, Segment
 from shoal.training.boosting.params import UserCode
 from shoal.training.xgboost.params import approximate
+from tests.support.boosting_trainings import spec
 from tests.support.two_node_cluster import COLUMNS, TwoNodes
 from tests.training.lightgbm.test_segments import trainer
 from tests.training.xgboost import test_xgboost
 from tests.training.xgboost.test_worker import session
-from tests.training.xgboost.test_xgboost import spec
 
 BINARY = {"objective": "binary:logistic", "max_depth": 3}
 CLASSES = {"objective": "multi:softprob", "num_class": 3}

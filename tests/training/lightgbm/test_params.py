@@ -34,38 +34,10 @@ def test_names_that_matter_early_are_lightgbms_own() -> None:
     assert (seed_in(merged, 7, NAMES), seed_in({}, 7, NAMES)) == (3, 7)
 
 
-@pytest.mark.parametrize(
-    ("params", "objective", "named"),
-    [
-        ({"app": "binary"}, "regression", 'app="binary"'),
-        ({"objective": "binary", "loss": "l1"}, None, "the same parameter"),
-        ({"num_iterations": 50}, None, "num_iterations"),
-        ({"num_leaves": object()}, None, "num_leaves"),
-    ],
-)
-def test_contradictions_and_what_cannot_be_written_down(params: dict, objective: str | None, named: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=named):
-        LightGBM().merge_params(params, objective, 100)
-
-
-def test_a_function_as_objective() -> None:
-    merged = LightGBM().merge_params({"num_leaves": 3}, lambda *_: None, 10)
-    assert merged == {"num_leaves": 3}
-    assert worker_params(merged, COLUMNS, threads=2, gpus=0, workers=2, custom_objective=True)["objective"] == "none"
-    with pytest.raises(InvalidArgumentError, match=r'objective is a function, but params contain app="none"'):
-        LightGBM().merge_params({"app": "none"}, lambda *_: None, 10)
-    with pytest.raises(InvalidArgumentError, match=r"params\['metric'\] is a function: pass it to the estimator"):
-        LightGBM().merge_params({"metric": lambda *_: None}, None, 10)
-
-
 def test_whether_there_is_a_metric_to_watch() -> None:
     assert all(has_metric(given) for given in ({}, {"metric": ""}, {"metric": "l1,l2"}, {"metric": ["auc"]}))
     assert not any(has_metric(given) for given in ({"metric": "None"}, {"metric": ["na"]}, {"objective": "none"}))
     assert has_metric({"objective": "none", "metric": "l2"})
-
-
-def test_rounds_given_twice_alike() -> None:
-    assert LightGBM().merge_params({"num_trees": 100}, None, 100) == {}
 
 
 def test_columns_of_categories_and_columns_of_codes_are_not_mixed() -> None:
@@ -78,6 +50,8 @@ def test_columns_of_categories_and_columns_of_codes_are_not_mixed() -> None:
 
 
 def test_what_workers_get() -> None:
+    custom = worker_params({}, COLUMNS, threads=2, gpus=0, workers=2, custom_objective=True)
+    assert custom["objective"] == "none"
     given = made({"eta": 0.1, "n_jobs": 2, "sub_row": 0.5, "seed": 4})
     assert {"learning_rate": 0.1, "bagging_fraction": 0.5, "num_threads": 2}.items() <= given.items()
     assert {"deterministic": True, "force_col_wise": True, "tree_learner": "data", "num_machines": 2}.items() <= (

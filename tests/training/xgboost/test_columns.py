@@ -15,9 +15,9 @@ from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult
 from shoal.training.gang.gang import end_gangs
 from shoal.training.xgboost.library import XGBoost
+from tests.support.boosting_trainings import Losses
 from tests.support.two_node_cluster import assert_ended
 from tests.support.without_ray import nodes_without_ray
-from tests.training.boosting.test_checkpoints import Losses
 
 pytestmark = pytest.mark.usefixtures("without_ray")
 

@@ -8,11 +8,10 @@ import pytest
 import xgboost
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.boosting.params import json_params, seed_in
+from shoal.training.boosting.params import json_params
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.xgboost.library import XGBoost
 from shoal.training.xgboost.params import (
-    NAMES,
     check_params,
     is_stochastic,
     worker_params,
@@ -67,41 +66,6 @@ def test_metrics_and_what_is_no_value() -> None:
         XGBoost().merge_params({"monotone_constraints": {0: 1}}, None, 1)
 
 
-@pytest.mark.parametrize("objective", ["reg:squarederror", "reg:linear"])
-def test_same_objective_twice_is_no_contradiction(objective: str) -> None:
-    assert XGBoost().merge_params({"objective": objective}, "reg:squarederror", 10) == {"objective": "reg:squarederror"}
-
-
-@pytest.mark.parametrize(
-    ("params", "objective", "named"),
-    [
-        ({"objective": "binary:logistic"}, "reg:squarederror", "binary:logistic"),
-        ({"eta": 0.1, "learning_rate": 0.2}, None, "learning_rate"),
-        ({"n_estimators": 50}, None, "n_estimators"),
-        ({"num_boost_round": 50}, None, "num_boost_round"),
-        ({"max_depth": object()}, None, "max_depth"),
-        ({"objective": lambda: 0}, None, "is a function: pass it to the estimator"),
-        ({1: 2}, None, "name"),
-    ],
-)
-def test_contradictions_and_what_cannot_be_written_down(params: dict, objective: str | None, named: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=named):
-        XGBoost().merge_params(params, objective, 100)
-
-
-def test_a_function_as_objective() -> None:
-    assert XGBoost().merge_params({"max_depth": 3}, lambda *_: None, 10) == {"max_depth": 3}
-    with pytest.raises(InvalidArgumentError, match=r'objective is a function, but params contain objective="reg:l'):
-        XGBoost().merge_params({"objective": "reg:linear"}, lambda *_: None, 10)
-    with pytest.raises(InvalidArgumentError, match="objective must be a function or the name of an objective"):
-        XGBoost().merge_params({}, 3, 10)  # type: ignore[arg-type]
-    check_params({"num_class": 3, "disable_default_eval_metric": True}, ["a"])
-
-
-def test_rounds_given_twice_alike() -> None:
-    assert XGBoost().merge_params({"n_estimators": 100}, None, 100) == {}
-
-
 def test_what_workers_get() -> None:
     assert worker_params({"eta": 0.1, "n_jobs": 2}, threads=2, gpus=0) == {
         "eta": 0.1,
@@ -109,12 +73,6 @@ def test_what_workers_get() -> None:
         "device": "cpu",
     }
     assert worker_params({"random_state": 1}, threads=2, gpus=1) == {"nthread": 2, "device": "cuda"}
-
-
-def test_the_seed_is_the_parameters_own_if_they_name_one() -> None:
-    assert [seed_in(params, 7, NAMES) for params in ({}, {"seed": 1}, {"random_state": 2})] == [7, 1, 2]
-    with pytest.raises(InvalidArgumentError, match="a seed must be an integer"):
-        seed_in({"seed": "one"}, 7, NAMES)
 
 
 def test_when_xgboost_draws_lots() -> None:
@@ -140,6 +98,7 @@ def test_params_that_workers_cannot_follow(params: dict) -> None:
         {"objective": "reg:quantileerror", "quantile_alpha": [0.1, 0.9]},
         {"objective": "survival:cox"},
         {"objective": "reg:gamma"},
+        {"num_class": 3, "disable_default_eval_metric": True},
     ],
 )
 def test_good_params_pass(params: dict) -> None:
