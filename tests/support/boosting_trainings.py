@@ -88,11 +88,13 @@ def trees(booster: Any) -> Any:
 
 
 def predicted(booster: Any, table: pd.DataFrame, margin: str | None = None) -> np.ndarray:
-    """What the library itself predicts."""
+    """What the library itself predicts with the best round."""
     if hasattr(booster, "get_dump"):
         import xgboost
 
-        return booster.predict(xgboost.DMatrix(table[COLUMNS], base_margin=None if margin is None else table[margin]))
+        matrix = xgboost.DMatrix(table[COLUMNS], base_margin=None if margin is None else table[margin])
+        best = booster.attr("best_iteration")
+        return booster.predict(matrix, iteration_range=(0, 0 if best is None else int(best) + 1))
     return booster.predict(table[COLUMNS]) + (0 if margin is None else table[margin].to_numpy())
 
 
