@@ -8,7 +8,7 @@ import pytest
 
 from shoal.errors import InvalidArgumentError
 from shoal.pool.api import ComputePool
-from shoal.pool.backends import preflight_job
+from shoal.pool.backends import preflight, preflight_job
 from shoal.pool.backends.interface import Finding
 from shoal.pool.backends.preflight import judge
 from shoal.pool.backends.versions import TESTED_RAY
@@ -72,13 +72,13 @@ def test_a_worker_needs_no_store_and_a_head_alone_is_said():
 
 
 def test_the_facts_of_this_machine(fresh_home, monkeypatch, tmp_path):
-    order = {"pool": "lab", "artifact_location": str(tmp_path / "out")}
+    order = {"pool": "lab", "artifact_location": str(tmp_path / "out"), "libraries": preflight._LIBRARIES}
     monkeypatch.delenv("SHOAL_STATE_URL", raising=False)
 
     here = preflight_job.facts(order)
 
     assert here["python"].startswith("3.")
-    assert here["libraries"]["xgboost"]
+    assert here["libraries"]["xgboost"] and here["libraries"].keys() == LIBRARIES.keys()
     assert here["store"] == 'LookupError: this node uses a store that has no pool "lab"'
     assert here["artifacts"] is None
     assert here["disk_bytes"] > 0

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import PoolUnreachableError
 from shoal.pool.backends import backend_of, versions
 from shoal.pool.backends.interface import DISK_NEEDED, DISK_WANTED, Finding, Status
@@ -35,6 +36,12 @@ times would be misleading."""
 _TOOLS = ("s3fs", "psycopg")
 """Libraries in the report of `preflight_job.py` that cannot train a model."""
 
+_LIBRARIES = {
+    **{name: each.distributions for name, each in BOOSTING_LIBRARIES.items()},
+    **{name: (name,) for name in ("torch", "mlflow", *_TOOLS)},
+}
+"""Libraries in this report, and the names under which PyPI has them."""
+
 _SAME = ("python", "ray", "shoal")
 """Software that has to have the same version on all nodes."""
 
@@ -48,7 +55,7 @@ def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Find
     runner = backend_of(spec).script_runner(spec)
     job = f"shoal-preflight-{spec.name}-{time.time_ns()}"
     before = time.time()
-    runner.submit(job, _JOB, {"pool": spec.name, "artifact_location": artifact_location})
+    runner.submit(job, _JOB, {"pool": spec.name, "artifact_location": artifact_location, "libraries": _LIBRARIES})
     answer = runner.answer(job)
     after = time.time()
     runner.forget(job)

@@ -17,15 +17,6 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-_LIBRARIES = {
-    "xgboost": ("xgboost", "xgboost-cpu"),
-    "lightgbm": ("lightgbm",),
-    "torch": ("torch",),
-    "mlflow": ("mlflow",),
-    "s3fs": ("s3fs",),
-    "psycopg": ("psycopg",),
-}
-
 _HEAD = "node:__internal_head__"
 
 
@@ -39,7 +30,9 @@ def facts(order: Mapping[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "ray": _version("ray"),
         "shoal": _version("shoal"),
-        "libraries": {name: next(filter(None, map(_version, names)), None) for name, names in _LIBRARIES.items()},
+        "libraries": {
+            name: next(filter(None, map(_version, names)), None) for name, names in order["libraries"].items()
+        },
         "store": _call_error(lambda: _read_store(order["pool"])),
         "artifacts": _call_error(lambda: _try_out(order["artifact_location"]))
         if order.get("artifact_location")
