@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.data import DataConnector
 from shoal.training.boosting import engine
 from shoal.training.boosting.messages import Segment
@@ -21,7 +22,7 @@ from shoal.training.boosting.request import TrainRequest
 from shoal.training.gang.gang import Gang
 from tests.support.two_node_cluster import COLUMNS, write_rows
 
-LIBRARIES = ("xgboost", "lightgbm")
+LIBRARIES = tuple(BOOSTING_LIBRARIES)
 
 PLAIN: dict[str, dict[str, Any]] = {"xgboost": {"max_depth": 3}, "lightgbm": {"num_leaves": 15, "learning_rate": 0.3}}
 SAMPLED: dict[str, dict[str, Any]] = {

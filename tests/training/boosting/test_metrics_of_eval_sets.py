@@ -18,10 +18,9 @@ from shoal.training.boosting.engine import train
 from shoal.training.boosting.messages import Checkpoint, Segment
 from shoal.training.boosting.params import UserCode
 from shoal.training.xgboost.params import approximate
-from tests.support.boosting_trainings import spec
+from tests.support.boosting_trainings import request, spec
 from tests.support.two_node_cluster import COLUMNS, TwoNodes
 from tests.training.lightgbm.test_segments import trainer
-from tests.training.xgboost import test_xgboost
 from tests.training.xgboost.test_worker import session
 
 BINARY = {"objective": "binary:logistic", "max_depth": 3}
@@ -53,7 +52,7 @@ def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.ray
 def test_metrics_of_two_workers_are_those_of_plain_xgboost(driver: TwoNodes, binary: Path) -> None:
-    asked = test_xgboost.request(
+    asked = request(
         binary,
         params=BINARY | {"eval_metric": ["auc", "aucpr", "ndcg@50", "logloss"]},
         eval_set={"train": spec(binary), "eval": spec(binary) | {"filters": [["a", ">", 0]]}},
@@ -93,7 +92,7 @@ def test_an_eval_set_that_is_too_long_for_every_worker_is_refused(
 ) -> None:
     monkeypatch.setattr("shoal.training.boosting.rows.MAX_EVAL_ROWS", 1_200)
     monkeypatch.setattr(engine, "shared_gang", None)
-    asked = test_xgboost.request(binary, params=BINARY | {"eval_metric": "auc"}, eval_set={"late": spec(binary)})
+    asked = request(binary, params=BINARY | {"eval_metric": "auc"}, eval_set={"late": spec(binary)})
     with pytest.raises(DataError, match=r'eval_set "late" has 1,201 rows.* for auc, so at most 1,200 rows.*logloss'):
         train(asked)
     accepted = asked.model_copy(update={"params": BINARY})
