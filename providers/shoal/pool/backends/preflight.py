@@ -93,11 +93,15 @@ def judge(
     found = [*_of_host("head", head, mine, artifact_location, before, after)]
     if worker is None:
         return [*found, Finding("worker", "note", "the cluster has only its head, so no other node was checked")]
-    return [
-        *found,
-        *_of_host("worker", worker, mine, artifact_location, before, after),
-        _compare_versions(head, worker),
-    ]
+    found += _of_host("worker", worker, mine, artifact_location, before, after)
+    # Nodes with different versions of Python or Ray cannot work together.
+    must = [f"{name} {head[name]} and {worker[name]}" for name in _SAME if head[name] != worker[name]]
+    there = worker["libraries"]
+    may = [f"{name} {one} and {there[name]}" for name, one in head["libraries"].items() if one != there[name]]
+    if must or may:
+        advice = "install the same versions on all nodes"
+        return [*found, Finding("head and worker", "broken" if must else "note", ", ".join([*must, *may]), advice)]
+    return [*found, Finding("head and worker", "ok", "the same versions")]
 
 
 def _of_host(
@@ -153,19 +157,3 @@ def _of_host(
     status: Status = "broken" if disk < DISK_NEEDED else "note" if disk < DISK_WANTED else "ok"
     advice = f"free some space on {facts['host']}"
     yield Finding(f"{where}: disk", status, f"{disk / _GB:.1f} GB free", None if status == "ok" else advice)
-
-
-def _compare_versions(head: Mapping[str, Any], worker: Mapping[str, Any]) -> Finding:
-    """Compare the software versions of the head and of a worker node. Nodes with different versions of Python or Ray
-    cannot work together."""
-    must = [f"{name} {head[name]} and {worker[name]}" for name in _SAME if head[name] != worker[name]]
-    libraries = head["libraries"], worker["libraries"]
-    may = [
-        f"{name} {libraries[0][name]} and {libraries[1][name]}"
-        for name in libraries[0]
-        if libraries[0][name] != libraries[1][name]
-    ]
-    if must or may:
-        advice = "install the same versions on all nodes"
-        return Finding("head and worker", "broken" if must else "note", ", ".join([*must, *may]), advice)
-    return Finding("head and worker", "ok", "the same versions")

@@ -173,26 +173,21 @@ def access(spec: PoolSpec, service: str) -> ApiServerProxy | None:
 
 def ray_head(spec: PoolSpec, service: str, token: str) -> RayHead:
     """Return the client of the head's HTTP API."""
-    return RayHead(
-        service_url(spec, service),
-        token,
-        ca=ca_path(spec),
-        error=lambda failure: _error(spec, service_url(spec, service), failure),
-        access=access(spec, service),
-    )
+    url = service_url(spec, service)
 
+    def error_of(failure: Failure) -> PoolUnreachableError:
+        head, said = f"the Ray head of RayCluster {spec.namespace}/{spec.ray_cluster}", failure.reason
+        if answer := status_in(said):  # of the API server, through whose proxy requests go
+            if failure.status == HTTPStatus.UNAUTHORIZED:
+                forget_credentials()
+            said = f"the Kubernetes API says: {answer.get('message')}"
+        elif failure.problem is Problem.TOKEN_REFUSED:
+            said = f"the Secret has another token than Ray: {said}"
+        elif failure.problem is Problem.NOT_RAY:
+            said = f"the answer is not that of Ray: {said}"
+        place = f'{head} at {url}, as api= in the URI of pool "{spec.name}" says,' if spec.api else head
+        status = f"{failure.status}: " if failure.status else ""
+        kind = BusyClusterError if failure.problem is Problem.BUSY else PoolUnreachableError
+        return kind(f"{place} does not answer ({status}{said})")
 
-def _error(spec: PoolSpec, url: str, failure: Failure) -> PoolUnreachableError:
-    head, said = f"the Ray head of RayCluster {spec.namespace}/{spec.ray_cluster}", failure.reason
-    if answer := status_in(said):  # of the API server, through whose proxy requests go
-        if failure.status == HTTPStatus.UNAUTHORIZED:
-            forget_credentials()
-        said = f"the Kubernetes API says: {answer.get('message')}"
-    elif failure.problem is Problem.TOKEN_REFUSED:
-        said = f"the Secret has another token than Ray: {said}"
-    elif failure.problem is Problem.NOT_RAY:
-        said = f"the answer is not that of Ray: {said}"
-    place = f'{head} at {url}, as api= in the URI of pool "{spec.name}" says,' if spec.api else head
-    status = f"{failure.status}: " if failure.status else ""
-    kind = BusyClusterError if failure.problem is Problem.BUSY else PoolUnreachableError
-    return kind(f"{place} does not answer ({status}{said})")
+    return RayHead(url, token, ca=ca_path(spec), error=error_of, access=access(spec, service))

@@ -248,13 +248,10 @@ def _nvidia(limit: str | None) -> list[Gpu]:
     finally:
         pynvml.nvmlShutdown()
     everything = [gpu for units in by_index.values() for gpu in units]
-    return everything if limit is None else _selected_gpus(limit, by_index, everything)
-
-
-def _selected_gpus(names: str, by_index: Mapping[str, list[Gpu]], everything: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that CUDA_VISIBLE_DEVICES names by number, by UUID or by the beginning of a UUID."""
+    if limit is None:
+        return everything
     chosen: list[Gpu] = []
-    for name in (each.strip() for each in names.split(",")):
+    for name in (each.strip() for each in limit.split(",")):  # a number, a UUID, or the beginning of a UUID
         by_uuid = [gpu for gpu in everything if name.startswith(("GPU-", "MIG-")) and gpu.id.startswith(name)]
         named = by_index.get(name, by_uuid[:1])
         # CUDA ignores a name that is unknown or repeated, and all names after this name. So this loop ends at such a

@@ -221,9 +221,19 @@ class RayBackend(ClusterBackend):
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Ask the autoscaler for only as many nodes as the pool should have now. The autoscaler can then end the
-        surplus nodes, and the caller may delete their rows."""
+        surplus nodes, and the caller may delete their rows. A pool that has made no request yet needs none."""
         try:
-            self._replace_request(pool)
+            cluster = Cluster(pool.spec)
+            before = cluster.jobs()
+            if any(cluster.asked(job) for job in before):
+                cluster.submit(_job_id(pool), _order(pool))
+                cluster.scripts.answer(_job_id(pool))
+                if pool.size <= 1:
+                    # The job that was just submitted has withdrawn the pool's request. Delete this job, too, so that
+                    # later calls find no job of this pool and do nothing.
+                    cluster.forget(_job_id(pool))
+            for job in before:
+                cluster.forget(job)
         except ConnectionRefusedByClusterError:
             pass  # The head has ended. So its autoscaler and this pool's request for nodes are gone, too.
         except PoolUnreachableError as error:
@@ -245,21 +255,6 @@ class RayBackend(ClusterBackend):
     def script_runner(self, spec: PoolSpec) -> ScriptRunner:
         """Return the runner of scripts on the cluster."""
         return Cluster(spec).scripts
-
-    def _replace_request(self, pool: PoolRef) -> None:
-        """Replace the pool's earlier request to the autoscaler by a request for the pool's present number of nodes. Do
-        nothing if the pool has made no request yet."""
-        cluster = Cluster(pool.spec)
-        before = cluster.jobs()
-        if any(cluster.asked(job) for job in before):
-            cluster.submit(_job_id(pool), _order(pool))
-            cluster.scripts.answer(_job_id(pool))
-            if pool.size <= 1:
-                # The job that was just submitted has withdrawn the pool's request. Delete this job, too, so that later
-                # calls find no job of this pool and do nothing.
-                cluster.forget(_job_id(pool))
-        for job in before:
-            cluster.forget(job)
 
 
 def _job_id(pool: PoolRef) -> str:
