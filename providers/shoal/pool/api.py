@@ -568,13 +568,10 @@ class ComputePool:
         snapshot = snapshot or self._requests.snapshot()
         status = status_of(snapshot, self._clock())
         lease = next((lease for lease in snapshot.leases if lease.holder == self.holder), None)
-
-        def usable(nodes: int) -> int:
-            return nodes_for(snapshot, lease, nodes) if lease else nodes
-
-        if usable(len(status.active)) >= size:
+        ready = nodes_for(snapshot, lease, len(status.active))
+        if ready >= size:
             return True
-        if usable(status.target) >= size or (lease and lease.waiting and lease.size >= size):
+        if nodes_for(snapshot, lease, status.target) >= size or (lease and lease.waiting and lease.size >= size):
             return False
         mine = self._requests.last_rolled_back()
         if mine:
@@ -585,7 +582,7 @@ class ComputePool:
             why = status.reason or "request more with a lease or scale_cluster"
         whose = f" for the lease of {self.holder}" if lease else ""
         raise ScaleError(
-            f'pool "{self.name}" has {usable(len(status.active))} of {size} nodes{whose}, and the target of '
+            f'pool "{self.name}" has {ready} of {size} nodes{whose}, and the target of '
             f"the pool is {status.target}: {why}",
             mine.node_errors if mine else None,
         )

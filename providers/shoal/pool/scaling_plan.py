@@ -118,11 +118,14 @@ def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
     return total <= leased(snapshot) or (total <= snapshot.pool.max_nodes and not queue(snapshot))
 
 
-def nodes_for(snapshot: Snapshot, lease: Lease, nodes: int) -> int:
+def nodes_for(snapshot: Snapshot, lease: Lease | None, nodes: int) -> int:
     """Return how many of a pool's nodes a lease may use. `nodes` is the number of nodes in the pool.
 
-    The nodes that belong to earlier leases are subtracted. A waiting lease may use no node.
+    The nodes that belong to earlier leases are subtracted. A waiting lease may use no node, and None, which is no
+    lease, all of them.
     """
+    if lease is None:
+        return nodes
     return 0 if lease.waiting else max(0, nodes - nodes_before(snapshot, lease))
 
 
@@ -236,7 +239,7 @@ def cause_of_starts(snapshot: Snapshot) -> Operation | None:
     """
 
     def needed(operation: Operation) -> int:
-        lease = _lease_of(snapshot, operation)
+        lease = lease_of(snapshot, operation)
         return operation.size + (nodes_before(snapshot, lease) if lease else 0)
 
     return max(_unfinished_operations(snapshot), key=needed, default=None)
@@ -256,12 +259,10 @@ def _judge_one(snapshot: Snapshot, operation: Operation, now: float) -> Verdict 
         return None
     if pool.state is not PoolState.UP:
         return Verdict(operation.id, OperationState.SUPERSEDED, f'pool "{pool.name}" went down')
-    lease = _lease_of(snapshot, operation)
+    lease = lease_of(snapshot, operation)
     if operation.kind is OperationKind.LEASE and lease is None:
         return Verdict(operation.id, OperationState.SUPERSEDED, "its lease was released or has expired")
-    ready = sum(node.state is NodeState.READY for node in snapshot.nodes)
-    if lease:
-        ready = nodes_for(snapshot, lease, ready)
+    ready = nodes_for(snapshot, lease, sum(node.state is NodeState.READY for node in snapshot.nodes))
     owns_demand = demand is not None and demand.operation_id == operation.id
     target = wanted(snapshot)
     surplus = len(snapshot.nodes) > target or is_unconfirmed(snapshot)
@@ -424,7 +425,8 @@ def cooldown(failures: int) -> float:
     return 0.0 if failures < 2 else min(REPLACE_COOLDOWN * 2.0**doublings, REPLACE_COOLDOWN_MOST)
 
 
-def _lease_of(snapshot: Snapshot, operation: Operation) -> Lease | None:
+def lease_of(snapshot: Snapshot, operation: Operation) -> Lease | None:
+    """Return the lease that an operation asks for; None if it asks for none, or the lease has ended."""
     return next((lease for lease in snapshot.leases if lease.id == operation.lease_id), None)
 
 

@@ -34,7 +34,7 @@ from shoal.pool.journal import commands, rows
 from shoal.pool.journal.advance import withdraw
 from shoal.pool.journal.rows import JournalStep, transaction
 from shoal.pool.reconciling import Clock, is_abandoned, owner_has_ended, reconcile
-from shoal.pool.scaling_plan import Snapshot, nodes_for
+from shoal.pool.scaling_plan import Snapshot, lease_of, nodes_for
 from shoal.pool.selection import is_embedded
 from shoal.pool.spec import PoolSpec
 from shoal.pool.status import PoolStatus, status_of
@@ -181,9 +181,7 @@ class Waiting:
         with self._store.reading() as session:
             snapshot = rows.load(session, self._name, lock=False)
         status = status_of(snapshot, self._clock())
-        lease = next((lease for lease in snapshot.leases if lease.id == operation.lease_id), None)
-        active = len(status.active)
-        return status, nodes_for(snapshot, lease, active) if lease else active
+        return status, nodes_for(snapshot, lease_of(snapshot, operation), len(status.active))
 
 
 def end_if_abandoned(store: Store, name: str) -> None:
