@@ -42,7 +42,7 @@ from shoal.data.staged_data import release, staged
 from shoal.errors import DataError, InvalidArgumentError, PoolNotFoundError
 from shoal.jobs import ids, shipped_code
 from shoal.jobs.files import storage
-from shoal.jobs.spec import OBJECT_STORE, AnyJobSpec
+from shoal.jobs.spec import CODE_FIELDS, OBJECT_STORE, AnyJobSpec
 from shoal.pool.api import ComputePool
 from shoal.pool.backends import backend_of
 from shoal.pool.journal import rows
@@ -57,7 +57,7 @@ _PREFIX = f"{PACKAGED_SCHEME}:"
 """Prefix of those paths in a spec that are relative to the unpacked package."""
 
 _CODE = re.compile(r"(?:/|file://).*(/_code/[0-9a-f]{64})", re.DOTALL)
-_PLACES = ("program", "user_code", "init_model")
+_PLACES = (*CODE_FIELDS, "init_model")
 
 
 def archived(files: Mapping[str, str]) -> bytes:

@@ -21,6 +21,9 @@ from shoal.training.tracking import Caller, Tracking
 if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
+CODE_FIELDS = ("program", "user_code")
+"""Fields in which a spec of any kind may have the path of a file with the user's pickled code."""
+
 NOT_STORED = "not stored yet"
 """Path in a spec of code that is stored when the job is submitted."""
 
@@ -203,7 +206,7 @@ class AnyJobSpec(Settings, ABC):
             by_content: Function that returns the given dataset's spec with a digest of its content in place of its
                 location.
         """
-        code = {name: "by value" for name in ("program", "user_code") if getattr(self, name, None)}
+        code = {name: "by value" for name in CODE_FIELDS if getattr(self, name, None)}
         return self.with_datasets(by_content).model_copy(update=code)
 
     def with_datasets(self, replaced: Callable[[DatasetSpec], DatasetSpec]) -> Self:

@@ -16,7 +16,7 @@ from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs import ids, shipped_code
 from shoal.jobs.kind import spec_class
 from shoal.jobs.scheduling import refuse_too_many_workers, refuse_without_ray
-from shoal.jobs.spec import NOT_STORED, AnyJobSpec, is_spec
+from shoal.jobs.spec import CODE_FIELDS, NOT_STORED, AnyJobSpec, is_spec
 from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.kinds.partitions.spec import PARTITIONS, PartitionsJobSpec
 from shoal.pool.selection import pool_without_folder
@@ -137,8 +137,9 @@ def code_of(
         return code_digest(Program.of(train_func, args, kwargs or {}))
     if digest := getattr(spec, "code_digest", None):
         return str(digest)
-    stored = getattr(spec, "program", None) or getattr(spec, "user_code", None)
-    return stored and stored.rpartition("/")[2]  # the file's name is the digest of the pickled code
+    stored = (getattr(spec, name, None) for name in CODE_FIELDS)
+    # A file's name is the digest of the pickled code.
+    return next((path.rpartition("/")[2] for path in stored if path), None)
 
 
 def check_spec(
