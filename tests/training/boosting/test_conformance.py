@@ -143,7 +143,8 @@ def test_early_stopping_is_agreed_and_remembered(
     assert result.best_score == pytest.approx(min(values))
     assert result.booster().best_iteration == best + counted_from
     # What it predicts, all rows of the eval set and no others counted, is what the workers saw in the best round.
-    assert rmse(result.booster(), noise) == pytest.approx(min(values), rel=1e-3)
+    precision = 1e-6 if framework == "lightgbm" else 1e-3  # XGBoost computes with 32 bits
+    assert rmse(result.booster(), noise) == pytest.approx(min(values), rel=precision)
     Losses(monkeypatch, (best + 2) // 4)  # between the best round and the last
     resumed = train(asked)
     assert resumed.restarts == 1
