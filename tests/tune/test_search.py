@@ -305,7 +305,9 @@ def test_a_search_from_the_command_line_lists_its_trials(pool, tuned_rows, tmp_p
     assert [each["state"] for each in document["trials"]] == ["complete", "failed"]
     assert document["search"]["best_params"] == {"learning_rate": 0.3}
     file.write_text(json.dumps({**spec, "framework": "xgboost"}))
-    assert "start other jobs with `shoal train`" in str(CliRunner().invoke(app, ["tune", str(file)]).output)
+    assert 'this command takes framework="tune": use `shoal train`' in str(
+        CliRunner().invoke(app, ["tune", str(file)]).output
+    )
 
 
 def test_a_search_is_refused_if_its_winner_cannot_be_trained(pool, tuned_rows):
