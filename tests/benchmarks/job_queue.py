@@ -5,7 +5,7 @@ of an engine have: a fork of one that has imported shoal. Most jobs are cancelle
 for longer than their timeout. Then the nodes become free, and the others train a small model. A job counts as lost
 unless its one row and the process that waited for it have the same end, and it is the planned one.
 
-Drivers are counted in the list of processes. Their memory and that of the waiting processes is PSS, which counts a page
+The rows of running jobs name the drivers. Their memory and that of the waiting processes is PSS, which counts a page
 that n processes share a n-th in each.
 
 Run it with ``python -m tests.benchmarks.job_queue``.
@@ -65,16 +65,18 @@ class _Plan:
         return [f"job-{number}" for number in range(self.jobs) if self.end_of(number) == end]
 
 
-def _drivers(home: str) -> list[psutil.Process]:
-    """The drivers of this home that run."""
+def _drivers() -> list[psutil.Process]:
+    """The drivers of the running jobs."""
+    from shoal.os_processes import ProcessId
+    from shoal.state import Store
+    from shoal.state.schema import Job, JobState
+
+    with Store().reading(snapshot=False) as session:
+        rows = session.scalars(select(Job.driver).where(Job.state == JobState.RUNNING)).all()
     found = []
-    for process in psutil.process_iter():
-        try:
-            arguments = process.cmdline()
-            if "shoal.jobs.driver" in arguments and "sh" not in arguments[0].rpartition("/")[2]:
-                found += [process] if process.environ().get("SHOAL_HOME") == home else []
-        except psutil.Error:
-            continue
+    for driver in filter(None, rows):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(ProcessId.from_json(driver).pid))
     return found
 
 
@@ -140,7 +142,7 @@ def _lost(plan: _Plan, told: dict[str, str], rows: Sequence[Any]) -> list[str]:
     return lost
 
 
-def measure(plan: _Plan, data: str, home: str) -> list[str]:
+def measure(plan: _Plan, data: str) -> list[str]:
     """Run the jobs and return a row of figures."""
     from shoal import jobs
     from shoal.jobs.journal import job_queue
@@ -153,7 +155,7 @@ def measure(plan: _Plan, data: str, home: str) -> list[str]:
         context.Process(target=_ask, args=(number, plan, data, told), daemon=True) for number in range(plan.jobs)
     ]
     occupying = [_occupy(number) for number in range(_ROOM)]
-    wait_until(lambda: len(_drivers(home)) >= _ROOM, "the jobs that occupy the nodes", 120, every=_LOOK_S)
+    wait_until(lambda: len(_drivers()) >= _ROOM, "the jobs that occupy the nodes", 120, every=_LOOK_S)
     began = time.perf_counter()
     for waiter in waiters:
         waiter.start()
@@ -162,7 +164,7 @@ def measure(plan: _Plan, data: str, home: str) -> list[str]:
     most, driver_bytes, waiter_bytes, waiting, looks = 0, 0, 0, 0, 0
     all_asked = cancelled = 0.0
     while any(waiter.is_alive() for waiter in waiters):
-        running = _drivers(home)
+        running = _drivers()
         sizes = [tree_bytes(driver.pid) for driver in running]
         most, driver_bytes = max(most, len(running)), max(driver_bytes, sum(sizes))
         if to_cancel:
@@ -240,7 +242,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             frame.assign(y=frame["a"] + frame["b"]).to_parquet(data)
             pool = ComputePool("local://bench?max_nodes=2&min_nodes=2&cpus_per_node=1").up()
             stack.callback(pool.down)
-            rows.append([store, *measure(plan, data, os.environ["SHOAL_HOME"])])
+            rows.append([store, *measure(plan, data)])
     head = [f"{args.jobs} jobs, two nodes of one CPU", "waiting at once", RUN, CANCEL, TIME_OUT, "lost",
             "waiters' MB", "drivers at once", "their MB", "seconds", "ended until next admitted, median s",
             "sent until begun", "begun until ended"]  # fmt: skip
