@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -180,3 +181,10 @@ def test_a_metric_is_refused_exactly_if_plain_xgboost_refuses_it(params: dict[st
         check_params(given, ["a", "b"], grouped=grouped)  # without an eval set, no metric is computed
     # The objective is a function, and the parameter is missing.
     check_params(worker_params({"num_class": 3, "eval_metric": "mlogloss"}, threads=1, gpus=0), ["a"], evaluated=True)
+
+
+def test_an_unknown_parameter_is_refused_in_every_thread() -> None:
+    """XGBoost reports its warnings to Python only in the thread that has imported it."""
+    with ThreadPoolExecutor(4) as threads:
+        checks = [threads.submit(check_params, {"maxdepth": 3}, ["a", "b"]) for _ in range(8)]
+        assert all("did you mean max_depth" in str(check.exception()) for check in checks)

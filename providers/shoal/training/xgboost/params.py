@@ -5,11 +5,12 @@ XGBoost does not combine all metrics of workers exactly, and it accepts only one
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import re
-import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, InvalidParamsError
@@ -197,8 +198,7 @@ def check_params(
         known.update(name for name, value in settings.items() if not isinstance(value, dict | list))
         return settings
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with _log_of_this_thread() as lines:
         try:
             booster = xgboost.Booster(probed, [rows])
             if num_labels > 1:
@@ -206,13 +206,30 @@ def check_params(
             config: dict[str, Any] = json.loads(booster.save_config(), object_hook=noted)
         except (xgboost.core.XGBoostError, ValueError, TypeError) as exc:
             raise InvalidParamsError(f"XGBoost refuses the parameters: {own_message(exc)}") from exc
-    lists = re.findall(r"Parameters: \{(.*?)\} are not used", " ".join(str(each.message) for each in caught), re.DOTALL)
+    lists = re.findall(r"Parameters: \{(.*?)\} are not used", " ".join(lines), re.DOTALL)
     if unused := re.findall(r'"([^"]+)"', " ".join(lists)):
         raise InvalidArgumentError("; ".join(_describe_unused(name, params, sorted(known)) for name in unused))
     if evaluated:
         _check_metrics(probed, rows)
     learner: dict[str, Any] = config["learner"]
     return learner
+
+
+@contextmanager
+def _log_of_this_thread() -> Iterator[list[str]]:
+    """Collect what XGBoost logs in this thread.
+
+    XGBoost has a callback for each thread, and sets one only in the thread that imports it. In all other threads it
+    prints its warnings, so that neither Python's warnings nor this check would see them.
+    """
+    library = importlib.import_module("xgboost.core")._LIB
+    lines: list[str] = []
+    callback = type(library.callback)(lambda line: lines.append(line.decode(errors="replace")))
+    library.XGBRegisterLogCallback(callback)
+    try:
+        yield lines
+    finally:
+        library.XGBRegisterLogCallback(library.callback)
 
 
 def _probe(
