@@ -224,7 +224,7 @@ class AnyJobSpec(Settings, ABC):
 
 
 def is_spec(given: object) -> TypeIs[AnyJobSpec]:
-    """Return whether a spec is given, and not the fields of one or anything else."""
+    """Return whether a value is a spec. A dict with the fields of a spec is none."""
     return isinstance(given, AnyJobSpec)
 
 

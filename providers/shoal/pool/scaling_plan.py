@@ -121,8 +121,8 @@ def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
 def nodes_for(snapshot: Snapshot, lease: Lease | None, nodes: int) -> int:
     """Return how many of a pool's nodes a lease may use. `nodes` is the number of nodes in the pool.
 
-    The nodes that belong to earlier leases are subtracted. A waiting lease may use no node, and None, which is no
-    lease, all of them.
+    The nodes that belong to earlier leases are subtracted. A waiting lease may use no node. Without a lease (None), all
+    nodes count.
     """
     if lease is None:
         return nodes

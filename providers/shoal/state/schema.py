@@ -436,7 +436,7 @@ class Job(Base):
 
     @property
     def run_config(self) -> dict[str, Any]:
-        """The run config as the spec has it, which has only the fields that were given."""
+        """The run config in the spec, as plain data."""
         return self.spec.get("run_config") or {}
 
 

@@ -137,8 +137,8 @@ def import_ahead(resolve: Callable[[], GangShape], modules: Sequence[str], *, co
     the workers, do nothing.
 
     Args:
-        resolve: Function that returns the number and size of the workers. If they do not fit, nothing is imported, and
-            the start of the gang raises the error.
+        resolve: Function that returns the number and size of the workers. If it raises an error, nothing is imported,
+            and the start of the gang raises the same error.
         modules: Names of the modules.
         complete: Whether the workers run user code, which may need the modules' optional packages.
     """

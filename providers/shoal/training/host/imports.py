@@ -94,10 +94,11 @@ def add_estimators(library: str) -> None:
 
 
 def _lacks_estimators(library: str) -> bool:
-    for first in BOOSTING_LIBRARIES[library].with_scikit[:1]:
-        compat = importlib.import_module(f"{library}.{first}")
-        return not compat.SKLEARN_INSTALLED and importlib.util.find_spec("sklearn") is not None
-    return False
+    modules = BOOSTING_LIBRARIES[library].with_scikit
+    if not modules:
+        return False
+    compat = importlib.import_module(f"{library}.{modules[0]}")
+    return not compat.SKLEARN_INSTALLED and importlib.util.find_spec("sklearn") is not None
 
 
 def _modules_of(library: str) -> list[str]:
