@@ -505,7 +505,7 @@ def test_fifty_viewers_cost_the_store_no_more_than_one(store):
 
     def reads_of(viewers: int, running_job: str) -> int:
         reader = StoreReader(store, monotonic=lambda: now[0])
-        pages = Pages(reader, version="1", monotonic=lambda: now[0])
+        pages = Pages(reader, version="1", clock=lambda: 0.0, monotonic=lambda: now[0])
         viewer = AnyoneMayLook().viewer(Request({"type": "http", "headers": []}))
         with statements() as seen:
             for second in range(10):

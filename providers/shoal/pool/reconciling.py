@@ -43,7 +43,7 @@ from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
 from shoal.pool.bound_host import is_here, unrecorded
 from shoal.pool.holder import Notice, job_of
-from shoal.pool.journal import commands, rows, usage
+from shoal.pool.journal import commands, rows, sizes, usage
 from shoal.pool.journal.advance import advance, is_due, record_seen
 from shoal.pool.journal.rows import RETENTION_PERIOD, JournalStep, act, retain, transaction
 from shoal.pool.scaling_plan import Snapshot
@@ -115,6 +115,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
         rows.adopt(snapshot.pool)
         record_seen(session, snapshot, refs, seen)
         intents = advance(session, snapshot, now)
+        sizes.note(session, name, now, has_looked=seen.silence is None)
         ref = PoolRef.of(snapshot.pool, intents.size, now, intents.held)
     if intents.start:
         with act(JournalStep.START):

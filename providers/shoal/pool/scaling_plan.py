@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from shoal.pool.spec import PoolSpec
-from shoal.pool.timeouts import REPLACE_COOLDOWN, REPLACE_COOLDOWN_MOST, SPAWN_GRACE, START_TIMEOUT
+from shoal.pool.timeouts import REPLACE_COOLDOWN, REPLACE_COOLDOWN_MOST, SIZE_PERIOD, SPAWN_GRACE, START_TIMEOUT
 from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
 
 
@@ -370,6 +370,12 @@ def should_touch(snapshot: Snapshot, now: float) -> bool:
     """
     timeout = idle_timeout(snapshot.pool)
     return timeout is not None and in_use(snapshot) and now - snapshot.pool.touched_at > timeout / 10
+
+
+def should_note_size(pool: Pool, now: float) -> bool:
+    """Return whether to record that the nodes of a pool were checked (`Pool.seen_at`), because the last record is older
+    than SIZE_PERIOD, or the clock has been set back."""
+    return pool.state is not PoolState.DOWN and not 0 <= now - (pool.seen_at or 0.0) <= SIZE_PERIOD
 
 
 def should_forgive(snapshot: Snapshot, now: float) -> bool:

@@ -29,6 +29,7 @@ from shoal.pool.backends.local.backend import node_folder, token_path
 from shoal.pool.backends.local.job_server import JobServer
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.endpoint import MLFLOW_STORE, NO_GCS, REGISTER
+from shoal.pool.journal import sizes
 from shoal.pool.journal.rows import JournalStep, transaction
 from shoal.pool.reconciling import ensure_running
 from shoal.pool.spec import PoolSpec
@@ -399,6 +400,7 @@ class Supervisor:
                 raise _Ended("the node's row was deleted or belongs to another supervisor, or the node has to end")
             for name, value in fields.items():
                 setattr(node, name, value)
+            sizes.note(session, node.pool, time.time())
 
     def _report_until_written(self, **fields: object) -> None:
         """Write values to the node's row in the database. Try again until the database can be reached."""

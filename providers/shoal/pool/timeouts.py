@@ -92,6 +92,14 @@ RECONCILE_PERIOD = 1.0
 """Interval at which the reconciler checks every pool. The interval has to be short, because `describe_pool` and the
 sensors promise to show changes within seconds."""
 
+SIZE_PERIOD = 60.0
+"""Interval at which the reconciler records that it has checked the nodes of a pool. Each record is a write
+transaction."""
+
+SIZE_UNKNOWN_AFTER = 180.0
+"""Time without such a record after which the page draws no size of the pool: the pool's host is off, its cluster does
+not answer, or the reconciler does not run."""
+
 WAIT_PERIOD = 0.1
 """Shortest interval at which a blocking call checks whether its operation has ended. The interval grows with the time
 waited."""

@@ -30,7 +30,7 @@ from shoal.pool import bound_host, reconciling
 from shoal.pool.backends import backend_of
 from shoal.pool.bound_host import is_here
 from shoal.pool.holder import require_team
-from shoal.pool.journal import commands, rows
+from shoal.pool.journal import commands, rows, sizes
 from shoal.pool.journal.advance import withdraw
 from shoal.pool.journal.rows import JournalStep, transaction
 from shoal.pool.reconciling import Clock, is_abandoned, owner_has_ended, reconcile
@@ -320,6 +320,7 @@ class Requests:
             for owner in owners:
                 require_team(owner, self.team, f'pool "{self.name}"', is_reserved=True)
             yield session
+            sizes.note(session, self.name, self.clock())
 
     def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:
         """Set the pool's state to up. Return the pool's spec if the pool was down before, else None."""

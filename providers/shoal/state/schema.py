@@ -220,6 +220,26 @@ class Pool(Base):
     """Last decision about the pool's size: `number`, which increases with each change of the size, and `size`. A
     backend whose API can compare numbers refuses older decisions. `unconfirmed` is the reason why the backend has not
     confirmed a smaller size yet, and None if it has. `found` is `PoolRef.found`. None before the first decision."""
+    seen_at: Mapped[float | None]
+    """Time at which the reconciler last checked the pool's nodes and found them as in the rows (`SIZE_PERIOD`). None:
+    it has not checked them yet."""
+
+
+class Size(Base):
+    """The number of a pool's nodes from one time on, until the time of the pool's next row.
+
+    The row is written in the transaction that changes one of the numbers.
+    """
+
+    __tablename__ = "sizes"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=True)
+    pool: Mapped[str] = mapped_column(ForeignKey("pools.name", ondelete="CASCADE"), index=True)
+    at: Mapped[float]
+    ready: Mapped[int | None]
+    """Number of ready nodes. None: no process checked the nodes, such as while the pool's host was off."""
+    target: Mapped[int | None]
+    """Number of nodes that the pool should have. None like `ready`."""
 
 
 class Demand(Base):

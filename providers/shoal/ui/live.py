@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -51,20 +51,8 @@ _OVERLAP_S = 120.0
 """Seconds by which the periods of two reads of changed jobs overlap, so that changes by hosts with a slow clock are
 found."""
 
-_MOST_POINTS = 2_000
-"""Largest number of points that are kept for a plot of a pool's size."""
-
 _MOST_SERIES = 20
 """Largest number of jobs whose metrics are kept in memory."""
-
-
-@dataclass(frozen=True)
-class PoolPoint:
-    """Size of a pool at one time: the number of ready nodes, and the number of nodes that the pool should have."""
-
-    at: float
-    ready: int
-    target: int
 
 
 @dataclass(frozen=True)
@@ -112,7 +100,6 @@ class StoreReader:
 
     Attributes:
         logs: Ends of logs that the heads have sent, and the reason if there is none.
-        pool_points: Points for the plot of each pool's size since the start of this server, the oldest first.
         is_closed: Whether :meth:`close` was called. If so, all streams of events have to end.
     """
 
@@ -130,7 +117,6 @@ class StoreReader:
         self._cache: _Cache | None = None
         self._heads = HeadAnswers(clock, monotonic)
         self.logs: BackgroundReader[tuple[str, str | None]] = BackgroundReader(monotonic)
-        self.pool_points: dict[str, deque[PoolPoint]] = {}
         self._metrics: dict[Key, tuple[JobLine, list[MetricPoint]]] = {}
         self._subscribers: set[_Subscriber] = set()
         self._state = threading.Condition()
@@ -242,13 +228,6 @@ class StoreReader:
         at = self._clock()
         pools = tuple(report_pools(self.store, embedded=True, check=self._heads.check))
         jobs, all_jobs_read = self._jobs(cache, mark, now, is_same)
-        names = {report.status.name for report in pools}
-        self.pool_points = {name: points for name, points in self.pool_points.items() if name in names}
-        for report in pools:
-            points = self.pool_points.setdefault(report.status.name, deque(maxlen=_MOST_POINTS))
-            size = (len(report.status.active), report.status.target)
-            if not points or (points[-1].ready, points[-1].target) != size:
-                points.append(PoolPoint(at, *size))
         old = cache.overview if cache is not None else None
         if cache is not None and old is not None and is_same and _as_shown(old.pools) == _as_shown(pools):
             cache.looked = cache.read = now

@@ -16,6 +16,7 @@ from shoal.history import Entry, read
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.status import JobLine
 from shoal.links import dashboard_link
+from shoal.pool.journal import sizes
 from shoal.pool.status import PoolReport
 from shoal.secrets.redaction import redact
 from shoal.state import Store
@@ -31,7 +32,7 @@ from shoal.ui.model_view import Models
 PAGE_SIZE = 50
 """Number of jobs that one page of the list of jobs shows."""
 
-_DAY_S = 86_400.0
+_MINUTE_S, _DAY_S = 60.0, 86_400.0
 
 AGES = {"day": _DAY_S, "week": 7 * _DAY_S, "month": 30 * _DAY_S}
 """Choices of the filter by age in the list of jobs, in seconds."""
@@ -109,7 +110,8 @@ class Pages:
 
     def _main(self, key: tuple[Any, ...]) -> str:
         overview = self.reader.overview()
-        version = (overview.version, self._models.version if key[0] in ("models", "model") else 0)
+        others = {"models": self._models.version, "model": self._models.version, "pool": self._clock() // _MINUTE_S}
+        version = (overview.version, others.get(key[0]))
         # If many viewers request a page at the same time, one request renders the page, and the other requests wait for
         # the result.
         with self._lock:
@@ -224,7 +226,7 @@ class Pages:
             "report": report,
             "jobs": jobs[:20],
             "jobs_count": len(jobs),
-            "plot": _size_plot(report, self.reader, overview.at),
+            "plot": _size_plot(report, self.reader, self._clock()),
             "dashboard": dashboard_link(report.dashboard),
             "run_link": RunLinks(self.reader.store).link,
             "record": _recorded(self.reader.store, limit=20, pool=name),
@@ -261,22 +263,13 @@ def trouble_of(report: PoolReport) -> str | None:
 
 
 def _size_plot(report: PoolReport, reader: StoreReader, at: float) -> dict[str, Any]:
-    """Return the data for the plot of a pool's size and of the size that the pool should have.
-
-    The sizes since the start of this server are those that the server has read. The sizes before the start are taken
-    from the operations that succeeded.
-    """
-    points = list(reader.pool_points.get(report.status.name, ()))
-    since = points[0].at if points else at
-    kept = [each for each in reversed(report.operations) if each.kind != "lease" and each.state == "succeeded"]
-    ready = [(each.ended_at, each.size) for each in kept if each.ended_at is not None and each.ended_at < since]
-    target = [(each.created_at, each.size) for each in kept if each.created_at < since]
-    ready += [(point.at, point.ready) for point in points]
-    target += [(point.at, point.target) for point in points]
+    """Return the data for the plot of a pool's ready and demanded nodes, and of the requests for a size."""
+    points = sizes.points(reader.store, report.status.name, at)
+    times = [formats.iso(when) for when, _, _ in points]
     return {
         "kind": "size",
-        "ready": _steps(ready, at),
-        "target": _steps(target, at),
+        "ready": {"x": times, "y": [ready for _, ready, _ in points]},
+        "target": {"x": times, "y": [target for _, _, target in points]},
         "requests": {
             "times": [formats.iso(each.created_at) for each in report.operations],
             "sizes": [each.size for each in report.operations],
@@ -287,15 +280,11 @@ def _size_plot(report: PoolReport, reader: StoreReader, at: float) -> dict[str, 
                 for each in report.operations
             ],
         },
-        "most": max([report.status.max_nodes, *(each.size for each in report.operations)]),
+        "most": max(
+            [report.status.max_nodes, *(each.size for each in report.operations)]
+            + [number or 0 for point in points for number in point[1:]]
+        ),
     }
-
-
-def _steps(values: list[tuple[float, int]], at: float) -> dict[str, list[Any]]:
-    """Return the points of a step plot. The last value is repeated at the present time, `at`, so that the line extends
-    to the present."""
-    times = [formats.iso(when) for when, _ in values] + [formats.iso(at)]
-    return {"x": times, "y": [value for _, value in [*values, *values[-1:]]]}
 
 
 def _recorded(store: Store, *, limit: int, pool: str | None = None, job_id: str | None = None) -> list[Entry]:

@@ -17,7 +17,7 @@ from shoal.pool.backends import backend_of
 from shoal.pool.backends.interface import Arrival, NodeRef, Seen, Waiting, pool_id
 from shoal.pool.bound_host import is_bound_here
 from shoal.pool.holder import Notice
-from shoal.pool.journal import rows, usage
+from shoal.pool.journal import rows, sizes, usage
 from shoal.pool.scaling_plan import (
     Snapshot,
     Verdict,
@@ -48,6 +48,7 @@ def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bo
     snapshot = rows.load(session, operation.pool)
     end_operation(session, snapshot, Verdict(operation_id, OperationState.ROLLED_BACK, reason), now)
     usage.follow_leases(session, operation.pool, now)
+    sizes.note(session, operation.pool, now)
     return True
 
 
@@ -151,6 +152,7 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
         or rows.clock_has_jumped(snapshot.pool)
         or any(_has_expired(snapshot, lease, shared_now) for lease in snapshot.leases)
         or any(_changed_nodes(snapshot, looked_at, seen))
+        or (seen.silence is None and scaling_plan.should_note_size(snapshot.pool, now))
         or scaling_plan.is_due(snapshot, now)
     )
 

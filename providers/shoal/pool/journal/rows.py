@@ -39,6 +39,7 @@ from shoal.state.schema import (
     OperationState,
     Pool,
     PoolState,
+    Size,
     Usage,
 )
 from shoal.state.store import At, act, transaction
@@ -289,6 +290,9 @@ KEEP_OPERATIONS = 100
 """Number of ended operations that are kept for each pool. Every read of the pool loads all these operations, so a
 larger number would make each read slower."""
 
+KEEP_SIZES = 1_000
+"""Number of rows of the table `sizes` that are kept for each pool. The page draws all of them."""
+
 KEEP_LOGS = 7 * 24 * 3600.0
 """Time for which the logs of ended nodes are kept: one week, so that logs of Friday can still be read on Monday."""
 
@@ -300,8 +304,8 @@ RETENTION_PERIOD = 3600.0
 
 
 def retain(store: Store, name: str, now: float) -> None:
-    """Delete a pool's ended operations (except the newest) and the old logs of its ended nodes. Also delete old rows of
-    the table `usage` (the number of nodes of each lease and job), for all pools.
+    """Delete a pool's ended operations and recorded sizes (except the newest), and the old logs of its ended nodes.
+    Also delete old rows of the table `usage` (the number of nodes of each lease and job), for all pools.
 
     Raises:
         PoolNotFoundError: No pool has this name.
@@ -311,6 +315,8 @@ def retain(store: Store, name: str, now: float) -> None:
         ended = select(Operation).where(Operation.pool == name, Operation.state != OperationState.OPEN)
         for operation in session.scalars(ended.order_by(Operation.created_at.desc()).offset(KEEP_OPERATIONS)):
             session.delete(operation)
+        sizes = select(Size.id).where(Size.pool == name).order_by(Size.id.desc()).limit(KEEP_SIZES)
+        session.execute(delete(Size).where(Size.pool == name, Size.id.not_in(sizes)))
         session.execute(delete(Usage).where(Usage.ended_at < now - KEEP_USAGE))
     # A ray:// pool has no log folder, so the loop finds no files. If another process deletes the same log at the same
     # time, the missing file is not an error.

@@ -21,8 +21,13 @@ function size({ ready, target, requests, most }) {
   return {
     traces: [
       {
-        name: "ready", x: ready.x, y: ready.y, mode: "lines", fill: "tozeroy", line: { shape: "hv", color: colour("--plot-1"), width: 2 },
-        fillcolor: colour("--info-ground"), hovertemplate: "%{y} ready<extra></extra>",
+        // Plotly fills gaps of a line, too. So the ground is a trace of its own, without a gap.
+        x: ready.x, y: ready.y.map((each) => each ?? 0), mode: "lines", fill: "tozeroy", line: { shape: "hv", width: 0 },
+        fillcolor: colour("--info-ground"), hoverinfo: "skip", showlegend: false,
+      },
+      {
+        name: "ready", x: ready.x, y: ready.y, mode: "lines", line: { shape: "hv", color: colour("--plot-1"), width: 2 },
+        hovertemplate: "%{y} ready<extra></extra>",
       },
       {
         name: "demand", x: target.x, y: target.y, mode: "lines",
