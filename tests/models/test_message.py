@@ -35,7 +35,7 @@ def test_one_model_is_named_in_the_subject_and_compared_with_its_last_versions()
     ("given", "comparison"),
     [
         (line(17.0), []),
-        (line(17.0, (None, True)), []),
+        (line(17.0, (None, True), (math.nan, False)), []),
         (line(17.0, (18.0, True)), ["rmse of the last version: 18* (* promoted); version 12 is better than 1 of 1"]),
         (line(math.nan, (18.0, False)), ["rmse of the last version: 18"]),
         (line(0.75, (0.5, False), metric="auc"), ["auc of the last version: 0.5; version 12 is better than 1 of 1"]),

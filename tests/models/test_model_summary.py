@@ -67,9 +67,17 @@ def test_no_metric_of_a_champion_that_knows_rows_of_the_holdout():
     assert (line.champion, line.champion_version) == (None, "6")
 
 
-def test_lines_survive_json_also_with_nan():
-    [line] = summary([spec_of("a")], [result_of(float("nan"), promoted=False, champion=1.0).to_dict()])
+def test_a_champion_that_could_not_be_read_has_no_metric():
+    [line] = summary([spec_of("a")], [result_of(2.9, promoted=False, champion=float("nan"))])
 
+    assert str(line) == "kept      a: rmse 2.9: rmse 2.9 decided"
+
+
+def test_lines_survive_json_also_with_nan():
+    result = result_of(float("nan"), promoted=False, champion=1.0)
+    [line] = summary([spec_of("a")], [result.to_dict()])
+
+    assert repr(JobResult.model_validate_json(result.model_dump_json())) == repr(result)
     again = ModelLine.parse(json.loads(json.dumps(line.to_dict(), allow_nan=False)))
 
     assert str(again) == str(line) == "kept      a: rmse nan, champion 1: rmse nan decided"

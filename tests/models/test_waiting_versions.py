@@ -373,11 +373,14 @@ def test_the_command_promotes_or_says_why_not(gate: Gate, monkeypatch: pytest.Mo
     assert "waits for" not in shoal("history", gate.name).stdout
 
 
-@pytest.mark.parametrize("is_hidden", [False, True])
-def test_the_registry_is_that_of_the_training(gate: Gate, monkeypatch: pytest.MonkeyPatch, is_hidden: bool) -> None:
+@pytest.mark.parametrize("kept", ["uri", "hidden", "default"])
+def test_the_registry_is_that_of_the_training(gate: Gate, monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
     """A URI whose password the store does not have is taken from the environment."""
     away = "http://anna:***@127.0.0.1:9"
-    of_job, environment = (away, gate.run.uri) if is_hidden else (gate.run.uri, away)
+    of_job, environment = (away, gate.run.uri) if kept == "hidden" else (gate.run.uri, away)
+    if kept == "default":
+        of_job = None
+        monkeypatch.setattr("shoal.jobs.mlflow_run.default_uri", lambda: gate.run.uri)
     outcome = wait(gate, "good")
     with gate.store.transaction() as session:
         job = session.get_one(Job, (KEY.job_id, KEY.attempt))

@@ -43,7 +43,7 @@ def test_a_report_has_metrics_curve_decision_and_links(monkeypatch):
         r"# a\_b version 4: promoted", "", r"a\_b version 4 replaces \<b\>3\</b\> \| \[x\](http://y)",
     ]  # fmt: skip
     assert "| holdout-rmse | 1.5 |" in text and "| rows | 1,200 |" in text
-    assert "\neval-rmse  4  █▆▃▁  1  steps 1 to 4\n" in text
+    assert "\neval-rmse  4  █▆▃▁  1  rounds 1 to 4\n" in text
     assert text.splitlines()[-1] == (
         "[MLflow run](<https://mlflow.example/#/runs/r1>)"
         " · [Model version](<https://mlflow.example/#/models/a_b/versions/4>)"

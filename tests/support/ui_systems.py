@@ -160,13 +160,15 @@ def write(store: Store, *rows: Any) -> None:
 
 
 def search(store: Store) -> Key:
-    """A search that runs: six trials have ended, one of them without a value. A choice has a hostile name."""
+    """A search whose winner is being trained: six trials have ended, one of them without a value. A choice has a
+    hostile name."""
     import optuna
 
     from shoal.kinds.search.study_storage import ERROR, NUMBER, PARAMS, STUDY, StudyJournal, storage_of
 
     spec = {**SPEC, "framework": "tune", "direction": "minimize", "fingerprint": "q"}
-    write(store, job("a-search", "retrain", JobState.RUNNING, 60, spec=spec))
+    row = job("a-search", "retrain", JobState.RUNNING, 60, spec=spec, progress=progress(2))
+    write(store, row, metrics("a-search", [0, 2, 3, 4, 5], ["trial-value"]))
     key = Key("a-search", 1)
     storage = storage_of(StudyJournal(store, key, 1))
     study = optuna.create_study(storage=storage, study_name=STUDY, sampler=optuna.samplers.RandomSampler(seed=0))

@@ -185,13 +185,14 @@ def test_trials_are_runs_below_that_of_the_job(pool, tuned_rows, tmp_path):
         run_config=config,
         register={
             "model": "tuned",
-            "metric": "rmse",
+            "metric": "mae",
             "holdout": DataConnector.from_parquet(str(gate)),
         },
     )
 
     result = found.job_result
     assert (result.model_name, result.model_version, result.promoted) == ("tuned", "1", True)
+    assert result.metrics.keys() == {"holdout-mae"}  # none on the rows of the search
     client = mlflow_run.connect(uri)
     parent = client.get_run(result.mlflow_run_id)
     assert parent.data.params["learning_rate"] == "0.3"

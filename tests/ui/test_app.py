@@ -208,7 +208,7 @@ def test_the_trials_of_a_search_are_on_its_page_the_best_first(client, store, mo
     assert HOSTILE not in page
     plots = {each["kind"]: each for each in map(json.loads, map(unescape, re.findall('data-plot="([^"]+)"', page)))}
     complete = [each for each in found if each.value is not None]
-    assert plots["history"]["x"] == [0, 2, 3, 4, 5]
+    assert plots["history"]["x"] == plots["curves"]["series"][0]["x"] == [0, 2, 3, 4, 5]
     assert plots["history"]["y"] == [each.value for each in complete]
     assert plots["history"]["best"] == [*itertools.accumulate((each.value for each in complete), min)]
     assert [each["name"] for each in plots["slices"]["params"]] == ["eta", "kind"]

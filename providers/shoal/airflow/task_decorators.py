@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -173,11 +172,12 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
 
     def _values(self, result: JobResult) -> list[Any]:
         from shoal.jobs import load_results
+        from shoal.jobs.results import strict
         from shoal.kinds.function.call import Response
 
         assert isinstance(self.spec, Mapping)
         location = RunConfig.model_validate(self.spec.get("run_config") or {}).artifact_location
-        return [_strict(value) for value in Response(load_results(result, location)).get_results()]
+        return [strict(value) for value in Response(load_results(result, location)).get_results()]
 
 
 class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
@@ -220,20 +220,6 @@ class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
 def _given(function: Callable[..., Any], args: Collection[Any], kwargs: Mapping[str, Any]) -> Collection[str]:
     """Return the names of those parameters of a function for which the user has given arguments."""
     return inspect.signature(function).bind_partial(*args, **kwargs).arguments.keys()
-
-
-def _strict(value: Any) -> Any:
-    """Replace NaN and infinity in plain data by the texts that `JobResult.to_dict` writes.
-
-    Airflow posts an XCom as strict JSON, so a NaN would fail the task of a job that has succeeded.
-    """
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if type(value) in (list, tuple):
-        return type(value)(map(_strict, value))
-    if type(value) is dict:
-        return {key: _strict(item) for key, item in value.items()}
-    return value
 
 
 def distributed_task(python_callable: Callable[..., Any] | None = None, **kwargs: Any) -> TaskDecorator:

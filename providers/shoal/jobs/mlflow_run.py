@@ -107,6 +107,12 @@ def uri_of(given: str | None = None) -> str:
     return absolute_database(given or os.environ.get("MLFLOW_TRACKING_URI") or default_uri())
 
 
+def uri_of_job(in_spec: str | None) -> str:
+    """Return the tracking URI of a job: the one in its spec, else the result of :func:`default_uri`. The environment
+    counts only when the job is submitted, which writes it into the spec."""
+    return in_spec or default_uri()
+
+
 @contextmanager
 def tracking_at(uri: str) -> Iterator[None]:
     """Let MLflow's functions use a tracking server or database in the block."""
@@ -208,7 +214,7 @@ class Run:
         Raises:
             InvalidArgumentError: The experiment was deleted.
         """
-        uri = tracking.uri or default_uri()
+        uri = uri_of_job(tracking.uri)
         client = connect(uri)
         import mlflow
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from shoal.option_validation import Settings
 from shoal.secrets.redaction import redact_value
@@ -39,11 +40,27 @@ DATA_TAGS = "shoal.data_"
 """Prefix of the names of the MLflow tags that describe the training rows of a registered version."""
 
 
+def strict(value: Any) -> Any:
+    """Replace NaN and infinity in plain data by the texts that `PlainResult.to_dict` writes, for strict JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if type(value) in (list, tuple):
+        return type(value)(map(strict, value))
+    if type(value) is dict:
+        return {key: strict(item) for key, item in value.items()}
+    return value
+
+
+def finite(value: float | None) -> float | None:
+    """Return the value of a metric for people and for plots; None if it is unknown, NaN or infinite."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 class PlainResult(Settings):
     """Base class of results and their parts. Unknown fields are ignored, because a later version of shoal may have
     stored the result."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", ser_json_inf_nan="strings")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data for an XCom, or for the result of a Prefect task.
@@ -51,7 +68,7 @@ class PlainResult(Settings):
         NaN and infinity become the texts "NaN" and "Infinity", because JSON has no such numbers. The method
         ``model_validate`` converts these texts back to floats.
         """
-        plain: dict[str, Any] = from_json(to_json(self.model_dump(), inf_nan_mode="strings"))
+        plain: dict[str, Any] = from_json(self.model_dump_json())
         return plain
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shoal.data.connector import DataConnector
 from shoal.data.output_tables import kept_columns
 from shoal.distributors.call import Call, check_submit, submitting
-from shoal.distributors.estimator import BoostingEstimator
+from shoal.distributors.estimator import BoostingEstimator, connector_of
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
@@ -107,28 +107,8 @@ def prepared(
     config = given.pop("run_config", RunConfig())
     if program is not None:
         given |= {"program": NOT_STORED, "code_digest": program.digest}
-    spec = PartitionsJobSpec.parse({"dataset": connected(data, staged), "run_config": config, **given})
+    spec = PartitionsJobSpec.parse({"dataset": connector_of("data", data, staged), "run_config": config, **given})
     return Call(call_of(spec, program))
-
-
-def connected(data: Dataset, staged: ExitStack) -> DataConnector:
-    """Return a connector to a dataset. A DataFrame is copied to files first, which `staged` removes.
-
-    Raises:
-        InvalidArgumentError: This is neither a connector nor a table.
-    """
-    if isinstance(data, DataConnector):
-        return data
-    from shoal.data.staged_data import is_frame
-
-    if not is_frame(data):
-        raise InvalidArgumentError(
-            f"data must be a DataConnector or a DataFrame, not {type(data).__name__}: DataConnector.from_parquet(path) "
-            "creates a connector"
-        )
-    connector = DataConnector.from_dataframe(data)
-    staged.callback(connector.discard_staging)
-    return connector
 
 
 def train(
@@ -237,7 +217,7 @@ def _train_call(
         )
     from shoal.kinds.partitions.call import estimator_program
 
-    connector = connected(data, staged)
+    connector = connector_of("data", data, staged)
     threads = getattr(options.get("scaling_config"), "num_cpu_per_worker", 1)
     request = described.request(connector.to_spec(), config)
     program = estimator_program(request, max(1, threads), estimator.user_code)
@@ -313,7 +293,7 @@ def predict(
         predict_fn=predict_fn,
     )
     with ExitStack() as staged:
-        connector = connected(data, staged)
+        connector = connector_of("data", data, staged)
         _check(found, connector, (by,) if isinstance(by, str) else tuple(by), keep_cols, prediction_col)
         call = prepared(
             staged, function, connector, by=by, name="predict", scaling_config=scaling_config, run_config=run_config

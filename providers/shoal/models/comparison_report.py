@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from shoal.jobs.mlflow_run import Run
 from shoal.jobs.register import Register
-from shoal.jobs.results import DecisionResult
+from shoal.jobs.results import DecisionResult, strict
 from shoal.models.decision import (
     Baseline,
     Candidate,
@@ -125,7 +124,7 @@ def _slice_table(report: dict[str, Any], slices: Sequence[dict[str, Any]], note:
 
 def store(run: Run, report: dict[str, Any]) -> None:
     """Store a report in the MLflow run, as the files ``shoal/promotion.json`` and ``shoal/promotion.md``."""
-    run.client.log_text(run.run_id, json.dumps(_plain(report), indent=2), f"{FOLDER}/promotion.json")
+    run.client.log_text(run.run_id, json.dumps(strict(report), indent=2), f"{FOLDER}/promotion.json")
     run.client.log_text(run.run_id, markdown(report) + "\n", f"{FOLDER}/promotion.md")
 
 
@@ -182,12 +181,3 @@ def _table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells
     ]
     return "\n".join([lines[0], "|" + "|".join("-" * (width + 2) for width in widths) + "|", *lines[1:]])
-
-
-def _plain(value: Any) -> Any:
-    """Return a copy of plain data in which texts replace NaN and infinite numbers, because JSON has no such numbers."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -17,7 +17,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import HeldLock, JobStep, act, patiently, store_lock
 from shoal.jobs.mlflow_run import Run
 from shoal.jobs.register import Register
-from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion
+from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion, finite
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
 from shoal.models import comparison_report, loading, training_record
 from shoal.models.decision import (
@@ -37,6 +37,7 @@ from shoal.models.loading import Predictor
 from shoal.models.registry import DECISION_TAG, REASON_TAG, VersionId, aliases_of, holdout_metrics, newest_versions
 from shoal.models.training_record import Overlap, TrainingRows
 from shoal.state.schema import Promotion, PromotionState
+from shoal.training.reporting import HOLDOUT, metric_name
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -412,7 +413,7 @@ class Contest:
                 previous=previous and previous.number,
                 previous_identity=previous and previous.columns,
                 metric=self.register.metric,
-                value=value if math.isfinite(value) else None,
+                value=finite(value),
                 holdout_digest=self.holdout_digest,
                 job_id=self.key.job_id,
                 attempt=self.key.attempt,
@@ -431,7 +432,7 @@ class Contest:
 
 def holdout_named(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the values of a model's metrics on the holdout, by their names in a job's result: ``holdout-<metric>``."""
-    return {f"holdout-{name}": value for name, value in metrics.items()}
+    return {metric_name(HOLDOUT, name): value for name, value in metrics.items()}
 
 
 def champion_of(client: MlflowClient, register: Register) -> VersionId | None:

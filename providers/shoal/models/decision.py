@@ -206,9 +206,7 @@ def is_better(challenger: float, champion: float | None, mode: Mode) -> bool:
     """
     if math.isnan(challenger):
         return False
-    if champion is None or math.isnan(champion):
-        return True
-    return challenger < champion if mode == "min" else challenger > champion
+    return champion is None or math.isnan(champion) or improvement(challenger, champion, mode) > 0
 
 
 def improvement(challenger: float, champion: float, mode: Mode) -> float:
@@ -271,7 +269,7 @@ def strongest(rivals: Iterable[Candidate], challenger: Candidate, register: Regi
     def strength(rival: Candidate) -> tuple[int, bool, float]:
         # A metric that is not a number is the weakest.
         found = rule(register, challenger, rival)
-        value = -rival.value if register.best == "min" else rival.value
+        value = improvement(rival.value, 0.0, register.best)
         if found == "compare":
             mine, theirs = compared(challenger, rival)
             value = improvement(theirs.value, mine.value, register.best)

@@ -31,6 +31,7 @@ from shoal.jobs.mlflow_run import (
     missing_ignored,
     tracking_at,
     uri_of,
+    uri_of_job,
 )
 from shoal.jobs.register import DEFAULT_ALIAS, Register
 from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, PromotionResult, Reason
@@ -377,11 +378,12 @@ def _named(
 
 
 def _tracking_uri_of(job: Job | None) -> str | None:
-    """Return the tracking URI that a job has used; None if the store does not have it, or had to hide its password.
+    """Return the tracking URI that a job has used; None if it used none, or if the store had to hide its password.
 
     All promotions of a model have to use the same URI, because the lock and the records of promotions belong to it.
     """
-    uri: str | None = ((job.spec.get("tracking") if job else None) or {}).get("uri")
+    tracking: Mapping[str, Any] | None = job.spec.get("tracking") if job else None
+    uri = None if tracking is None else uri_of_job(tracking.get("uri"))
     return None if uri is None or HIDDEN in uri else uri
 
 

@@ -4,7 +4,6 @@ in the queue for too long."""
 from __future__ import annotations
 
 import html
-import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from sqlalchemy import select
 from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs.kind import parse_spec
 from shoal.jobs.register import DEFAULT_ALIAS
-from shoal.jobs.results import JobResult, PlainResult, PromotionResult, RecentVersion
+from shoal.jobs.results import JobResult, PlainResult, PromotionResult, RecentVersion, finite
 from shoal.jobs.spec import AnyJobSpec
 from shoal.jobs.submission import MOST_LISTED, list_jobs
 from shoal.models.decision import figure, is_better
@@ -28,6 +27,7 @@ from shoal.models.metrics import best_mode
 from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
+from shoal.training.reporting import HOLDOUT, metric_name
 
 Outcome = Literal["promoted", "kept", "waiting", "trained", "failed", "skipped"]
 """Outcome of one model's training. promoted: the new model became the champion. kept: the present champion remains.
@@ -120,8 +120,8 @@ class ModelLine(PlainResult):
         return line(
             outcome=_OF_DECISIONS[result.promoted],
             version=result.model_version,
-            value=result.metrics.get(f"holdout-{metric}"),
-            champion=None if known is None or known.unseen_rows is not None else known.value,
+            value=result.metrics.get(metric_name(HOLDOUT, metric)) if metric else None,
+            champion=None if known is None or known.unseen_rows is not None else finite(known.value),
             champion_version=None if known is None else known.version,
             sentence="there is no decision" if result.decision is None else one_line(result.decision.sentence),
             recent=result.recent,
@@ -258,21 +258,21 @@ def _against_recent(line: ModelLine) -> str:
 
     For example: ``rmse of the last 2 versions, newest first: 18, 17.5* (* promoted; each on its own holdout)``.
     """
-    known = [each for each in line.recent if each.value is not None]
+    known = [(each.promoted, value) for each in line.recent if (value := finite(each.value)) is not None]
     if line.metric is None or not known:
         return ""
-    listed = ", ".join(f"{each.value:.6g}{'*' if each.promoted else ''}" for each in known)
+    listed = ", ".join(f"{value:.6g}{'*' if promoted else ''}" for promoted, value in known)
     one = len(known) == 1
     text = f"{line.metric} of the last {'version' if one else f'{len(known)} versions, newest first'}: {listed}"
-    notes = ["* promoted"] if any(each.promoted for each in known) else []
+    notes = ["* promoted"] if any(promoted for promoted, _ in known) else []
     if not one:
         notes.append("each on its own holdout")
     if notes:
         text += f" ({'; '.join(notes)})"
-    if line.value is None or not math.isfinite(line.value):
+    if (mine := finite(line.value)) is None:
         return text
     mode = best_mode(line.metric)
-    beaten = sum(is_better(line.value, each.value, mode) for each in known)
+    beaten = sum(is_better(mine, value, mode) for _, value in known)
     return f"{text}; version {line.version} is better than {beaten} of {len(known)}"
 
 

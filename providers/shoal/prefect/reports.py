@@ -23,7 +23,6 @@ from prefect.artifacts import (
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
-from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import InvalidArgumentError, ScaleError
 from shoal.jobs import (
     AnyJobSpec,
@@ -34,6 +33,7 @@ from shoal.jobs import (
     summary_message,
     waiting_jobs,
 )
+from shoal.jobs.journal.metric_points import curves
 from shoal.links import Link, job_page, mlflow_run_link, model_link
 from shoal.prefect.current_run import on_interrupt
 
@@ -293,7 +293,7 @@ def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], t
         f"# {_text(name)}: {_outcome(result)}",
         _text(result.skipped or (result.decision.sentence if result.decision else "")),
         _table(("metric", "value"), {name: f"{value:.6g}" for name, value in sorted(result.metrics.items())}),
-        _curves(points, first=1 if spec.framework in BOOSTING_LIBRARIES else 0),
+        _curves(points, spec.framework),
         _table(("training", ""), {name: fact for name, fact in facts.items() if fact is not None}),
         " · ".join(f"[{link.label}](<{link.address}>)" for link in links if link is not None),
     ]
@@ -314,13 +314,14 @@ def _table(head: tuple[str, str], rows: Mapping[str, str]) -> str:
     return "\n".join([*lines, *(f"| {_text(name)} | {_text(value)} |" for name, value in rows.items())])
 
 
-def _curves(points: Sequence[MetricPoint], first: int) -> str:
+def _curves(points: Sequence[MetricPoint], framework: str) -> str:
     """Return the curves of all metrics as text, because Prefect's pages show no plots in markdown."""
-    found = {}
-    for name in dict.fromkeys(name for point in points for name in point.values):
-        curve = [(point.step + first, point.values[name]) for point in points if name in point.values]
-        if len(curve) > 1 and any(math.isfinite(value) for _, value in curve):
-            found[name] = curve
+    unit, every = curves(points, framework)
+    found = {
+        name: curve
+        for name, curve in every.items()
+        if len(curve) > 1 and any(math.isfinite(value) for _, value in curve)
+    }
     if not found:
         return ""
     shown = dict(list(found.items())[:_MOST_CURVES])
@@ -328,7 +329,7 @@ def _curves(points: Sequence[MetricPoint], first: int) -> str:
     for name, curve in shown.items():
         (first_step, first_value), (last_step, last_value) = curve[0], curve[-1]
         bars = sparkline([value for _, value in curve])
-        rows.append((name, f"{first_value:.4g}", bars, f"{last_value:.4g}", f"steps {first_step} to {last_step}"))
+        rows.append((name, f"{first_value:.4g}", bars, f"{last_value:.4g}", f"{unit}s {first_step} to {last_step}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     more = [f"and {len(found) - len(shown)} more metrics"] if len(found) > len(shown) else []

@@ -138,6 +138,15 @@ class MetricSink(Protocol):
         """Note that the job continues from a checkpoint, before it logs a step that it has logged before."""
 
 
+HOLDOUT = "holdout"
+"""Name of the rows by which models, or the trials of a search, are compared."""
+
+
+def metric_name(rows: str, metric: str) -> str:
+    """Return the name of a metric on an eval set or on the holdout: ``eval-rmse``, ``holdout-ndcg@10``."""
+    return f"{rows}-{metric}"
+
+
 def bounded(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return the first 20 metrics of a dict, with their names cut to at most 100 characters."""
     first = islice(metrics.items(), _MOST_METRICS)

@@ -72,11 +72,6 @@ def progress(progress: Progress) -> str:
     return text if progress.total is None else f"{text} of {number(progress.total)}"
 
 
-def finite(value: float | None) -> float | None:
-    """Return a value for a plot; None (a gap in the plot) for NaN and infinity, which JSON cannot contain."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 class RunLinks:
     """The addresses of all Airflow deployments, read from the store once."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import warnings
@@ -18,22 +19,23 @@ from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts, study_logs
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.journal.metric_points import MetricPoint
+from shoal.jobs.journal.metric_points import MetricPoint, curves
 from shoal.jobs.journal.stages import is_waiting
-from shoal.jobs.results import JobResult
+from shoal.jobs.results import JobResult, finite
 from shoal.jobs.status import JobLine, JobStatus
 from shoal.kinds.partitions.keys import shown_key
 from shoal.kinds.partitions.spec import PARTITIONS
 from shoal.kinds.search import study_storage
 from shoal.kinds.search.spec import TUNE
-from shoal.kinds.search.study_storage import Ended, copy_of
+from shoal.kinds.search.study_storage import Ended, best_first, copy_of
 from shoal.links import Link, mlflow_run_link, model_link
 from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.home import is_own_store
 from shoal.state.schema import JOB_ENDED, Job
+from shoal.training.boosting.params import Direction
 from shoal.training.boosting.request import TrainResult, WorkerStats
-from shoal.ui.formats import RunLinks, finite
+from shoal.ui.formats import RunLinks
 from shoal.ui.live import BackgroundReader
 
 _MOST_TRIALS = 200
@@ -85,27 +87,21 @@ def trials_view(store: Store, key: Key, job: Job, result: JobResult | None) -> T
         text = ", ".join(f"{name} {value:.0%}" for name, value in importances)
         data = {"kind": "bars", "names": [each[0] for each in importances], "values": [each[1] for each in importances]}
         plots.append(("Importance of the parameters (PED-ANOVA)", text, data))
-    best = [*reversed(found)]
-    if direction is not None:
-        sign = -1 if direction == "maximize" else 1
-        rank = {"complete": 0, "pruned": 1}
-        best.sort(key=lambda each: (rank.get(each.state, 2), sign * (each.value or 0.0), each.number))
+    best = [*reversed(found)] if direction is None else best_first(found, direction)
     return TrialsView(best[:_MOST_TRIALS], plots, can_estimate and not has_optuna)
 
 
-def _history(complete: Sequence[Ended], name: str, direction: str | None) -> dict[str, Any]:
+def _history(complete: Sequence[Ended], name: str, direction: Direction | None) -> dict[str, Any]:
     """Return the data of the plot of the values, with the best value so far if the direction is known."""
-    best: list[float | None] = []
-    for each in complete if direction else ():
-        assert each.value is not None
-        better = max if direction == "maximize" else min
-        best.append(each.value if not best or best[-1] is None else better(best[-1], each.value))
+    best: list[Ended] = []
+    if direction is not None:
+        best = [*itertools.accumulate(complete, lambda *two: best_first(two, direction)[0])]
     return {
         "kind": "history",
         "metric": name,
         "x": [each.number for each in complete],
         "y": [finite(each.value) for each in complete],
-        "best": [finite(value) for value in best],
+        "best": [finite(each.value) for each in best],
     }
 
 
@@ -286,7 +282,7 @@ def job_view(
         workers=trained.workers if trained else (),
         partitions=partitions_view(job, result, location) if is_own_store() else None,
         trials=trials_view(store, line.key, job, result),
-        curves=_curves(line, points),
+        curves=_curves(job.framework, points),
         log=log,
         log_problem=problem,
         links=[link for link in found if link is not None],
@@ -330,20 +326,17 @@ def _settings(document: Mapping[str, Any]) -> tuple[dict[str, str], str | None, 
     return facts, tracking, spec.run_config.artifact_location
 
 
-def _curves(line: JobLine, points: Sequence[MetricPoint]) -> dict[str, Any] | None:
+def _curves(framework: str, points: Sequence[MetricPoint]) -> dict[str, Any] | None:
     """Return the data for the plot of metrics, each curve with at most 2,000 of its points, evenly chosen, and the last
     one. None if there are no metrics."""
-    is_boosting = line.progress is not None and line.progress.unit == "rounds"
-    first = 1 if is_boosting else 0  # users count rounds from 1
-    curves = []
-    for name in dict.fromkeys(name for point in points for name in point.values):
-        having = [point for point in points if name in point.values]
-        chosen = having[:: -(-len(having) // _MOST_POINTS)]
-        if chosen[-1] is not having[-1]:
-            chosen = [*chosen, having[-1]]
-        steps, values = [point.step + first for point in chosen], [finite(point.values[name]) for point in chosen]
-        curves.append({"name": name, "x": steps, "y": values})
-    return {"kind": "curves", "unit": "round" if is_boosting else "step", "series": curves} if curves else None
+    unit, found = curves(points, framework)
+    series = []
+    for name, curve in found.items():
+        chosen = curve[:: -(-len(curve) // _MOST_POINTS)]
+        if chosen[-1] is not curve[-1]:
+            chosen = [*chosen, curve[-1]]
+        series.append({"name": name, "x": [step for step, _ in chosen], "y": [finite(value) for _, value in chosen]})
+    return {"kind": "curves", "unit": unit, "series": series} if series else None
 
 
 @lru_cache(maxsize=64)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from shoal.jobs.mlflow_run import Run
 from shoal.kinds.search import driver
 from shoal.kinds.search.driver import TrialRuns
 from shoal.kinds.search.study_storage import Ended
@@ -29,8 +30,9 @@ class Client:
         data = SimpleNamespace(params={}, metrics={})
         return SimpleNamespace(info=SimpleNamespace(run_id=str(len(self.runs))), data=data)
 
-    def log_batch(self, run_id: str, *, metrics: Any, params: Any) -> None:
-        self.runs[int(run_id) - 1]["params"] = {each.key: each.value for each in params}
+    def log_batch(self, run_id: str, metrics: Any = (), params: Any = ()) -> None:
+        logged = self.runs[int(run_id) - 1].setdefault("logged", {})
+        logged |= {each.key: each.value for each in (*metrics, *params)}
 
     def set_terminated(self, run_id: str, status: str) -> None:
         self.runs[int(run_id) - 1]["status"] = status
@@ -47,7 +49,7 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
 
 
 def runs_of(client: Client) -> TrialRuns:
-    return TrialRuns(SimpleNamespace(client=client, run_id="parent", experiment_id="1"), {"shoal.job_id": "job"})
+    return TrialRuns(Run(client, "", "1", "parent", ""), {"shoal.job_id": "job"})  # type: ignore[arg-type]
 
 
 def test_trials_are_sent_when_the_server_is_back(client, capsys):
@@ -61,7 +63,7 @@ def test_trials_are_sent_when_the_server_is_back(client, capsys):
 
     assert [each["run_name"] for each in client.runs] == ["trial 0", "trial 1"]
     assert [each["status"] for each in client.runs] == ["FINISHED", "FAILED"]
-    assert client.runs[0]["params"] == {"x": "0"}
+    assert client.runs[0]["logged"] == {"x": "0", "rmse": 1.0, "value": 1.0}
     assert client.runs[0]["tags"]["mlflow.parentRunId"] == "parent"
     assert capsys.readouterr().out.count("cannot be recorded in MLflow now") == 1
 

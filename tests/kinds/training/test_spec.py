@@ -52,6 +52,7 @@ REGISTER = {"model": "m", "metric": "rmse", "holdout": HOLDOUT}
         ({"register": {**REGISTER, "slice_tolerance": 1}}, 'slice_tolerance needs the option "by"'),
         ({"register": {**REGISTER, "baseline": "best"}}, 'unknown register.baseline "best"'),
         ({"register": {**REGISTER, "metric": "ndcg@5"}}, "needs group_col"),
+        ({"register": REGISTER, "eval_set": {"holdout": HOLDOUT}}, 'an eval set has the name "holdout"'),
     ],
 )
 def test_what_is_wrong_is_refused_by_name(fields, said):

@@ -202,7 +202,7 @@ def pool_that_is_up(name: str) -> PoolSpec | None:
         row = session.get(Pool, name)
     if row is None or row.state is not PoolState.UP:
         return None
-    return PoolSpec.parse({**row.spec, "min_nodes": row.min_nodes, "max_nodes": row.max_nodes})
+    return PoolSpec.model_validate(row.spec)
 
 
 def job_pool(arguments: Arguments) -> PoolSpec | None:

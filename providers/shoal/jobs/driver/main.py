@@ -35,7 +35,6 @@ from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
 from shoal.jobs.files import staged_rows, storage
 from shoal.jobs.files.logs import log_path, teed
-from shoal.jobs.files.storage import default_uri
 from shoal.jobs.journal import attempts, job_queue, metric_points
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act, patiently
@@ -367,7 +366,7 @@ class Driver:
                 raise MissingExtraError("mlflow", "mlflow")
             print("MLflow is not installed on the pool, so the job records nothing in MLflow", flush=True)
             return
-        with before_work(self._spec.tracking.uri or default_uri(), self._spec.run_config.env):
+        with before_work(mlflow_run.uri_of_job(self._spec.tracking.uri), self._spec.run_config.env):
             self._run = Run.begin(self._spec.tracking, name=self._key.submission_id, tags=self._tags())
             attempts.note_run(self._store, self._key, self._run.run_id)
             self._metrics.feed = MlflowFeed(self._run)

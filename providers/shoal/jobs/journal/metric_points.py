@@ -11,6 +11,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.jobs.journal.attempts import Key
 from shoal.state import Store
 from shoal.state.databases import dump_json, load_json
@@ -31,6 +32,18 @@ class MetricPoint:
     step: int
     at: float
     values: Mapping[str, float]
+
+
+def curves(points: Sequence[MetricPoint], framework: str) -> tuple[str, dict[str, list[tuple[int, float]]]]:
+    """Return what the steps of a job count ("round" or "step"), and the steps and values of each metric, for people:
+    boosting rounds are counted from 1, as in a job's progress; all other steps, such as a search's trials, as logged.
+    """
+    is_boosting = framework in BOOSTING_LIBRARIES
+    names = dict.fromkeys(name for point in points for name in point.values)
+    return "round" if is_boosting else "step", {
+        name: [(point.step + is_boosting, point.values[name]) for point in points if name in point.values]
+        for name in names
+    }
 
 
 def encoded(points: Sequence[MetricPoint]) -> str:

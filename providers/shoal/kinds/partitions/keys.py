@@ -99,17 +99,22 @@ def _kind(type_: pa.DataType) -> str | None:
     return next((name for name, those in checks.items() if any(check(type_) for check in those)), None)
 
 
-def check_same_kinds(found: pa.DataType, wanted: pa.DataType, by: Sequence[str]) -> None:
-    """Check that keys of two types can be the same, such as those of rows and of the models that predict them.
+def check_same_kinds(
+    found: pa.DataType, wanted: pa.DataType, by: Sequence[str], keys: Iterable[Key] | None = None
+) -> None:
+    """Check that keys of two types can be the same, such as those of rows and of the models that predict them, and that
+    no key of the rows is a rounded integer: beside a null, pandas makes floats of integers, and the float of one
+    integer could be the key of another one's model.
 
     Args:
         found: Type of the keys of the rows.
         wanted: Type of the keys of the models.
         by: Columns of the keys of the rows.
+        keys: Keys of the rows; None if only their type is known.
 
     Raises:
-        DataError: The numbers or the order of the columns differ, or the kinds of their values. The message names both
-            types.
+        DataError: The numbers or the order of the columns differ, or the kinds of their values; the message names both
+            types. Or the models have integers as keys, and a float is so large that it may have been another integer.
     """
     mine, theirs = _columns(found), _columns(wanted)
     if len(mine) != len(theirs):
@@ -130,26 +135,8 @@ def check_same_kinds(found: pa.DataType, wanted: pa.DataType, by: Sequence[str])
                 f'the keys in column "{column}" are of type {type_} ({_kind(type_)}), but those of the models are of '
                 f"type {other} ({_kind(other)}), so no key could have a model: convert the column"
             )
-
-
-def check_not_rounded(keys: Iterable[Key], found: pa.DataType, wanted: pa.DataType, by: Sequence[str]) -> None:
-    """Check that no key of rows is a rounded integer, whose float could be the key of another integer's model: beside a
-    null, pandas makes floats of integers.
-
-    Args:
-        keys: Keys of the rows.
-        found: Type of the keys of the rows.
-        wanted: Type of the keys of the models.
-        by: Columns of the keys of the rows.
-
-    Raises:
-        DataError: The models have integers as keys, and a float is so large that it may have been another integer.
-    """
-    pairs = zip(_columns(found), _columns(wanted), strict=True)
-    limits = [_first_rounded(mine, theirs) for (_, mine), (_, theirs) in pairs]
-    if not any(limits):
-        return
-    for key in keys:
+    limits = [_first_rounded(type_, other) for (_, type_), (_, other) in zip(mine, theirs, strict=True)]
+    for key in keys if keys and any(limits) else ():
         for value, limit, name in zip(key if isinstance(key, tuple) else (key,), limits, by, strict=True):
             if limit is not None and value is not None and limit <= abs(value) < math.inf:
                 raise DataError(

@@ -22,7 +22,6 @@ from shoal.jobs.files import storage
 from shoal.jobs.mlflow_run import MARK
 from shoal.kinds.partitions.keys import (
     Key,
-    check_not_rounded,
     check_same_kinds,
     encoded,
     key_text,
@@ -130,9 +129,8 @@ class PartitionedModel:
     def _encoded(self, table: pa.Table) -> tuple[np.ndarray, list[Key]]:
         """Return the index of each row's key and the different keys, which are of the kind that the models have."""
         found, wanted = type_of_columns(table.schema, self.by), self.results.key_type
-        check_same_kinds(found, wanted, self.by)
         codes, keys = encoded(table, self.by)
-        check_not_rounded(keys, found, wanted, self.by)
+        check_same_kinds(found, wanted, self.by, keys)
         return codes, keys
 
     def _check_columns(self, names: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.data.output_tables import with_predictions
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.kinds.partitions.keys import Key, check_not_rounded, check_same_kinds, shown_key, some_keys
+from shoal.kinds.partitions.keys import Key, check_same_kinds, shown_key, some_keys
 from shoal.kinds.partitions.partition_messages import ModelBytes, PartitionFunction, rows_bytes
 from shoal.kinds.partitions.partition_results import PartitionResults
 from shoal.training.boosting.library import owner_of
@@ -147,7 +147,7 @@ class PartitionPrediction(PartitionFunction):
 
     def _predicted(self, rows: pd.DataFrame, key: Key) -> np.ndarray | None:
         assert self._models is not None
-        check_not_rounded([key], self._keys, self._models.key_type, self._by)
+        check_same_kinds(self._keys, self._models.key_type, self._by, [key])
         if not self._models.predicts(key):
             if self._missing == "null":
                 return None

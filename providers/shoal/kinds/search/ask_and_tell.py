@@ -33,6 +33,8 @@ from shoal.kinds.search.study_storage import (
     SECONDS,
     SENT,
     Ended,
+    best_first,
+    direction_of,
     ended_in,
 )
 from shoal.training.boosting.trials import TrialParams
@@ -235,8 +237,8 @@ class Search:
         Raises:
             TrainingError: No trial has a value.
         """
-        complete = [each for each in self.ended if each.state == "complete"]
-        if not complete:
+        best = next(iter(best_first(self.ended, direction_of(self.study))), None)
+        if best is None or best.state != "complete":
             failed = [each for each in self.ended if each.error is not None]
             if len(failed) == len(self._ended) and failed:
                 raise TrainingError(f"all {len(failed)} trials failed; the first error is that of trial "
@@ -245,8 +247,7 @@ class Search:
                 f"none of {len(self._ended)} trials has a value: {len(failed)} failed, and the others were pruned. "
                 "Choose another pruner, or more trials"
             )
-        sign = -1 if self.study.direction.name == "MAXIMIZE" else 1
-        return min(complete, key=lambda each: (sign * float(each.value), each.number))  # type: ignore[arg-type]
+        return best
 
     # Handing out
 

@@ -13,7 +13,8 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shoal.jobs import shipped_code
 from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed
@@ -28,6 +29,7 @@ from shoal.kinds.search.engine import Found, run
 from shoal.kinds.search.spec import TuneJobSpec, load_code
 from shoal.kinds.search.study_storage import STUDY, Ended, StudyJournal, require_optuna, storage_of
 from shoal.kinds.training.driver import check_training, train_and_publish
+from shoal.models.contest import holdout_named
 from shoal.secrets.redaction import redact_all
 from shoal.training.boosting.params import UserCode
 
@@ -112,8 +114,6 @@ class TrialRuns:
         return run
 
     def _record(self, trial: Ended) -> None:
-        from mlflow.entities import Metric, Param
-
         client, now = self._run.client, time.time()
         tags = {**self._tags, _PARENT: self._run.run_id, "shoal.trial": str(trial.number), "shoal.state": trial.state}
         if trial.error:
@@ -124,15 +124,11 @@ class TrialRuns:
             tags=redact_all(tags),
             run_name=f"trial {trial.number}",
         )
-        chosen = {legal_name(name): str(value)[:_LONGEST_VALUE] for name, value in redact_all(trial.params).items()}
-        values: dict[str, Any] = {**trial.metrics}
-        if trial.value is not None:
-            values["value"] = trial.value
-        named = {legal_name(name): float(value) for name, value in values.items()}
-        metrics = [Metric(name, value, int(now * 1000), 0) for name, value in named.items()]
-        metrics = [each for each in metrics if each.key not in run.data.metrics]
-        params = [Param(name, value) for name, value in chosen.items() if name not in run.data.params]
-        client.log_batch(run.info.run_id, metrics=metrics, params=params)
+        # What the function has logged to its own run stays.
+        child, logged = replace(self._run, run_id=run.info.run_id), run.data
+        values = trial.metrics if trial.value is None else {**trial.metrics, "value": trial.value}
+        child.log_values({name: value for name, value in values.items() if legal_name(name) not in logged.metrics})
+        child.log_params({name: each for name, each in trial.params.items() if legal_name(name) not in logged.params})
         client.set_terminated(run.info.run_id, _STATUS[trial.state])
 
 
@@ -192,8 +188,9 @@ class SearchDriver(KindDriver[TuneJobSpec, AttemptContext]):
         ).hexdigest()
         winner = winner.model_copy(update={"fingerprint": same})
         result = train_and_publish(winner, place, selected_on=spec.holdout)
-        metrics = {f"holdout-{name}": value for name, value in found.best.metrics.items()}
-        return result.model_copy(update={"search": summary, "metrics": {**metrics, **result.metrics}}), None
+        # With `register`, the metrics on the holdout are those on the rows of the gate.
+        metrics = result.metrics if spec.register_as else holdout_named(found.best.metrics)
+        return result.model_copy(update={"search": summary, "metrics": metrics}), None
 
 
 def _study(spec: TuneJobSpec, place: AttemptContext) -> int:

@@ -14,7 +14,7 @@ from shoal.errors import InvalidArgumentError, WorkerLostError
 from shoal.jobs.results import SearchSummary
 from shoal.kinds.search.ask_and_tell import Check, Search, Suggest, grid, pruner_named, sampler_named
 from shoal.kinds.search.spec import SearchCode, TuneJobSpec
-from shoal.kinds.search.study_storage import STUDY, Ended, require_optuna
+from shoal.kinds.search.study_storage import STUDY, Ended, direction_of, require_optuna
 from shoal.training import cluster, trial_worker
 from shoal.training.boosting.engine import KeepChoice, installed_library, with_gpu_choice
 from shoal.training.boosting.library import library_of
@@ -172,8 +172,7 @@ def _kept_direction(storage: optuna.storages.BaseStorage | None) -> Direction | 
 
     if storage is None or STUDY not in {each.study_name for each in storage.get_all_studies()}:
         return None
-    study = optuna.load_study(study_name=STUDY, storage=storage)
-    return "maximize" if study.direction.name == "MAXIMIZE" else "minimize"
+    return direction_of(optuna.load_study(study_name=STUDY, storage=storage))
 
 
 def _told_direction(

@@ -20,6 +20,8 @@ from shoal.state.databases import dump_json, load_json
 if TYPE_CHECKING:
     import optuna
 
+    from shoal.training.boosting.params import Direction
+
 
 STUDY = "search"
 """Name of the study in its storage, which has only this study. Optuna's hyperband pruner depends on the name."""
@@ -200,6 +202,19 @@ class Ended:
             found.get(MODEL_DIGEST),
             found.get(MLFLOW_RUN),
         )
+
+
+def best_first(trials: Iterable[Ended], direction: Direction) -> list[Ended]:
+    """Return the complete trials, the best first, then those that were pruned, then those that failed; equal ones in
+    the order of their numbers."""
+    sign = -1 if direction == "maximize" else 1
+    rank = {"complete": 0, "pruned": 1}
+    return sorted(trials, key=lambda each: (rank.get(each.state, 2), sign * (each.value or 0.0), each.number))
+
+
+def direction_of(study: optuna.Study) -> Direction:
+    """Return the direction of a study's deciding metric."""
+    return "maximize" if study.direction.name == "MAXIMIZE" else "minimize"
 
 
 def ended_in(study: optuna.Study) -> list[Ended]:

@@ -35,7 +35,7 @@ from shoal.training.boosting.messages import by_round
 from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.rows import check_features
 from shoal.training.host.imports import import_lean
-from shoal.training.reporting import Progress, bounded
+from shoal.training.reporting import Progress, bounded, metric_name
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
@@ -405,7 +405,7 @@ def _params(spec: JobSpec) -> dict[str, Any]:
 def _final_metrics(trained: TrainResult) -> dict[str, float]:
     """Return the model's metrics in the best round if there was early stopping, otherwise in the last round."""
     return {
-        f"{evaluated}-{metric}": values[trained.final_round]
+        metric_name(evaluated, metric): values[trained.final_round]
         for evaluated, series in trained.eval_results.items()
         for metric, values in series.items()
     }

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.jobs.spec import AnyJobSpec
 from shoal.training.boosting.request import TrainRequest
+from shoal.training.reporting import HOLDOUT
 from shoal.training.tracking import is_mlflow_uri
 
 _STORED = re.compile(r".*/_code/[0-9a-f]{64}", re.DOTALL)
@@ -60,6 +61,11 @@ class JobSpec(TrainRequest, AnyJobSpec):
             raise ValueError(
                 "a ranking metric in register needs group_col as well: set group_col to the name of the column that "
                 "assigns rows to groups, such as queries"
+            )
+        if self.register_as is not None and HOLDOUT in self.eval_set:
+            raise ValueError(
+                f'an eval set has the name "{HOLDOUT}", under which the metrics on register.holdout are stored: rename '
+                "the eval set"
             )
         if self.register_as is not None and self.label_cols:
             raise ValueError(

@@ -55,14 +55,12 @@ def begin_life(session: Session, spec: PoolSpec, *, owner: dict[str, Any] | None
     if pool.state is PoolState.UP:
         rows.require_here(pool)
         return False
-    pool.spec = json.loads(spec.model_dump_json())
+    _write_spec(pool, spec)
     pool.state = PoolState.UP
     if backend_of(spec).bound_to_host:
         bind_here(pool)
     else:
         pool.host, pool.host_id = ANYWHERE, None
-    pool.min_nodes = spec.min_nodes
-    pool.max_nodes = spec.max_nodes
     pool.epoch += 1
     pool.next_node = 0
     pool.decision = pool.decision and {**pool.decision, "found": None}
@@ -404,22 +402,26 @@ def alter(session: Session, name: str, *, min_nodes: int | None, max_nodes: int 
     snapshot = rows.load(session, name)
     pool = snapshot.pool
     rows.require_here(pool)
-    low = pool.min_nodes if min_nodes is None else min_nodes
-    high = pool.max_nodes if max_nodes is None else max_nodes
-    fields = dict(pool.spec) | {"min_nodes": low, "max_nodes": high}
-    spec = PoolSpec.parse(fields)
+    given = {"min_nodes": min_nodes, "max_nodes": max_nodes}
+    spec = PoolSpec.parse({**pool.spec, **{name: value for name, value in given.items() if value is not None}})
     sizes = {f"the size of the lease of {lease.holder}": lease.size for lease in snapshot.leases}
     sizes["the number of nodes that its leases take together"] = leased(snapshot)
     if snapshot.demand:
         sizes["the size that `up` or `scale` has set"] = snapshot.demand.size
     for what, size in sizes.items():
-        if size > high:
+        if size > spec.max_nodes:
             raise InvalidArgumentError(
-                f'max_nodes={high} of pool "{name}" is below {what} ({size} nodes): scale down first, or wait until '
-                "leases are released"
+                f'max_nodes={spec.max_nodes} of pool "{name}" is below {what} ({size} nodes): scale down first, '
+                "or wait until leases are released"
             )
+    _write_spec(pool, spec)
+    pool.touched_at = now
+
+
+def _write_spec(pool: Pool, spec: PoolSpec) -> None:
+    """Write a pool's settings; its limits are columns, too, for queries."""
     pool.spec = json.loads(spec.model_dump_json())
-    pool.min_nodes, pool.max_nodes, pool.touched_at = low, high, now
+    pool.min_nodes, pool.max_nodes = spec.min_nodes, spec.max_nodes
 
 
 def _set_expiry(session: Session, lease: Lease, now: float) -> None:

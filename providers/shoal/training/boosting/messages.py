@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.numpy_columns import Categories
 from shoal.training.boosting.params import Direction, UserCode
-from shoal.training.reporting import GangContext
+from shoal.training.reporting import GangContext, metric_name
 from shoal.training.timeouts import PROGRESS_REPORT_PERIOD_S
 
 if TYPE_CHECKING:
@@ -260,5 +260,5 @@ def by_round(history: History) -> list[dict[str, float]]:
         for metric, values in metrics.items():
             rounds += [{} for _ in range(len(values) - len(rounds))]
             for each, value in zip(rounds, values, strict=False):
-                each[f"{name}-{metric}"] = float(value)
+                each[metric_name(name, metric)] = float(value)
     return rounds

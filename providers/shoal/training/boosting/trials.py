@@ -19,11 +19,8 @@ from shoal.training.boosting.params import ROUNDS, Direction, Directions, UserCo
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import pickled
-from shoal.training.reporting import GangContext
+from shoal.training.reporting import HOLDOUT, GangContext
 from shoal.training.run_config import Restarts
-
-HOLDOUT = "holdout"
-"""Name of the eval set with which trials are compared."""
 
 _METRIC_ALIASES = ("eval_metric", "metric", "metrics", "metric_types")
 
