@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, literal, task, task_group
+from airflow.sdk import DAG, XComArg, literal, task, task_group
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import DagSerialization
 
@@ -17,7 +17,9 @@ from shoal.airflow.operators import (
     CleanupPoolOperator,
     DistributedTrainOperator,
     LeasePoolOperator,
+    ManyModelsOperator,
     ScaleClusterOperator,
+    TuneOperator,
 )
 from shoal.airflow.operators.base import UNKNOWN, is_known
 from shoal.airflow.pool_for_run import pool_for_run
@@ -48,6 +50,9 @@ from shoal.state.schema import Pool, PoolState
 
 SPEC = {"dataset": {"paths": ["/data/x.parquet"]}, "input_cols": ["x"], "label_col": "y"}
 REGISTER = {"model": "m", "metric": "rmse", "holdout": {"paths": ["/holdout"]}}
+SAME = {"holdout": SPEC["dataset"]}
+OF_FUNCTION = {**REGISTER, "label_col": "y", "input_cols": ["x"]}
+ESTIMATOR = {"input_cols": ["x"], "label_col": "y"}
 TWO = "local://p?max_nodes=2"
 NO_RAY = "local://p?max_nodes=1&ray=false"
 FOUR_WORKERS = {"scaling_config": {"num_workers": 4}}
@@ -64,6 +69,15 @@ def trained(pool_name=None, **fields):
 def predict(**arguments):
     given = {"model": "models:/m@champion", "dataset": {"paths": ["/x"]}, "output_path": "/out", **arguments}
     return BatchPredictOperator(task_id="predict", **given)
+
+
+def many(**arguments):
+    given = {"dataset": SPEC["dataset"], "by": "store", "estimator": ESTIMATOR, **arguments}
+    return ManyModelsOperator(task_id="many", **given)
+
+
+def search(**arguments):
+    return TuneOperator(task_id="search", space={"max_depth": [2, 3]}, train=SPEC, **arguments)
 
 
 def lease(**arguments):
@@ -138,6 +152,37 @@ WRONG = [
     (trained, {"n_estimators": "{{ params.n }}", "dataset": {"path": "{{ ds }}"}}, "did you mean paths"),
     (train, {"spec": {"dataset": {"paths": ["/data/{{ ds }}"]}}}, "input_cols is missing; label_col is missing$"),
     (mapped, {"spec": {"hyper_parms": "{{ ds }}"}, "train_func": function}, "did you mean hyper_params"),
+    # What only the driver refused before, and needs no rows.
+    (trained, {"dataset": {"paths": ["s3://key:word@b/{{ ds }}"]}}, r"path s3://b/{{ ds }} contains credentials"),
+    (trained, {"register": {**REGISTER, "holdout": SPEC["dataset"]}}, "register.holdout selects the rows that"),
+    (
+        trained,
+        {"dataset": {"paths": ["/{{ ds }}"]}, "register": {**REGISTER, "holdout": {"paths": ["/{{ ds }}"]}}},
+        "register.holdout selects the rows that",
+    ),
+    (
+        train,
+        {
+            "spec": {"dataset_map": {"train": SPEC["dataset"]}, "register": {**OF_FUNCTION, **SAME}},
+            "train_func": function,
+        },
+        "register.holdout selects the rows that",
+    ),
+    (many, {"spec": {"register": {**REGISTER, "holdout": SPEC["dataset"]}}}, "register.holdout selects the rows that"),
+    (search, {"spec": {"register": {**REGISTER, "holdout": SPEC["dataset"]}}}, "register.holdout selects the rows"),
+    (trained, {"params": {"objective": "multi:softprob"}}, "task train: objective=.* needs the number of classes"),
+    (many, {"estimator": {**ESTIMATOR, "params": {"objective": "multi:softmax"}}}, "needs the number of classes"),
+    (
+        trained,
+        {"framework": "lightgbm", "params": {"objective": "softmax"}, "dataset": {"paths": ["/{{ ds }}"]}},
+        'objective="multiclass" needs the number of classes: set num_class in params',
+    ),
+    (trained, {"params": {"objective": "rank:ndcg"}, "verbose_eval": True}, "set group_col to the column"),
+    (trained, {"params": {"objective": "survival:aft"}}, "needs the bounds of the labels"),
+    (trained, {"params": {"tree_method": "exact"}}, "is not supported in shoal, because it cannot train on quantised"),
+    (trained, {"params": {"objective": "survival:cox"}, **FOUR_WORKERS}, "not supported with 4 workers"),
+    (trained, {"params": {"eta": 0.1, "learning_rate": 0.2}}, "two names of the same parameter"),
+    (trained, {"init_model": "models/delays.ubj"}, "init_model is the relative path"),
     # Mapped values.
     (
         mapped_over,
@@ -434,12 +479,24 @@ def with_lease_of(*pools):
     return dag
 
 
+def beside_the_lease(leased, pool, order=lambda block, train: None):
+    with pool_for_run(size=1, pool_name=leased) as block:
+        pass
+    order(block, train(pool_name=pool))
+
+
 @pytest.mark.parametrize(
     ("made", "said"),
     [
         (lambda: on("local://retrain?max_nodes=2"), "task train runs on the pool retrain, but .*use pool_for_run"),
         (lambda: with_lease_of("retrain")(lambda: on("retrian")), "on the pool retrian, .*did you mean retrain"),
         (lambda: with_lease_of(TWO)(lambda: on("other")), "on the pool other, .*use pool_for_run"),
+        (lambda: beside_the_lease(TWO, "p"), "train runs on the pool p, but it may run before lease_pool leases its"),
+        (lambda: beside_the_lease(TWO, TWO), "put the task into the block of pool_for_run"),
+        (lambda: beside_the_lease(TWO, "p", lambda block, train: block.setup >> train), "after they are released"),
+        (lambda: beside_the_lease(TWO, "p", lambda block, train: block.teardown >> train), "after they are released"),
+        (lambda: beside_the_lease(TWO, "p", lambda block, train: block.setup >> train >> block.teardown), None),
+        (lambda: beside_the_lease("p", "p"), None),
         (lambda: on("retrain"), None),  # may be up all the time
         (lambda: on("{{ params.pool }}"), None),
         (lambda: with_lease_of(TWO)(lambda: on("p")), None),
@@ -459,6 +516,65 @@ def test_a_training_on_a_pool_that_no_task_leases_is_warned_about(made, said):
         dag.resolve_template_files()
     assert len(told) == bool(said)
     assert not said or re.search(said, str(told[0].message))
+
+
+def pulled(template, first=None, **options):
+    """A training whose label is a template, perhaps after the task `earlier`."""
+    one = train(spec={**SPEC, "label_col": template}, **options)
+    return one if first is None else first >> one
+
+
+def predict_day(**arguments):
+    return predict(dataset={"paths": ["/x/{{ ds }}"]}, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (lambda: pulled("{{ ds "), r"task train: the template '{{ ds ' cannot be parsed: unexpected end of template"),
+        (lambda: pulled("{% if x %}y"), "cannot be parsed"),
+        (lambda: predict(output_path="/out/{{ ds }"), "task predict: .* cannot be parsed"),
+        (
+            lambda: (earlier(), pulled("{{ ti.xcom_pull('earlyer')['x'] }}")),
+            "does not exist: did you mean earlier",
+        ),
+        (lambda: pulled("{{ ti.xcom_pull(task_ids=['nosuch']) }}"), "pulls the result of task nosuch, which does not"),
+        (
+            lambda: (earlier(), pulled("{{ ti.xcom_pull('earlier') }}")),
+            "not run before .*: write earlier >> train",
+        ),
+        (lambda: train(lease="lease_pol"), "task train: lease names task lease_pol, which does not exist"),
+        (lambda: with_lease_of("p")(lambda: train(pool="p")), "use pool_name="),
+        (predict_day, 'output_path "/out" is the same in every run, .*"{{ ds }}"'),
+        # Right, or not known yet.
+        (lambda: pulled("{{ ti.xcom_pull('earlier') }}", earlier()), None),
+        (lambda: pulled("{{ ti.xcom_pull(task_ids=params.task) }}"), None),
+        (lambda: pulled("{{ ti.xcom_pull('x', dag_id='other') }}{{ ti.xcom_pull('y', 'other') }}"), None),
+        (lambda: pulled("{{ ti.xcom_pull('train', include_prior_dates=True) }}{{ ti.xcom_pull(key='x') }}"), None),
+        (lambda: with_lease_of("p")(lambda: train(pool="slots")), None),
+        (lambda: with_lease_of("p")(lambda: train(pool="p", pool_name="p")), None),
+        (lambda: predict_day(output_path="/out/{{ ds }}"), None),
+        (lambda: predict_day(spec={"overwrite": True}), None),
+    ],
+)
+def test_what_concerns_other_tasks_is_refused_when_the_dag_is_complete(made, said):
+    with DAG("a_dag", schedule="@daily") as dag:
+        made()
+    if said is None:
+        return dag.resolve_template_files()
+    with pytest.raises(InvalidArgumentError, match=said):
+        dag.resolve_template_files()
+
+
+def test_texts_with_credentials_are_hidden_where_airflow_shows_templates(monkeypatch):
+    masked: list[str] = []
+    monkeypatch.setattr("shoal.airflow.operators.base.mask_secret", masked.append)
+    address = "s3://key:word@bucket/x"
+    with DAG("a_dag", schedule=None):
+        operator = trained(dataset=XComArg(earlier().operator))
+    ti = SimpleNamespace(xcom_pull=lambda **options: {"paths": [address, "/x"]})
+    operator.render_template_fields({"ti": ti, "params": {}})
+    assert set(masked) == {address}
 
 
 @pytest.fixture
@@ -505,6 +621,18 @@ def after_a_task_that_may_skip():
 def after_a_failure():
     with pool_for_run(size=1, pool_name=TWO):
         EmptyOperator(task_id="first") >> train(spec=ROUNDS, trigger_rule="one_failed")
+
+
+def test_a_lease_that_brings_up_a_pool_refuses_tasks_outside_of_its_block(requested):
+    with DAG("a_dag", schedule=None) as dag:
+        beside_the_lease(TWO, "p")
+    with pytest.raises(AirflowFailException, match="task train runs on the pool p, but it may run before"):
+        start(dag, rounds=5)
+    assert requested == []
+    with Store().transaction() as session:
+        commands.begin_life(session, PoolSpec.parse(TWO), owner=None, now=0.0)
+    start(dag, rounds=5)
+    assert requested == [1]
 
 
 ROUNDS = {**SPEC, "n_estimators": "{{ params.rounds }}"}

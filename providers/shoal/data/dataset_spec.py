@@ -148,6 +148,11 @@ class DatasetSpec(Settings):
         """Source of the rows: the paths of the files, or the name of the database connection."""
         return self.paths if self.sql is None else (f"connection {self.connection}",)
 
+    def selects_as(self, other: DatasetSpec) -> bool:
+        """Return whether the options of another dataset select the same rows of the same files or database."""
+        names = ("paths", "splits", "filters", "sql", "connection", "params")
+        return all(getattr(self, name) == getattr(other, name) for name in names)
+
     def located(self) -> Self:
         """Return a copy of the spec with absolute paths. Relative paths start at the working folder of this process."""
         paths = tuple(os.path.abspath(path) if is_relative(path) else path for path in self.paths)

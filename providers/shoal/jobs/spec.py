@@ -114,6 +114,11 @@ class AnyJobSpec(Settings, ABC):
         description and a remedy if they cannot reach it."""
         yield from ()
 
+    def trainings(self) -> Iterator[Any]:
+        """Yield the `TrainRequest` of each boosting training of the job, whose parameters can be checked without
+        rows."""
+        yield from ()
+
     @abstractmethod
     def _subject(self) -> str:
         """Return what a job without a registered model is about."""

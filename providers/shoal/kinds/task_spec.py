@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 
+from shoal.boosting_libraries import loaded
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs import ids, shipped_code
@@ -21,6 +22,9 @@ from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.kinds.partitions.spec import PARTITIONS, PartitionsJobSpec
 from shoal.pool.selection import pool_without_folder
 from shoal.pool.spec import PoolSpec
+from shoal.training.boosting.params import UserCode
+from shoal.training.gang.placement import GangShape
+from shoal.training.host.imports import hidden
 from shoal.training.pytorch.program import FRAMEWORK, TrainFunc, check_train_func, is_name
 
 
@@ -164,7 +168,7 @@ def check_spec(
 
     Raises:
         InvalidArgumentError: A field is unknown or missing, or a known value is wrong, and the message names it; or the
-            job can never run on the pool.
+            job can never run on the pool, or its driver would refuse it before it reads rows.
     """
     spec, of_workers = None, None
     if is_spec(given):
@@ -181,7 +185,50 @@ def check_spec(
     if pool is not None and of_workers is not None:
         refuse_without_ray(of_workers, pool)
         refuse_too_many_workers(of_workers, pool)
+    _refuse_contradictions(spec or _with_texts(fields), is_known)
     return spec
+
+
+def _with_texts(fields: Mapping[str, Any]) -> AnyJobSpec | None:
+    """Return a spec whose templates stay as texts; None if a field that has a template is not a text."""
+    try:
+        return spec_class(fields).parse(fields)
+    except InvalidArgumentError:
+        return None
+
+
+def _refuse_contradictions(spec: AnyJobSpec | None, is_known: Callable[[Any], bool]) -> None:
+    """Make those checks of a job's driver that need no rows. The library's own checks are made only where it is
+    imported already, because an import takes seconds.
+
+    Raises:
+        InvalidArgumentError: The driver would refuse the spec.
+    """
+    if spec is None:
+        return
+    register, requests = spec.register_as, [*spec.trainings()]
+    functions = [getattr(spec, "dataset", None), getattr(spec, "dataset_map", {}).get("train")]
+    trained_on = [*(request.dataset for request in requests), *filter(None, functions)]
+    if register is not None and register.overlap == "refuse" and any(map(register.holdout.selects_as, trained_on)):
+        raise InvalidArgumentError(
+            "register.holdout selects the rows that the model is trained on, so the model's metric would be better "
+            'than on new rows: name other rows, or set register.overlap="flag" to compare the models nevertheless'
+        )
+    for request in requests:
+        if is_known(request.params) and getattr(spec, "user_code", None) is None:
+            # Only the driver knows how many threads a worker has, and by default how many workers there are.
+            threads = next((request.params[name] for name in _THREADS if request.params.get(name)), 1)
+            size, library = GangShape(max(1, request.scaling_config.num_workers), threads), loaded(request.framework)
+            with suppress(ImportError), hidden([request.framework]):
+                library.params(request, size, UserCode())
+                if register is not None:
+                    from shoal.models.gate import try_challenger
+
+                    try_challenger(register, library.output_of(request.params, custom_objective=False))
+
+
+_THREADS = ("nthread", "n_jobs", "num_threads", "num_thread", "nthreads")
+"""Names under which the libraries take the number of threads."""
 
 
 def _parsed(kind: type[AnyJobSpec], fields: dict[str, Any]) -> AnyJobSpec:

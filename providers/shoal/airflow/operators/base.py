@@ -5,10 +5,11 @@ Templates and results of other tasks are known only when the task starts, and ar
 
 from __future__ import annotations
 
+import difflib
 import os
 import socket
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,17 @@ from airflow.sdk import BaseOperator, get_current_context
 from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.log import mask_secret
 from jinja2.nativetypes import NativeEnvironment
 from pydantic import BaseModel
 
 from shoal.airflow.deployment import holder_of, is_single_task_test, team_of, warn_of_copies
 from shoal.airflow.hooks import ComputePoolHook
 from shoal.data.dataset_spec import is_relative
+from shoal.data.parquet.files import refuse_credentials
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
+from shoal.secrets.redaction import has_credentials, redact
 from shoal.training.locations import SQLITE
 from shoal.training.pytorch.program import is_name
 
@@ -83,14 +87,14 @@ def is_known(value: Any) -> bool:
     )
 
 
-def check_slots(pool: Any) -> None:
-    """Check that the argument `pool` is not the URI of a compute pool, because `pool` names one of Airflow's own pools
-    of slots.
+def check_slots(pool: Any, compute_pools: Collection[str | None] = ()) -> None:
+    """Check that the argument `pool`, which names one of Airflow's own pools of slots, is neither the URI of a compute
+    pool nor the name of one of the given compute pools.
 
     Raises:
-        InvalidArgumentError: The argument is the URI of a compute pool.
+        InvalidArgumentError: The argument is a compute pool.
     """
-    if isinstance(pool, str) and is_uri(pool):
+    if isinstance(pool, str) and (is_uri(pool) or pool in compute_pools):
         raise InvalidArgumentError(
             f"pool={shown(pool)} is a compute pool, but the argument pool takes the name of one of Airflow's own pools "
             "of slots: use pool_name= instead"
@@ -231,23 +235,27 @@ def node_count(value: Any, name: str) -> int:
 
 
 def check_paths(fields: Any, script: Any = None) -> None:
-    """Check that the paths in an operator's arguments are absolute or URIs.
+    """Check that the paths in an operator's arguments are absolute or URIs, and that those of datasets have no
+    credentials.
 
     A path that begins with a template is checked by a second call, after Airflow has rendered the template.
 
     Raises:
-        InvalidArgumentError: A path is relative.
+        InvalidArgumentError: A path is relative, or has credentials.
     """
     fields = fields.document() if hasattr(fields, "document") else fields
     found = [*_paths(fields, "")]
-    if isinstance(fields, Mapping) and isinstance(model := fields.get("model"), str):
-        from shoal.training.tracking import is_model_path
+    for option in ("model", "init_model"):
+        if isinstance(fields, Mapping) and isinstance(model := fields.get(option), str):
+            from shoal.training.tracking import is_model_path
 
-        if is_model_path(model):
-            found.append(("model", model))
+            if is_model_path(model):
+                found.append((option, model))
     if isinstance(script, str | os.PathLike) and not is_name(script):
         found.append(("train_func", os.fspath(script)))
     for option, path in found:
+        if option.endswith("paths"):
+            refuse_credentials(path)
         if path and is_relative(path) and not path.startswith(_TEMPLATE_MARKS):
             raise InvalidArgumentError(
                 f'{option} is the relative path "{path}", but the working folder of an Airflow task is arbitrary: '
@@ -289,6 +297,61 @@ def _paths(value: Any, option: str) -> Iterator[tuple[str, str]]:
             yield from _paths(item, inner)
 
 
+def check_in_dag(task: BaseOperator | MappedOperator) -> None:
+    """Check the arguments of a task that concern other tasks of its DAG.
+
+    :param task: Task in a complete DAG.
+    :raises InvalidArgumentError: A template cannot be parsed, or pulls the result of a task that does not exist or does
+        not run before this task; `lease` names no such task; or `pool` names a compute pool of the DAG.
+    """
+    dag, arguments = task.get_dag(), arguments_of(task)
+    if dag is None:
+        return
+    before, environment = task.get_flat_relative_ids(upstream=True) | {task.task_id}, dag.get_template_env()
+    named = [("lease names", arguments["lease"])] if arguments.get("lease") else []
+    mapped = task.expand_input.value if isinstance(task, MappedOperator) else None
+    for text in _texts([*map(arguments.get, task.template_fields), mapped]):
+        if is_known(text):
+            continue
+        try:
+            template = environment.parse(text)
+        except jinja2.TemplateSyntaxError as error:
+            raise InvalidArgumentError(
+                f"task {task.task_id}: the template {shown(redact(text))} cannot be parsed: {error.message}"
+            ) from None
+        named += [("a template pulls the result of", task_id) for task_id in _results_of(template)]
+    for use, task_id in named:
+        if task_id not in before:
+            problem = f"does not run before this task: write {task_id} >> {task.task_id}"
+            if task_id not in dag.task_dict:
+                near = difflib.get_close_matches(task_id, dag.task_dict, n=1)
+                problem = "does not exist: " + (f"did you mean {near[0]}?" if near else "name a task of this DAG")
+            raise InvalidArgumentError(f"task {task.task_id}: {use} task {task_id}, which {problem}")
+    if not pool_of(arguments):
+        check_slots(arguments.get("pool"), {pool_of(arguments_of(one)) for one in dag.tasks if is_a(one, PoolOperator)})
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def _results_of(template: jinja2.nodes.Template) -> Iterator[str]:
+    """Yield the ids of the tasks of the same run whose results a template pulls, as far as it contains the ids."""
+    for call in template.find_all(jinja2.nodes.Call):
+        options = {option.key: option.value for option in call.kwargs}
+        named = call.args[0] if call.args else options.get("task_ids")
+        is_pull = isinstance(call.node, jinja2.nodes.Getattr) and call.node.attr == "xcom_pull"
+        if not is_pull or named is None or len(call.args) > 1 or options.keys() & {"dag_id", "include_prior_dates"}:
+            continue
+        with suppress(jinja2.nodes.Impossible):
+            ids = named.as_const()
+            yield from (each for each in ([ids] if isinstance(ids, str) else ids) if isinstance(each, str))
+
+
 class CheckedOperator(BaseOperator):
     """Base class of operators whose arguments are checked while Airflow loads the DAG, as far as they are known then.
 
@@ -328,19 +391,26 @@ class CheckedOperator(BaseOperator):
         jinja_env: jinja2.Environment | None = None,
         seen_oids: set[int] | None = None,
     ) -> Any:
-        """Render a template as Airflow does, with one difference in DAGs with ``render_template_as_native_obj``.
+        """Render a template as Airflow does, with two differences.
 
-        There, Airflow evaluates each text as Python code, also texts without templates: ``"12e45678"`` becomes inf, and
-        ``"2013_01"`` becomes 201301. Here, a template of one expression gives the value of the expression in its own
-        type, and everything else is a text. The types of a spec's fields decide which texts are numbers.
+        Airflow does not show texts with credentials, such as the path of a dataset, in its logs and rendered templates.
+
+        In DAGs with ``render_template_as_native_obj``, Airflow evaluates each text as Python code, also texts without
+        templates: ``"12e45678"`` becomes inf, and ``"2013_01"`` becomes 201301. Here, a template of one expression
+        gives the value of the expression in its own type, and everything else is a text. The types of a spec's fields
+        decide which texts are numbers.
         """
         environment = jinja_env or self.get_template_env()
-        if not isinstance(content, str) or not isinstance(environment, NativeEnvironment):
-            return super().render_template(content, context, environment, seen_oids)
-        template = environment.from_string(content)
-        parts: list[Any] = list(template.root_render_func(template.new_context(dict(context))))
-        is_text = len(parts) != 1 or getattr(self, "render_template_as_native_obj", None) is False
-        return "".join(map(str, parts)) if is_text or isinstance(parts[0], jinja2.Undefined) else parts[0]
+        if isinstance(content, str) and isinstance(environment, NativeEnvironment):
+            template = environment.from_string(content)
+            parts: list[Any] = list(template.root_render_func(template.new_context(dict(context))))
+            is_text = len(parts) != 1 or getattr(self, "render_template_as_native_obj", None) is False
+            rendered = "".join(map(str, parts)) if is_text or isinstance(parts[0], jinja2.Undefined) else parts[0]
+        else:
+            rendered = super().render_template(content, context, environment, seen_oids)
+        for text in filter(has_credentials, _texts(rendered)):
+            mask_secret(text)
+        return rendered
 
     @classmethod
     def partial(cls, *, task_id: str, **kwargs: Any) -> OperatorPartial:
@@ -479,6 +549,11 @@ class PoolOperator(CheckedOperator):
         """Check that the arguments select the pool only once, by a correct name or URI, as far as the arguments are
         known."""
         check_pool(arguments)
+
+    def prepare_template(self) -> None:
+        """Check the arguments that concern other tasks. Airflow calls this method when the DAG is complete."""
+        super().prepare_template()
+        check_in_dag(self)
 
     @property
     def hook(self) -> ComputePoolHook:

@@ -34,7 +34,7 @@ from shoal.airflow.operators.base import (
     is_known,
     pool_of,
 )
-from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator
+from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator, outside_of_lease
 from shoal.airflow.results import (
     no_retry_of_permanent_errors,
     record_failure,
@@ -173,6 +173,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
     def prepare_template(self) -> None:
         """Warn if no task of the DAG leases nodes of this task's pool (see `missing_lease`). Airflow calls this method
         when the DAG is complete."""
+        super().prepare_template()
         if (message := missing_lease(self)) is not None:
             warnings.warn(message, stacklevel=2)
 
@@ -385,8 +386,8 @@ class JobOperator(LabelledOperator, WaitingOperator):
 
 
 def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
-    """Return a warning if a task runs its job on a pool and no task of the DAG leases nodes of this pool; otherwise
-    None.
+    """Return a warning if a task runs its job on a pool, and no task of the DAG leases nodes of this pool for it;
+    otherwise None.
 
     A pool that is always up needs no lease. So there is no warning for a task that gives only the name of a pool, and
     is outside of all `pool_for_run` blocks.
@@ -396,7 +397,7 @@ def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
     arguments = arguments_of(task)
     name, dag = arguments.get("pool_name"), task.get_dag()
     if dag is None or not isinstance(name, str) or not (arguments.get("lease") or is_uri(name)):
-        return None
+        return outside_of_lease(task)
     lessees = [one for one in dag.tasks if isinstance(one, LeasePoolOperator | ScaleClusterOperator)]
     # If the name of a pool is missing or contains a template, there is no warning, because the pool is not known before
     # the run.
@@ -404,7 +405,7 @@ def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
         return None
     pool, leased = pool_of(arguments), [pool_of(vars(one)) or "" for one in lessees]
     if pool is None or pool in leased:
-        return None
+        return outside_of_lease(task)
     near = difflib.get_close_matches(pool, leased, n=1)
     return f"task {task.task_id} runs on the pool {pool}, but no task of the DAG leases nodes of this pool: " + (
         f"did you mean {near[0]}?"

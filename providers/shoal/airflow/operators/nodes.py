@@ -23,20 +23,25 @@ from shoal.airflow.operators.base import (
     CheckedOperator,
     PoolOperator,
     WaitingOperator,
+    arguments_of,
     check_nodes,
     check_pool,
     database_connections,
+    is_a,
     is_in_task,
     is_known,
     node_count,
+    pool_of,
+    pool_that_is_up,
 )
 from shoal.airflow.results import no_retry_of_permanent_errors
 from shoal.errors import InvalidArgumentError
 from shoal.pool.holder import DagRunHolder, acting_for
-from shoal.pool.spec import LeaseOptions, ScaleOptions
+from shoal.pool.spec import LeaseOptions, ScaleOptions, is_uri
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
+    from airflow.sdk.definitions.mappedoperator import MappedOperator
 
     from shoal.pool.api import ComputePool
     from shoal.pool.status import PoolStatus
@@ -306,6 +311,13 @@ class LeasePoolOperator(_NodesOperator):
     def _lease(self, context: Context) -> str:
         hook = self.hook
         pool = self.pool_in(context, hook)
+        if hook.spec is not None and pool_that_is_up(pool.name) is None:
+            # Airflow has rendered this task's own arguments, and the DAG has them as they are written.
+            tasks = dag.task_dict if (dag := self.get_dag()) else {}
+            for task in tasks.values():
+                is_same = pool_of(arguments_of(task)) == pool_of(vars(tasks[self.task_id]))
+                if is_same and (problem := outside_of_lease(task)) is not None:
+                    raise InvalidArgumentError(problem)
         pool.lease(
             node_count(self.size, "size"),
             exclusive=self.exclusive,
@@ -331,6 +343,30 @@ class LeasePoolOperator(_NodesOperator):
         self._finish_request(pool, event, request, partial(self.log_progress, holder=pool.holder))
         # While a DAG is paused, its deferred tasks do not continue, and nothing renews their leases.
         return self._leased(pool, context) if pool.renew() else self._lease(context)
+
+
+def outside_of_lease(task: BaseOperator | MappedOperator) -> str | None:
+    """Return what is wrong if tasks of the DAG bring the pool of a task up and lease its nodes, but not for this task,
+    which may run before the nodes are leased or after they are released; otherwise None.
+
+    :param task: Task of a complete DAG.
+    """
+    dag, arguments = task.get_dag(), arguments_of(task)
+    pool = pool_of(arguments)
+    if dag is None or pool is None or arguments.get("lease") or is_a(task, _NodesOperator, CleanupPoolOperator):
+        return None
+    same = [one for one in dag.tasks if isinstance(one, PoolOperator) and pool_of(vars(one)) == pool]
+    leases = [one for one in same if isinstance(one, LeasePoolOperator)]
+    before, after = (task.get_flat_relative_ids(upstream=upstream) for upstream in (True, False))
+    ended = {one.lease for one in same if isinstance(one, CleanupPoolOperator) and one.task_id not in after}
+    brought_up = any(one.compute_pool_conn_id or is_uri(one.pool_name or "") for one in leases)
+    if not brought_up or any(one.task_id in before and one.lease not in ended for one in leases):
+        return None
+    return (
+        f"task {task.task_id} runs on the pool {pool}, but it may run before {leases[0].task_id} leases its nodes, or "
+        "after they are released: put the task into the block of pool_for_run; if the pool is always up, pass only its "
+        "name as pool_name to all these tasks"
+    )
 
 
 _ENDED = ("success", "failed")

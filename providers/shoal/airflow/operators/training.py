@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk.definitions.mappedoperator import MappedOperator
 
-from shoal.airflow.operators.base import UNKNOWN, Arguments, PoolOperator, check_paths, is_known, job_pool
+from shoal.airflow.operators.base import (
+    UNKNOWN,
+    Arguments,
+    PoolOperator,
+    arguments_of,
+    check_paths,
+    is_known,
+    job_pool,
+)
 from shoal.airflow.operators.job_operator import JobOperator
 from shoal.airflow.results import PROMOTIONS
 from shoal.errors import InvalidArgumentError, shown
@@ -352,6 +362,31 @@ class TuneOperator(_FieldsOperator):
         return "search"
 
 
+_OF_INSTANCE = re.compile(r"\b(ti|task|task_instance|map_index)\b")
+"""Pattern of templates whose values may differ between the instances of a mapped task."""
+
+
+def same_output(task: BaseOperator | MappedOperator) -> str | None:
+    """Return what is wrong if all instances of a mapped task, or all runs of a scheduled DAG, write their predictions
+    to one folder, and may not replace those of another one; otherwise None.
+
+    :param task: Task of a complete DAG that predicts.
+    """
+    dag, arguments = task.get_dag(), arguments_of(task)
+    output, spec = arguments.get("output_path"), arguments.get("spec") or {}
+    if not isinstance(output, str) or not isinstance(spec, Mapping) or spec.get("overwrite"):
+        return None
+    start = f'task {task.task_id}: output_path "{output}" is the same in every'
+    if isinstance(task, MappedOperator) and not _OF_INSTANCE.search(output):
+        return start + ' instance of the mapped task: map output_path, too, or add "{{ ti.map_index }}"'
+    if dag is None or str(dag.schedule) in ("None", "@once") or not is_known(output):
+        return None
+    return (
+        f"{start} run, so the second run with other rows or another model would be refused: add a template such as "
+        '"{{ ds }}", or replace the predictions of the last run with spec={"overwrite": True}'
+    )
+
+
 class BatchPredictOperator(_FieldsOperator):
     """Operator that computes a model's predictions for the rows of a dataset on a pool, and writes Parquet files.
 
@@ -389,6 +424,12 @@ class BatchPredictOperator(_FieldsOperator):
         self.output_path = output_path
         self.spec = spec
         self.check(self.task_id, vars(self))
+
+    def prepare_template(self) -> None:
+        """Check that runs with other rows write to other folders. Airflow calls this when the DAG is complete."""
+        super().prepare_template()
+        if not is_known(self.dataset) and (problem := same_output(self)):
+            raise InvalidArgumentError(problem)
 
     @property
     def job_label(self) -> str:

@@ -15,6 +15,7 @@ from airflow.sdk import DAG, BaseOperator, TriggerRule
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from shoal.airflow.operators import (
+    BatchPredictOperator,
     CheckModelsOperator,
     CleanupPoolOperator,
     LeasePoolOperator,
@@ -25,6 +26,7 @@ from shoal.airflow.operators.base import (
     CheckedOperator,
     PoolOperator,
     arguments_of,
+    check_in_dag,
     database_connections,
     is_a,
     is_known,
@@ -32,6 +34,7 @@ from shoal.airflow.operators.base import (
 )
 from shoal.airflow.operators.job_operator import JobOperator, missing_lease
 from shoal.airflow.operators.nodes import OF_THE_RUN, check_block
+from shoal.airflow.operators.training import same_output
 from shoal.airflow.results import no_retry_of_permanent_errors
 from shoal.airflow.testing.check import Rule
 from shoal.data.sql import connection_variable
@@ -77,6 +80,7 @@ def problems(dag: DAG, always_up: Collection[str]) -> Iterator[Problem]:
             (Rule.NO_CLEANUP, _missing_cleanup(task)),
             (Rule.NO_LEASE, _missing_lease(task, always_up)),
             (Rule.WRONG_ARGUMENT, _error_in_run(task, dag)),
+            (Rule.WRONG_ARGUMENT, _error_in_dag(task)),
             (Rule.USELESS_RETRIES, _useless_retries(task)),
         ):
             if message is not None:
@@ -125,8 +129,6 @@ def _missing_cleanup(task: _Operator) -> str | None:
 def _missing_lease(task: _Operator, always_up: Collection[str]) -> str | None:
     if not is_a(task, JobOperator):
         return None
-    if (message := missing_lease(task)) is not None:
-        return message
     before = task.get_flat_relatives(upstream=True)
     claims = [one for one in before if is_a(one, LeasePoolOperator, ScaleClusterOperator)]
     arguments = arguments_of(task)
@@ -136,7 +138,11 @@ def _missing_lease(task: _Operator, always_up: Collection[str]) -> str | None:
     in_spec = config.get("pool_name") if isinstance(config, Mapping) else None
     named = in_spec if isinstance(in_spec, str) and is_known(in_spec) else None
     name = arguments.get("compute_pool_conn_id") or pool_of(arguments) or named
-    if arguments.get("lease") or name in always_up or any(_may_share_pool(task, claim) for claim in claims):
+    if name in always_up:
+        return None
+    if (message := missing_lease(task)) is not None:
+        return message
+    if arguments.get("lease") or any(_may_share_pool(task, claim) for claim in claims):
         return None
     where = "a pool" if name is None else f"the pool {name}"
     if arguments.get("compute_pool_conn_id"):
@@ -157,6 +163,17 @@ def _error_in_run(setup: _Operator, dag: DAG) -> str | None:
     except InvalidArgumentError as error:
         return f"in a run with the default params: {error}"
     return None
+
+
+def _error_in_dag(task: _Operator) -> str | None:
+    """Return what is wrong in the arguments of a task that concern its DAG, and that Airflow does not refuse, because
+    the task is mapped, or because a run may nevertheless succeed."""
+    try:
+        if is_a(task, PoolOperator):
+            check_in_dag(task)
+    except InvalidArgumentError as error:
+        return str(error)
+    return same_output(task) if is_a(task, BatchPredictOperator) else None
 
 
 class _NotKnown:

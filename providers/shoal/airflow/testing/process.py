@@ -22,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.airflow.testing.check import HEAVY_MODULES, Rule
+from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.os_processes import how_ended
+from shoal.training.host.imports import import_lean
 from shoal.training.host.own_process import ending_forks
 from shoal.training.host.process_channel import ProcessChannel
 
@@ -80,6 +82,8 @@ def check(request: Mapping[str, Any]) -> _Facts:
     findings: list[_Facts] = []
     first_file: dict[str, str] = {}
     wrong: dict[tuple[str, bool], str | None] = {}
+    pools: dict[str | None, tuple[str | None, str]] = {}
+    files_with_pools = []
     for file in files:
         facts = _in_fork(file, request)
         findings += facts["findings"]
@@ -88,6 +92,14 @@ def check(request: Mapping[str, Any]) -> _Facts:
             if other != file:
                 message = f"the DAG {dag_id} is also defined in {Path(other).name}: give one of them another dag_id"
                 findings.append(_finding(file, line, Rule.DUPLICATE_DAG, message, dag_id))
+        if facts["pools"]:
+            files_with_pools.append(file)
+        for pool in facts["pools"]:
+            here = f"{pool['uri']} in task {pool['task_id']} of {Path(file).name}"
+            uri, there = pools.setdefault(pool["name"], (pool["uri"], here))
+            if uri != pool["uri"]:
+                message = f"the pool {pool['name']} is {here}, but {there}: write one URI, or name them differently"
+                findings.append(_finding(file, pool["line"], Rule.WRONG_ARGUMENT, message, pool["dag_id"]))
         for use in facts["connections"]:
             conn_id = use["conn_id"]
             if conn_id in request["connections"]:
@@ -98,10 +110,15 @@ def check(request: Mapping[str, Any]) -> _Facts:
             if (problem := wrong[key]) is not None:
                 rule = Rule.UNKNOWN_CONNECTION if problem.startswith("uses") else Rule.WRONG_ARGUMENT
                 findings.append(_finding(file, use["line"], rule, f"task {use['task_id']} {problem}", use["dag_id"]))
+    # Where the libraries are imported, they check the parameters of each training that is loaded. The files were loaded
+    # without them first, to find the heavy imports.
+    import_lean(BOOSTING_LIBRARIES)
+    for file in files_with_pools:
+        findings += [found for found in _in_fork(file, request)["findings"] if found["rule"] == Rule.WRONG_ARGUMENT]
     return {
         "files": files,
         "dags": sorted(first_file),
-        "findings": findings,
+        "findings": [one for number, one in enumerate(findings) if one not in findings[:number]],
         "without_files": [path for path, some in found.items() if not some],
     }
 
@@ -128,7 +145,8 @@ def _in_fork(file: str, request: Mapping[str, Any]) -> _Facts:
     _, status = os.waitpid(child, 0)
     if not text:
         message = f"the process that loaded the file {how_ended(os.waitstatus_to_exitcode(status))}"
-        return {"dags": {}, "connections": [], "findings": [_finding(file, None, Rule.IMPORT_ERROR, message)]}
+        findings = [_finding(file, None, Rule.IMPORT_ERROR, message)]
+        return {"dags": {}, "connections": [], "pools": [], "findings": findings}
     facts = json.loads(text)
     if "error" in facts:
         raise RuntimeError(f"{file} could not be checked:\n{facts['error']}")
@@ -140,6 +158,7 @@ def _facts(file: str, import_budget_s: float, always_up: Collection[str]) -> _Fa
     use."""
     from airflow.dag_processing.dagbag import DagBag
 
+    from shoal.airflow.operators.base import Arguments, PoolOperator, arguments_of, check_pool, is_a
     from shoal.airflow.testing.dag_problems import connections, problems
 
     before = set(sys.modules)
@@ -160,17 +179,23 @@ def _facts(file: str, import_budget_s: float, always_up: Collection[str]) -> _Fa
             "and slow imports into tasks"
         )
         findings.append(_finding(file, None, Rule.SLOW_IMPORT, message))
-    uses = []
+    uses: list[_Facts] = []
+    pools: dict[str | None, _Facts] = {}
     for dag in bag.dags.values():
         for problem in problems(dag, always_up):
             line = lines.of_name(problem.task_id) or lines.of_name(dag.dag_id)
             findings.append(_finding(file, line, problem.rule, problem.message, dag.dag_id))
         for task in dag.tasks:
+            line = lines.of_name(task.task_id) or lines.of_name(dag.dag_id)
+            place = {"dag_id": dag.dag_id, "task_id": task.task_id, "line": line}
             for conn_id, of_pool in connections(task):
-                line = lines.of_name(task.task_id) or lines.of_name(dag.dag_id)
-                place = {"dag_id": dag.dag_id, "task_id": task.task_id, "line": line}
                 uses.append({"conn_id": conn_id, "of_pool": of_pool, **place})
-    return {"dags": {one: lines.of_name(one) for one in bag.dags}, "findings": findings, "connections": uses}
+            if is_a(task, PoolOperator):
+                spec = check_pool(Arguments(arguments_of(task), in_task=False))
+                name, uri = (spec.name, spec.uri) if spec else (None, None)
+                pools.setdefault(uri, {"name": name, "uri": uri, **place})
+    dags = {one: lines.of_name(one) for one in bag.dags}
+    return {"dags": dags, "findings": findings, "connections": uses, "pools": [*pools.values()]}
 
 
 def _finding(file: str, line: int | None, rule: Rule, message: str, dag_id: str | None = None) -> _Facts:

@@ -116,13 +116,7 @@ def normalise(path: str | os.PathLike[str]) -> str:
                 urlsplit(text)
         except ValueError as error:
             raise InvalidArgumentError(f'the path "{text}" is not a valid URI: {error}') from None
-    if "://" in text and has_credentials(text):
-        # The path is refused, because paths are written to job specs, logs and MLflow, where other users could read the
-        # credentials.
-        raise InvalidArgumentError(
-            f"the path {redact_value(text)} contains credentials (hidden here): remove them from the path and set "
-            "them in environment variables or in the usual credentials file, on this machine and on the nodes"
-        )
+    refuse_credentials(text)
     if text.startswith("file://"):
         from urllib.request import url2pathname
 
@@ -130,6 +124,20 @@ def normalise(path: str | os.PathLike[str]) -> str:
     if not _SCHEME.match(text):
         return os.path.abspath(os.path.expanduser(text))
     return text.rstrip("/")
+
+
+def refuse_credentials(path: str) -> None:
+    """Refuse a path with credentials, because paths are written to job specs, logs and MLflow, where other users could
+    read them.
+
+    Raises:
+        InvalidArgumentError: The path is a URI with credentials; the message hides them.
+    """
+    if "://" in path and has_credentials(path):
+        raise InvalidArgumentError(
+            f"the path {redact_value(path)} contains credentials (hidden here): remove them from the path and set "
+            "them in environment variables or in the usual credentials file, on this machine and on the nodes"
+        )
 
 
 def is_local(path: str) -> bool:

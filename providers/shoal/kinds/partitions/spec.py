@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
@@ -225,6 +225,11 @@ class PartitionsJobSpec(AnyJobSpec):
     def function_name(self) -> str:
         """Return the name of the function, for messages."""
         return self.function or (self.estimator.framework if self.estimator else self.name)
+
+    def trainings(self) -> Iterator[TrainRequest]:
+        """Yield the training of the estimator on the whole dataset."""
+        if self.estimator is not None:
+            yield self.estimator.request(self.dataset, self.run_config)
 
     def _subject(self) -> str:
         """Return the function and the columns of the keys."""

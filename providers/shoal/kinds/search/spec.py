@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal, Self
 
@@ -301,7 +301,7 @@ class TuneJobSpec(AnyJobSpec):
             raise ValueError("train has an eval_set, but a search evaluates the holdout: give its rows as holdout")
         if train.init_model is not None:
             raise ValueError("a search does not continue from a model: remove init_model from train")
-        if self.holdout is not None and self.holdout == train.dataset:
+        if self.holdout is not None and self.holdout.selects_as(train.dataset):
             raise ValueError("holdout is the training dataset: give rows on which no trial trains")
         if any(each.ingester == "ray" for each in self.inputs()):
             raise ValueError("a search reads its rows with Arrow: remove ingester (ingestor_class) from the datasets")
@@ -315,11 +315,9 @@ class TuneJobSpec(AnyJobSpec):
     def _check_gate(self, register: Register) -> None:
         """Check that the search does not select on the gate's rows, as far as the specs show it; the job compares the
         rows themselves."""
-        names = ("paths", "splits", "filters", "sql", "connection", "params")
-        chosen, held_out = self.holdout, register.holdout
-        if chosen is None or register.overlap == "flag":
+        if self.holdout is None or register.overlap == "flag":
             return
-        if all(getattr(chosen, name) == getattr(held_out, name) for name in names):
+        if self.holdout.selects_as(register.holdout):
             raise ValueError(
                 "register.holdout is the holdout on which the search chooses the parameters, so the model's metric "
                 'would be better than on new rows: name other rows in one of them, or set register.overlap="flag" to '
@@ -373,6 +371,11 @@ class TuneJobSpec(AnyJobSpec):
         weights = (1 - self.holdout_fraction, self.holdout_fraction)
         split = SplitSpec(weights=weights, index=index, seed=self.seed)
         return dataset.model_copy(update={"splits": (*dataset.splits, split)}).holding(dataset.staged_copy)
+
+    def trainings(self) -> Iterator[TrainRequest]:
+        """Yield the training with the parameters that stay the same."""
+        if self.train is not None:
+            yield self.train
 
     def _subject(self) -> str:
         """Return what is searched."""

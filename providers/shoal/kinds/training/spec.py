@@ -51,6 +51,10 @@ class JobSpec(TrainRequest, AnyJobSpec):
         if self.init_model is not None and not is_stored(self.init_model):
             yield self.init_model, "init_model", "name a registered model (models:/NAME@ALIAS) or a URI"
 
+    def trainings(self) -> Iterator[TrainRequest]:
+        """Yield this training."""
+        yield self
+
     def _subject(self) -> str:
         """Return the library and the column that the model predicts."""
         return f"{self.framework}: {self.label_col}"

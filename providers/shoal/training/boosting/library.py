@@ -290,6 +290,10 @@ class Library(ABC):
     """Parameters with which the library cannot train."""
     quantile_leaves: ClassVar[tuple[str, ...]] = ()
     """Objectives whose leaves several workers set only approximately."""
+    ranking: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the canonical names of the objectives that rank the rows of a group."""
+    multiclass: ClassVar[tuple[str, ...]] = ()
+    """Canonical names of the objectives that need the number of classes."""
     functions_tell_direction: ClassVar[bool] = False
     """Whether the metric functions of users tell whether a higher value is better."""
     combines_metrics: ClassVar[bool] = True
@@ -368,6 +372,20 @@ class Library(ABC):
     @abstractmethod
     def objective_of(self, params: Mapping[str, Any]) -> str:
         """Return the canonical name of the objective in merged parameters."""
+
+    def check_objective(self, request: TrainRequest, merged: Mapping[str, Any]) -> None:
+        """Check that a training has what the objective in its merged parameters needs.
+
+        Raises:
+            InvalidArgumentError: The column of the groups or the number of classes is missing.
+        """
+        objective = self.objective_of(merged)
+        if objective.startswith(self.ranking) and request.group_col is None:
+            raise InvalidArgumentError(
+                f'objective="{objective}" ranks rows within groups: set group_col to the column of the groups'
+            )
+        if objective in self.multiclass and not merged.get("num_class"):
+            raise InvalidArgumentError(f'objective="{objective}" needs the number of classes: set num_class in params')
 
     # Metrics
 

@@ -47,16 +47,23 @@ def import_lean(modules: Iterable[str], *, complete: bool = False) -> None:
     """
     if complete:
         complete_libraries()
-    hidden = [] if complete else [name for name in NOT_NEEDED if name not in sys.modules]
-    # An entry None in sys.modules hides a package: an import of the package then fails as if the package were not
-    # installed.
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
-    try:
+    with hidden(() if complete else NOT_NEEDED):
         for module in modules:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
+
+
+@contextlib.contextmanager
+def hidden(packages: Iterable[str]) -> Iterator[None]:
+    """Let imports of packages fail in the ``with`` block as if the packages were not installed. Packages that are
+    imported already are not hidden."""
+    names = [name for name in packages if name not in sys.modules]
+    # An entry None in sys.modules has this effect.
+    sys.modules.update(dict.fromkeys(names))  # type: ignore[arg-type]
+    try:
+        yield
     finally:
-        for name in hidden:
+        for name in names:
             del sys.modules[name]
 
 

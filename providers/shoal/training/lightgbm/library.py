@@ -111,6 +111,8 @@ class LightGBM(Library):
     metric_param = "metric"
     file_name = "model.txt"
     unsupported = UNSUPPORTED
+    ranking = RANKING
+    multiclass = ("multiclass", "multiclassova")
     quantile_leaves = ("regression_l1", "quantile", "mape")
     functions_tell_direction = True
     combines_metrics = False
@@ -164,11 +166,7 @@ class LightGBM(Library):
                 "LightGBM does not support external_memory: remove external_memory, or use XGBEstimator"
             )
         merged = self.merged(request, user_code.objective)
-        if objective_of(merged) in RANKING and request.group_col is None:
-            raise InvalidArgumentError(
-                f'objective="{objective_of(merged)}" ranks rows within groups: set group_col to the column of the '
-                "groups"
-            )
+        self.check_objective(request, merged)
         custom = user_code.objective is not None
         params = worker_params(
             merged,

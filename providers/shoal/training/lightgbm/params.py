@@ -32,6 +32,7 @@ _PARAMETER_ALIASES = {
     ),
     "seed": ("random_seed", "random_state"),
     "device_type": ("device",),
+    "num_class": ("num_classes",),
 }
 _OBJECTIVE_ALIASES = {
     "regression": (

@@ -76,6 +76,8 @@ class XGBoost(Library):
     metric_param = "eval_metric"
     file_name = "model.ubj"
     unsupported = UNSUPPORTED
+    ranking = ("rank:",)
+    multiclass = ("multi:softmax", "multi:softprob")
     quantile_leaves = ("reg:absoluteerror", "reg:quantileerror")
     foreign_file = (
         "the file contains neither JSON nor UBJSON. If XGBoost has written it in its old binary format, which XGBoost "
@@ -121,11 +123,8 @@ class XGBoost(Library):
         self, request: TrainRequest, size: GangShape, user_code: UserCode, init_model: InitModel | None = None
     ) -> tuple[dict[str, Any], int]:
         merged = self.merged(request, user_code.objective)
-        objective = str(merged.get("objective"))
-        if objective.startswith("rank:") and request.group_col is None:
-            raise InvalidArgumentError(
-                f'objective="{objective}" ranks rows within groups: set group_col to the column of the groups'
-            )
+        self.check_objective(request, merged)
+        objective = self.objective_of(merged)
         if (objective == _CENSORED) != bool(request.bound_cols):
             raise InvalidArgumentError(
                 f'objective="{_CENSORED}" needs the bounds of the labels: set label_lower_bound_col and '
