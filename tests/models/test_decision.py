@@ -293,6 +293,15 @@ SEEN = seen_partly(candidate("1", 0.1, overlap=200), NAN, NAN, rows=0)
         ),
         (
             {},
+            5.0,
+            replace(candidate("1", NAN), common=CommonKeys(199, 200, Evaluation(5.5), {"4": 1})),
+            9.0,
+            "champion_not_comparable",
+            "replaces champion version 1 (rmse=nan), whose metric is not a finite number, better than the baseline "
+            "(rmse=9); measured on the 199 of 200 rows whose keys both know. Left out: key 4 (1 row)",
+        ),
+        (
+            {},
             candidate("2", 0.2, overlap=1),
             SEEN,
             9.0,

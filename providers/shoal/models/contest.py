@@ -235,7 +235,9 @@ class Challenge:
         keys, common = None, None
         if found := on_common_keys(mine, theirs, holdout, names):
             keys, common = found
-            measured = replace(on_rows(theirs, holdout, names, keys), overlap=measured.overlap, period=measured.period)
+            with reading(register, version):
+                there = on_rows(theirs, holdout, names, keys, defined=math.isfinite(common.challenger.value))
+            measured = replace(there, overlap=measured.overlap, period=measured.period)
         known = ((rows, overlap), (self.trained_on, self.overlap))
         seen = [training_record.seen_rows(each, holdout.connector, shared) for each, shared in known if each and shared]
         if not seen and register.late_run != "keep":

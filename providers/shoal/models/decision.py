@@ -230,7 +230,8 @@ def rule(register: Register, challenger: Candidate, champion: Candidate) -> Rule
     A challenger that may be trained on rows of the holdout (``overlap="flag"``) is compared on all rows if the unseen
     rows are too few.
 
-    A champion stays if the two know no key in common, or if the metric is not defined on the rows of these keys.
+    A champion stays if the two know no key in common, or if the metric is not defined on the rows of these keys, but
+    not if only its own metric there is not a finite number.
     """
     if _lacks_common_rows(champion):
         return "keep"
@@ -246,8 +247,7 @@ def rule(register: Register, challenger: Candidate, champion: Candidate) -> Rule
 
 def _lacks_common_rows(champion: Candidate) -> bool:
     """Return whether there are no rows on which a version of partitions can be compared with the champion."""
-    common = champion.common
-    return common is not None and not (math.isfinite(champion.value) and math.isfinite(common.challenger.value))
+    return champion.common is not None and not math.isfinite(champion.common.challenger.value)
 
 
 def compared(challenger: Candidate, champion: Candidate) -> tuple[Evaluation, Evaluation]:

@@ -307,13 +307,21 @@ def evaluate(
     return replace(evaluation, overlap=overlap.rows, period=period)
 
 
-def on_rows(predictions: Predictions, holdout: Holdout, names: Sequence[str], rows: NDArray[np.bool_]) -> Evaluation:
-    """Compute the metrics of predictions on some rows of the holdout. They are NaN if they are not defined there."""
+def on_rows(
+    predictions: Predictions, holdout: Holdout, names: Sequence[str], rows: NDArray[np.bool_], *, defined: bool = False
+) -> Evaluation:
+    """Compute the metrics of predictions on some rows of the holdout. They are NaN if they are not defined there.
+
+    Raises:
+        DataError: The metric that decides is `defined` on these rows, but not for these predictions.
+    """
     try:
         if not rows.any():
             raise DataError("there are no rows")
         return replace(_measure(predictions, holdout.part(rows), names, rows), predictions=predictions)
     except DataError:
+        if defined:
+            raise
         return Evaluation(float("nan"), dict.fromkeys(names, float("nan")), predictions=predictions)
 
 
