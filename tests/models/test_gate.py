@@ -565,6 +565,7 @@ class TestBeforeTraining:
             ({"metric": "accuracy"}, "accuracy needs class numbers from 0 to"),
             ({"metric": "accuracy", "baseline": None}, "accuracy needs class numbers from 0 to"),
             ({"metrics": ["mae", "f1"]}, "f1 needs class numbers from 0 to"),
+            ({"metrics": ["mae", "average_precision"]}, "average_precision needs the labels 0 and 1"),
             ({"label_col": "when"}, 'label column "when" must be numeric, but is'),
         ],
     )

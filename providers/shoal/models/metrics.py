@@ -383,7 +383,8 @@ def class_numbers(metric: str, labels: Numbers, columns: Numbers | None) -> Code
     import numpy as np
 
     numbers = labels.astype(np.intp)
-    most = _MOST_CLASSES if columns is None else columns.shape[1]
+    is_binary = metric_named(metric).options.get("average") == "binary"
+    most = 2 if is_binary else _MOST_CLASSES if columns is None else columns.shape[1]
     if (numbers != labels).any() or numbers.min() < 0 or numbers.max() >= most:
         raise DataError(
             f"{metric} needs class numbers from 0 to {most - 1} as labels, but the holdout has other labels: convert "

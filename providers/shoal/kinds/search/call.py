@@ -108,7 +108,8 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
 
         Raises:
             DataError: The footers of the Parquet files show that the data cannot be used.
-            InvalidArgumentError: The folder for the model cannot be written, or the search needs `direction`.
+            InvalidArgumentError: The folder for the model cannot be written, the search needs `direction`, or a
+                callback of the estimator stops early.
         """
         from shoal.training.boosting.library import library_of
         from shoal.training.boosting.rows import checked_data
@@ -116,6 +117,12 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
         spec = self.spec
         if spec.train is not None:
             checked_data(spec.trial_request())
+            if any("EarlyStopping" in type(each).__name__ for each in self.code[1].callbacks):
+                raise InvalidArgumentError(
+                    "a callback of the estimator stops the trials early, but the winner is trained on all rows, "
+                    "without an eval set: set early_stopping_rounds of the search, which trains the winner with the "
+                    "rounds of the best trial"
+                )
             if spec.metric is None:
                 direction = spec.direction or spec.train.direction
                 library_of(spec.train.framework).refuse_untold(self.code[1], direction)
@@ -180,7 +187,7 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
         best, model = found.best, None
         if spec.train is not None:
             end_gangs()
-            winner = spec.winner(best.params, best.rounds if spec.early_stopping_rounds else None)
+            winner = spec.winner(best.params, best.rounds)
             model = train(winner, user_code=user_code, env=env).booster()
         elif best.model is not None:
             model = cloudpickle.loads(Path(best.model).read_bytes())

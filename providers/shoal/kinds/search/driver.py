@@ -181,7 +181,7 @@ class SearchDriver(KindDriver[TuneJobSpec, AttemptContext]):
         from shoal.training.gang.gang import end_gangs
 
         end_gangs()  # the training may need other workers
-        winner = spec.winner(found.best.params, found.best.rounds if spec.early_stopping_rounds else None)
+        winner = spec.winner(found.best.params, found.best.rounds)
         # The saved training of an earlier attempt is used only if its parameters were the same.
         same = hashlib.sha256(
             json.dumps([spec.fingerprint, found.best.params, winner.n_estimators]).encode()

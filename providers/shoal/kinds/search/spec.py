@@ -354,14 +354,16 @@ class TuneJobSpec(AnyJobSpec):
 
         Args:
             params: Parameters of the best trial.
-            rounds: Number of its rounds, if it stopped early; None: as many as its parameters say.
+            rounds: Number of its rounds, which counts if the trials stop early. None, and without
+                `early_stopping_rounds`: as many as its parameters say.
         """
         from shoal.training.boosting.trials import with_params
 
         assert self.train is not None
         request = with_params(self.train, params)
         fields = {name: getattr(request, name) for name in type(request).model_fields}
-        given = {"run_config": self.run_config, **({} if rounds is None else {ROUNDS: rounds})}
+        counted = {} if rounds is None or self.early_stopping_rounds is None else {ROUNDS: rounds}
+        given = {"run_config": self.run_config, **counted}
         spec = JobSpec(**{**fields, **given}, user_code=self.user_code, register=self.register_as)
         return spec.model_copy(update={"tracking": self.tracking, "fingerprint": self.fingerprint})
 
