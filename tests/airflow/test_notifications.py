@@ -8,12 +8,22 @@ from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, Asset, BaseNotifier
 from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from shoal.airflow.notifications import model_message, run_message
-from shoal.airflow.operators import CheckModelsOperator, DistributedTrainOperator, ModelAlertError, PromoteModelOperator
+from shoal.airflow.operators import (
+    BatchPredictOperator,
+    CheckModelsOperator,
+    DistributedTrainOperator,
+    ManyModelsOperator,
+    ModelAlertError,
+    PromoteModelOperator,
+    TuneOperator,
+)
 from shoal.airflow.results import PROMOTIONS, instances_of, model_asset, promotion_of, record_failure, record_success
 from shoal.errors import InvalidArgumentError, JobFailedError
 from shoal.jobs import JobSpec, PromotionResult
@@ -45,6 +55,7 @@ class Recorder(BaseNotifier):
 def sent(monkeypatch):
     sent: list[tuple[str, str]] = []
     monkeypatch.setattr(Recorder, "sent", sent)
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", None, raising=False)  # as in Airflow's processes
     return sent
 
 
@@ -114,7 +125,7 @@ def test_an_error_in_the_event_or_the_xcom_fails_no_task(caplog):
     record_success({}, JobSpec.parse(SPEC), result(True))
     assert [line.message for line in caplog.records] == [
         "the asset event about the promotion could not be added",
-        "the outcome of the training could not be stored as an XCom for messages",
+        "the outcome of the task could not be stored as an XCom for messages",
     ]
 
 
@@ -189,39 +200,131 @@ def test_a_task_id_that_looks_like_an_instance_is_a_task_of_its_own():
     assert [instances_of(task_id, states, ids) for task_id in ids] == [[-1], [-1], [0, 1]]
 
 
-def test_a_task_that_fails_after_its_training_says_both(sent):
-    context = context_of(exception=RuntimeError("the XCom is too large"))
-    record_success(context, JobSpec.parse(SPEC), result(True))
-    model_message(Recorder())(context)
-    assert "decided; the task failed after the training: the XCom is too large" in sent[0][1]
+PARTS = {
+    "partitions": {"succeeded": 4, "failed": 1},
+    "failed_partitions": [{"key": "3", "cause": "no sales"}],
+}
+SEARCH = {
+    "best_params": {"eta": 0.1}, "best_value": 0.25, "best_trial": 3, "metric": "logloss", "direction": "minimize",
+    "trials": {"complete": 3, "failed": 1}, "study": 1,
+}  # fmt: skip
+OUTCOMES = {
+    "train": result(True),
+    "many": result_of(**PARTS),
+    "tune": result_of(search=SEARCH),
+    "predict": result_of(rows=1200, output_path="/d/out", model_uri="models:/delays/7"),
+}
+SUCCESSES = {
+    "train": "promoted  delays: rmse 17.5, champion 18: decided",
+    "many": "trained   xgboost by k: 1 of 5 partitions have failed: 3: no sales; the model is not registered",
+    "tune": "trained   search for xgboost: y: logloss 0.25: best logloss 0.25 with eta=0.1 in trial 3 (3 complete, "
+    "1 failed); the model is not registered",
+    "predict": "predicted delays: 1,200 rows with models:/delays/7, written to /d/out",
+}
 
 
-def test_one_message_per_run_with_a_line_per_model(sent):
+def dag_of_all_kinds():
+    data = {"paths": ["/data"]}
     with DAG("a_dag", schedule=None) as dag:
-        DistributedTrainOperator.partial(task_id="many", pool_name="p").expand(spec=[SPEC] * 3)
         train()
-    ti = Instance()
-    ti.states = {"many_0": "success", "many_1": "failed", "many_10": "skipped", "train": "upstream_failed"}
-    for index, promoted in ((0, True), (1, False)):
-        ti.task_id, ti.map_index = "many", index
-        record_success({"ti": ti, "outlet_events": OutletEventAccessors()}, JobSpec.parse(SPEC), result(promoted))
-    del ti.xcoms["many", 1, "shoal_line"]
-    context = {"dag": dag, "run_id": "a_run", "ti": ti, "reason": "task_failure"}
+        estimator = {"input_cols": ["a"], "label_col": "y"}
+        ManyModelsOperator(task_id="many", pool_name="p", dataset=data, by="k", estimator=estimator)
+        tuned = {"dataset": data, "input_cols": ["x"], "label_col": "y"}
+        TuneOperator(task_id="tune", pool_name="p", train=tuned, space={"eta": [0.1, 0.3]}, trials=2)
+        BatchPredictOperator(
+            task_id="predict", pool_name="p", model="models:/delays@champion", dataset=data, output_path="/d/out"
+        )
+        EmptyOperator(task_id="own") >> EmptyOperator(task_id="after")
+    return dag
 
-    run_message(Recorder())(context)
-    run_message(Recorder())({**context, "ti": None})
 
+def store_outcomes(ti, dag, outcomes) -> None:
+    for task_id, outcome in outcomes.items():
+        ti.task_id = task_id
+        spec = dag.task_dict[task_id].job_spec({})
+        context = {"ti": ti, "outlet_events": OutletEventAccessors()}
+        record = record_failure if isinstance(outcome, Exception) else record_success
+        record(context, spec, outcome)
+
+
+@pytest.mark.parametrize(
+    ("states", "outcomes", "said"),
+    [
+        ({}, OUTCOMES, ["success; 4 jobs: 1 promoted, 2 trained, 1 predicted", *SUCCESSES.values()]),
+        (
+            {"tune": "failed", "own": "failed", "after": "upstream_failed"},
+            {**OUTCOMES, "tune": JobFailedError("no column x")},
+            [
+                "failed: tasks tune, own; 3 jobs: 1 promoted, 1 trained, 1 predicted",
+                "failed    task tune: search for xgboost: y: no column x; see its log",
+                "failed    task own: see its log",
+                "not run   task after: a task before has failed",
+                *(SUCCESSES[task_id] for task_id in ("train", "many", "predict")),
+            ],
+        ),
+        (  # after its job; marked by a user; skipped by a branch, with the line of an earlier run
+            {"train": "failed", "tune": "success", "predict": "skipped", "many": "skipped"},
+            {"train": result(True), "tune": JobFailedError("no column x"), "predict": OUTCOMES["predict"]},
+            [
+                "failed: task train; promoted: delays version 7, rmse 17.5",
+                "failed    task train: delays: the task failed after its job; see its log",
+                SUCCESSES["train"],
+                "skipped   task many: task many ended as skipped: see its log",
+                "success   task tune: task tune ended as success: see its log",
+                "skipped   task predict: task predict ended as skipped: see its log",
+            ],
+        ),
+    ],
+)  # fmt: skip
+def test_a_message_of_a_run_begins_with_its_state_then_the_failed_tasks_then_the_jobs(sent, states, outcomes, said):
+    dag, ti = dag_of_all_kinds(), Instance()
+    ti.states = dict.fromkeys([task.task_id for task in dag.tasks], "success") | states
+    store_outcomes(ti, dag, outcomes)
+    reason = "success" if said[0].startswith("success") else "task_failure"
+    run_message(Recorder())({"dag": dag, "run_id": "a_run", "ti": ti, "reason": reason})
+    [(subject, text)] = sent
+    assert subject == f"a_dag: {said[0]}"
+    lines = [line for line in text.splitlines() if not line.startswith(" ")]
+    assert lines == [subject, *said[1:], "run a_run a_run"]
+
+
+def test_a_run_may_succeed_though_a_task_failed_and_fail_without_one(sent):
+    dag, ti = dag_of_all_kinds(), Instance()
+    ti.states = {"own": "failed"}
+    for context in ({"ti": ti, "reason": "success"}, {"reason": "all_tasks_deadlocked"}, {"reason": "success"}):
+        run_message(Recorder())({"dag": dag, "run_id": "a_run", **context})
     assert [subject for subject, _ in sent] == [
-        "a_dag: 4 models: 1 promoted, 2 failed, 1 skipped",
-        "a_dag: no model was trained (task_failure)",
-    ]
-    assert [line for line in sent[0][1].splitlines() if not line.startswith(" ")] == [
-        "promoted  delays: rmse 17.5, champion 18: decided",
-        "failed    task many[1]: ended as failed: see its log",
-        "skipped   task many[10]: ended as skipped: see its log",
-        "failed    task train: ended as upstream_failed: see its log",
-        "run a_run a_run",
-    ]
+        "a_dag: success, but task own failed", "a_dag: failed (all_tasks_deadlocked)", "a_dag: success",
+    ]  # fmt: skip
+
+
+def test_the_run_of_dag_test_sends_no_message_and_says_so(sent, monkeypatch, caplog):
+    monkeypatch.delattr(task_runner, "SUPERVISOR_COMMS")
+    with caplog.at_level("INFO"):
+        run_message(Recorder())({"dag": dag_of_all_kinds(), "run_id": "a_run", "reason": "success"})
+    assert (sent, "no message about the run of DAG a_dag is sent" in caplog.text) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("task_id", "outcome", "state", "error", "said"),
+    [
+        *((task_id, OUTCOMES[task_id], "success", None, line) for task_id, line in SUCCESSES.items()),
+        ("many", None, "success", None, "success   task many: see its log"),
+        ("own", None, "skipped", None, "skipped   task own: see its log"),
+        ("own", None, None, None, "failed    task own: see its log"),  # killed
+        ("own", None, "failed", RuntimeError("the disk is full"), "failed    task own: the disk is full"),
+        ("train", result(True), "failed", RuntimeError("the XCom is too large"), "failed    delays: rmse 17.5, "
+         "champion 18: task train failed after its job: the XCom is too large; promoted: decided"),
+    ],
+)  # fmt: skip
+def test_a_message_of_a_task_begins_with_its_outcome_or_else_its_state(sent, task_id, outcome, state, error, said):
+    dag, ti = dag_of_all_kinds(), Instance()
+    store_outcomes(ti, dag, {} if outcome is None else {task_id: outcome})
+    ti.task_id, ti.state = task_id, state
+    model_message(Recorder())({"dag": dag, "task": dag.task_dict[task_id], "ti": ti, "exception": error, "run_id": ""})
+    [(subject, text)] = sent
+    assert text.splitlines()[0].strip() == said
+    assert subject.startswith(f"{said.split()[0]}: ")
 
 
 def test_a_stale_model_and_a_waiting_job_fail_the_check_and_are_told(store, sent, monkeypatch):
@@ -284,9 +387,9 @@ def test_a_version_that_waits_and_its_promotion_are_told_and_only_a_promotion_is
     outcome = "promoted" if promoted else "kept"
     assert [subject for subject, _ in sent] == [
         "waiting: delays version 7, rmse 17.5",
-        "a_dag: waiting: delays version 7, rmse 17.5",
+        "a_dag: failed; waiting: delays version 7, rmse 17.5",
         f"{outcome}: delays version 7, rmse 17.5",
-        f"a_dag: {outcome}: delays version 7, rmse 17.5",
+        f"a_dag: failed; {outcome}: delays version 7, rmse 17.5",
     ]
     assert sent[0][1].startswith("waiting   delays: rmse 17.5: delays version 7 (rmse=17.5) waits for a decision")
     assert (asked[0]["training"], asked[0]["holder"]) == (WAITING.to_dict(), "airflow:tests:a_dag/a_run")

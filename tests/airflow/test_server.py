@@ -6,6 +6,7 @@ One of them in `make test`, the others in `make soak`.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -177,26 +178,45 @@ def test_two_scheduled_runs_move_the_window_and_the_third_has_nothing_new_and_is
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_a_promotion_is_told_and_starts_the_scoring_with_its_version(airflow: LocalAirflow):
+def test_a_promotion_is_told_and_starts_the_scoring_with_its_version(airflow: LocalAirflow, tmp_path: Path):
     registry = mlflow.MlflowClient(default_uri())
     if any(model.name == MODEL for model in registry.search_registered_models()):
         registry.delete_registered_model_alias(MODEL, "champion")  # so that the next one is promoted
     airflow.unpause(SCORING)
     spec = retraining_spec(2, n_estimators=5).document()
 
-    run = airflow.trigger(TOLD, {"spec": {**spec, "register": {**spec["register"], "model": MODEL}}})
+    small = {"x": [float(n) for n in range(100)], "y": [0.0, 1.0] * 50, "store": [1, 2, 3, 4] * 25}
+    pq.write_table(pa.table(small), tmp_path / "data.parquet")
+    spec["register"]["model"] = MODEL
 
-    assert ended(airflow, TOLD, run) == "failed"  # the second of its two trainings
-    mine = jobs_of(TOLD, run)
-    result = next((job.result for job in mine if job.result is not None), None)
-    assert result is not None and result.promoted, (mine, airflow.task_states(TOLD, run), jobs.list_jobs())
+    run = airflow.trigger(TOLD, {"spec": spec, "folder": str(tmp_path)})
+
+    assert ended(airflow, TOLD, run) == "failed"
+    told = told_of(airflow, run)
+    result = JobResult.model_validate(airflow.returned(TOLD, run, "train"))
     version, rmse = result.model_version, f"{result.metrics['holdout-rmse']:.6g}"
-    wait_until(lambda: len(messages(airflow, run)) == 3, "the messages", 300)
-    told = messages(airflow, run)
-    assert told["promoted"].startswith(f"promoted: {MODEL} version {version}, rmse {rmse}\npromoted ")
-    assert told["failed"].startswith(f"failed: {MODEL}\nfailed ") and "reg:nonsense" in told["failed"]
-    assert told["run"].splitlines()[0] == f"{TOLD}: 2 models: 1 promoted, 1 failed"
-    assert "reg:nonsense" in told["run"]
+    assert told["train"].startswith(f"promoted: {MODEL} version {version}, rmse {rmse}\npromoted ")
+    assert "1 of 4 partitions have failed: 3: ValueError: no sales of store 3" in told["many_done"]
+    failing = ["own", *(f"{kind}_{how}" for kind in KINDS for how in ("failed", "after")), "many_strict"]
+    for name in failing:
+        assert re.search(
+            f"^failed    task {name}: .*(late|disk is full|no sales).*; see its log, http", told["run"], re.M
+        ), name
+    assert told["run"].startswith(
+        f"{TOLD}: failed: tasks own, train_failed, train_after and 7 more; 9 jobs: 1 promoted, "
+    )
+
+    shutil.copy(spec["dataset"]["paths"][0], tmp_path / "late_rows.parquet")
+    shutil.copy(tmp_path / "data.parquet", tmp_path / "late.parquet")
+    for message in (airflow.home / "told").glob(f"*-{run}"):
+        message.unlink()
+    cleared = {"dag_run_id": run, "task_ids": failing, "include_downstream": True, "only_failed": False}
+    airflow.call("POST", f"/dags/{TOLD}/clearTaskInstances", dry_run=False, **cleared)
+
+    assert ended(airflow, TOLD, run) == "success"
+    told = told_of(airflow, run)
+    assert told["run"].startswith(f"{TOLD}: success; 14 jobs: 1 promoted, ")
+    assert "failed" not in told["run"].partition("\n")[0]
 
     scored = airflow_until(
         lambda: airflow.call("GET", f"/dags/{SCORING}/dagRuns")["dag_runs"], "the run of the event", 60
@@ -209,9 +229,24 @@ def test_a_promotion_is_told_and_starts_the_scoring_with_its_version(airflow: Lo
     wait_until(is_given_back, "the pool as it was")
 
 
-def messages(airflow: LocalAirflow, run: str) -> dict[str, str]:
-    """The messages about a run by their kind."""
-    return {file.name.partition("-")[0]: file.read_text() for file in (airflow.home / "told").glob(f"[!.]*-{run}")}
+KINDS = ("train", "tune", "many", "predict")
+OF_SUCCESS = {"success", "promoted", "kept", "trained", "predicted"}
+
+
+def told_of(airflow: LocalAirflow, run: str) -> dict[str, str]:
+    """The messages about a run and its tasks, which contradict no state in Airflow."""
+
+    def messages() -> dict[str, str]:
+        return {file.name.partition("-")[0]: file.read_text() for file in (airflow.home / "told").glob(f"[!.]*-{run}")}
+
+    wait_until(lambda: "run" in messages(), "the message of the run", 300)
+    told, states = messages(), airflow.task_states(TOLD, run)
+    for name, text in told.items():
+        state = airflow.run_state(TOLD, run) if name == "run" else states[name]
+        first = text.split("\n")[0]
+        word = re.split("[:;, ]+", first)[1 if name == "run" else 0]
+        assert word == state or (state == "success" and word in OF_SUCCESS), (name, state, text)
+    return told
 
 
 # The first test of the module pays for Airflow's start: 60 s here, and 170 s beside two other loads. With it, 300 s are

@@ -81,7 +81,7 @@ def test_of_many_carriers_one_fails_alone_and_one_survives_the_loss_of_its_worke
         watcher.join()
 
     assert ended.is_failed()
-    headline = f"{MODELS} models: {MODELS - 1} promoted, 1 failed"
+    headline = f"{MODELS} jobs: {MODELS - 1} promoted, 1 failed"
     assert headline in ended.message
     assert 'column "y"' in logged(f"failed    carriers-{bad}")
     with get_client(sync_client=True) as client:

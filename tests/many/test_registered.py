@@ -14,9 +14,10 @@ import xgboost
 
 from shoal import ComputePool, RunConfig, many
 from shoal.data import DataConnector
-from shoal.errors import InvalidArgumentError
-from shoal.jobs import Tracking, list_jobs
+from shoal.errors import InvalidArgumentError, JobFailedError
+from shoal.jobs import JobResult, Tracking, attach, list_jobs, load_partitions, models_spec_of, submit
 from shoal.kinds.partitions import logged_model
+from shoal.state.schema import JobState
 from tests.support.homes import new_home
 
 pytestmark = pytest.mark.processes
@@ -117,6 +118,57 @@ def test_a_version_passes_the_gate_and_a_failed_partition_keeps_the_model_of_the
     np.testing.assert_allclose(
         table.sort_values(["a"])["prediction"], expected[holdout.sort_values("a").index], rtol=1e-6
     )
+
+
+def trained_noting(rows: pd.DataFrame, key: str, folder: Path) -> xgboost.Booster:
+    with (folder / "calls").open("a") as file:
+        file.write(f"{key}\n")
+    return Trained(3, "" if (folder / "heal").exists() else "west")(rows, key)
+
+
+def test_too_many_failed_partitions_fail_the_job_after_all_others_and_a_retry_repeats_only_them(
+    tracking: Tracking, tmp_path: Path
+) -> None:
+    rows_of(0).to_parquet(tmp_path / "train.parquet")
+    rows_of(1).to_parquet(tmp_path / "holdout.parquet")
+    holdout = {"paths": [str(tmp_path / "holdout.parquet")]}
+    register = {"model": "limited", "metric": "rmse", "holdout": holdout, "label_col": "y", "input_cols": COLUMNS}
+
+    def run(job_id: str, **changes: Any) -> JobResult:
+        fields = {"dataset": {"paths": [str(tmp_path / "train.parquet")]}, "by": "store", "register": register}
+        config = {"pool_name": "small", "job_id": job_id}
+        fields |= {"tracking": tracking, "run_config": config, **changes}
+        return submit(models_spec_of(fields, function=trained_noting, kwargs={"folder": tmp_path})).wait()
+
+    why = "1 of 3 partitions have failed: 'west': ValueError: no model today"
+    with pytest.raises(JobFailedError, match="the results of the other 2 are stored") as raised:
+        run("nightly")
+    assert f"{why}; max_failed=0 allows fewer: limited version 1 waits for a decision" in str(raised.value)
+    assert not raised.value.permanent
+    status = attach("nightly").status()
+    assert (status.state, status.result.promoted, status.result.failed_text) == (JobState.FAILED, None, why)
+    assert status.result.decision.sentence.endswith(why)
+    assert "nan" not in status.result.decision.sentence
+    models = load_partitions(status.result)
+    assert models["south"].value.num_boosted_rounds() == 3
+
+    (tmp_path / "calls").write_text("")
+    (tmp_path / "heal").touch()
+    result = run("nightly")
+    assert (tmp_path / "calls").read_text().split() == ["west"]
+    assert (result.attempt, result.promoted, result.model_version) == (2, True, "2")
+    assert result.partitions == {"succeeded": 3, "failed": 0}
+    assert load_partitions(result)["south"].content() == models["south"].content()
+
+    (tmp_path / "heal").unlink()
+    for job_id, limit in (("number", 1), ("share", 0.34), ("python", None)):
+        result = run(job_id, max_failed=limit)
+        assert (result.failure, result.promoted, result.decision.sentence.endswith(why)) == (None, False, True)
+    with pytest.raises(JobFailedError, match=r"max_failed=0\.33 allows fewer"):
+        run("small-share", max_failed=0.33)
+    for wrong in (-1, 1.5, "many"):
+        with pytest.raises(InvalidArgumentError, match="max_failed"):
+            run("wrong", max_failed=wrong)
 
 
 def test_what_cannot_be_registered_is_refused_before_the_training(tracking: Tracking, tmp_path: Path) -> None:

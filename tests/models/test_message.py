@@ -48,7 +48,7 @@ def test_comparison_with_earlier_versions(given, comparison):
 def test_several_models_have_a_line_each_and_a_headline():
     failed = line(None, outcome="failed", model="delays-<b>", version=None, champion=None, sentence="no rows")
     said = summary_message([line(), failed])
-    assert said.subject == "2 models: 1 promoted, 1 failed"
+    assert said.subject == "2 jobs: 1 promoted, 1 failed"
     assert said.text.splitlines()[1] == "failed    delays-<b>: no rows"
     assert "delays-&lt;b&gt;" in said.html and said.html.startswith("<pre>")
 

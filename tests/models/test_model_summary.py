@@ -53,7 +53,7 @@ def test_one_line_per_model_with_outcome_metric_and_champion():
     ]
     assert (lines[0].version, lines[0].champion, lines[0].champion_version) == ("7", 18.0, "6")
     assert (lines[2].metric, lines[2].value, lines[2].version) == ("rmse", None, None)
-    assert summary_headline(lines) == "5 models: 2 promoted, 1 kept, 1 failed, 1 skipped"
+    assert summary_headline(lines) == "5 jobs: 2 promoted, 1 kept, 1 failed, 1 skipped"
     assert [row["champion"] for row in summary_table(lines)] == ["18", "18", "-", "-", "-"]
 
 
@@ -90,7 +90,7 @@ def test_a_model_that_is_not_registered_has_the_name_of_its_job():
 
     assert [str(line) for line in lines] == [
         "trained   nightly-a: the model is not registered",
-        "failed    xgboost: killed",
+        "failed    xgboost: y: killed",
     ]
 
 

@@ -17,12 +17,15 @@ from shoal.jobs import StaleModel, WaitingJob
 from shoal.prefect import (
     adistributed_train,
     apromote_model,
+    batch_predict,
     distributed_train,
     emit_alerts,
     job_task,
+    many_models,
     promote_model,
     reports,
     retry_unless_permanent,
+    tune,
 )
 from tests.support.job_results import decided, result_of
 from tests.support.waiting import wait_until
@@ -105,6 +108,55 @@ def test_a_training_sends_what_became_of_its_model(sent, ends, promoted):
     )
     assert event.payload["metrics"] == {"holdout-rmse": 17.5, "eval-auc": "NaN"}
     assert event.payload["subject"] == f"{outcome}: delays version 7, rmse 17.5"
+
+
+DATA = {"paths": ["/x.parquet"]}
+FIELDS = {"dataset": DATA, "input_cols": ["x"], "label_col": "y"}
+SEARCH = {
+    "best_params": {"eta": 0.1}, "best_value": 0.25, "best_trial": 3, "metric": "logloss", "direction": "minimize",
+    "trials": {"complete": 3, "failed": 1}, "study": 1,
+}  # fmt: skip
+PARTS = {"partitions": {"succeeded": 4, "failed": 1}, "failed_partitions": [{"key": "3", "cause": "no sales"}]}
+KINDS = [
+    # call of the task, fields of the result, outcome, key of the report, name of the model, end of the text
+    (lambda: batch_predict("models:/delays@champion", DATA, "/out"),
+     {"rows": 12, "output_path": "/out", "model_uri": "models:/delays/7"}, "predicted", "shoal-predictions-delays",
+     "delays", "delays: 12 rows with models:/delays/7, written to /out"),
+    (lambda: tune({"eta": [0.1, 0.3]}, FIELDS), {"search": SEARCH}, "trained", "shoal-training",
+     "search for xgboost: y", "with eta=0.1 in trial 3 (3 complete, 1 failed); the model is not registered"),
+    (lambda: many_models(DATA, "k", estimator={"input_cols": ["x"], "label_col": "y"}), PARTS, "trained",
+     "shoal-training", "xgboost by k", "1 of 5 partitions have failed: 3: no sales; the model is not registered"),
+]  # fmt: skip
+
+
+def test_every_kind_of_job_sends_its_outcome_and_stores_its_report_also_of_a_failure(sent, ends, monkeypatch):
+    stored = []
+    monkeypatch.setattr(
+        reports, "_markdown", lambda text, key, description, **_: stored.append((text, key, description))
+    )
+
+    @flow
+    def run():
+        for call, fields, *_ in KINDS:
+            ends(result_of(**fields))
+            call()
+            ends(JobFailedError("no column x", permanent=True))
+            with pytest.raises(JobFailedError):
+                call()
+
+    run()
+    for (_, _, outcome, key, model, end), events, said in zip(KINDS, batched(sent), batched(stored), strict=True):
+        assert [event.event for event in events] == [f"shoal.model.{outcome}", "shoal.model.failed"]
+        assert {event.resource.id for event in events} == {f"shoal.model.{model}"}
+        assert events[0].payload["text"].endswith(end)
+        assert events[1].payload["text"] == f"failed    {model}: no column x"
+        assert [key for _, key, _ in said] == [key, key]
+        assert [line for _, _, line in said] == [event.payload["text"] for event in events]
+        assert f": {outcome}\n\n" in said[0][0] and said[1][0].endswith(": failed\n\nno column x")
+
+
+def batched(found: list) -> list:
+    return [found[place : place + 2] for place in range(0, len(found), 2)]
 
 
 @pytest.fixture
@@ -281,7 +333,7 @@ def test_an_event_that_cannot_be_sent_fails_no_task(server, fresh_home, ends, mo
     monkeypatch.setattr(reports, "emit_event", refuse)
     ends(result(True))
     assert train() == "Completed"
-    logged("the Prefect event about the training could not be sent: no route to the server")
+    logged("the Prefect event about the job could not be sent: no route to the server")
 
 
 def test_stale_models_and_waiting_jobs_are_events(sent, monkeypatch):

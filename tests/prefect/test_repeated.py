@@ -183,7 +183,7 @@ def test_a_retry_of_a_task_whose_value_could_not_be_stored_takes_the_result_and_
 ):
     sent, errors = [], [RuntimeError("the value could not be stored")]
     monkeypatch.setattr("shoal.prefect.job_task.emit_outcome", lambda spec, outcome: sent.append(outcome))
-    monkeypatch.setattr("shoal.prefect.tasks.task_value", lambda result: raise_first(errors) or result.to_dict())
+    monkeypatch.setattr("shoal.prefect.job_task.task_value", lambda result: raise_first(errors) or result.to_dict())
 
     @flow
     def trains() -> list[tuple[str, int]]:

@@ -10,7 +10,15 @@ import pytest
 
 from shoal.jobs import parse_spec
 from shoal.jobs.journal.metric_points import MetricPoint
-from shoal.prefect import abatch_predict, adistributed_train, batch_predict, distributed_train, reports
+from shoal.prefect import (
+    abatch_predict,
+    adistributed_train,
+    batch_predict,
+    distributed_train,
+    many_models,
+    reports,
+    tune,
+)
 from shoal.prefect.reports import LINES_PER_MINUTE, RunLog, TrainingProgress, report, report_key, sparkline
 from shoal.training.reporting import Progress
 from tests.support.job_results import result_of
@@ -53,7 +61,7 @@ def test_a_report_has_metrics_curve_decision_and_links(monkeypatch):
 
 def test_a_report_without_curves_and_links_has_the_rest():
     skipped = report(parse_spec(FIELDS), result_of(skipped="skipped: no new rows"), [], None)
-    assert skipped.startswith("# xgboost: y: skipped\n\nskipped: no new rows\n\n| training |  |")
+    assert skipped.startswith("# xgboost: y: skipped\n\nskipped: no new rows\n\n| job |  |")
     assert "```" not in skipped and "](" not in skipped
 
 
@@ -130,7 +138,7 @@ def test_task_runs_are_named_after_their_model_or_function():
         ({"spec": registering("delays UA")}, "train delays UA"),
         ({"spec": parse_spec(registering("delays"))}, "train delays"),
         ({"spec": {"register": {"model": "bad"}}}, "train bad"),
-        ({"spec": FIELDS}, "train xgboost"),
+        ({"spec": FIELDS}, "train xgboost: y on x.parquet"),
         ({"train_func": train}, "train train"),
         ({"spec": {"register": {"model": "net"}}, "train_func": train}, "train net"),
         ({"train_func": "/code/train.py", "spec": None}, "train train.py"),
@@ -139,7 +147,16 @@ def test_task_runs_are_named_after_their_model_or_function():
         ({}, "train (no name)"),
     ]:
         assert distributed_train.task_run_name(parameters=given) == name, json.dumps(given, default=str)
-    assert batch_predict.task_run_name({"model": "models:/m@champion"}) == "predict models:/m@champion"
+    paths = [{"dataset": {"paths": [f"/{name}"]}} for name in ("a", "b")]  # of mapped runs
+    for task, given, name in [
+        (batch_predict, {"model": "models:/m@champion"}, "predict models:/m@champion"),
+        (many_models, {"by": ["k", "l"]}, "models by k, l"),
+        (tune, {"train": {"label_col": "y"}}, "tune y"),
+    ]:
+        names = [f"{name} on /a", f"{name} on /b"]
+        mapped = [{**given, **({"train": {**given["train"], **each}} if task is tune else each)} for each in paths]
+        assert [task.task_run_name(each) for each in mapped] == names
+        assert task.task_run_name(given) == name
     assert batch_predict.task_run_name({}) == "batch_predict"
     assert distributed_train.task_run_name is adistributed_train.task_run_name
     assert batch_predict.task_run_name is abatch_predict.task_run_name

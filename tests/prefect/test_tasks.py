@@ -310,8 +310,8 @@ def test_a_jobs_progress_is_an_artifact_of_the_task_run(up, monkeypatch, is_asyn
     with get_client(sync_client=True) as client:
         by_run = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run_id]))
         found = {each.key: each for each in client.read_artifacts(artifact_filter=by_run)}
-    page, artifact = found.pop("shoal-job"), found.pop(None)
-    assert found == {}
+    page, artifact, report = found.pop("shoal-job"), found.pop(None), found.pop("shoal-training")
+    assert (found, report.description) == ({}, f"failed    xgboost: y: {message.partition(': ')[2]}")
     assert page.data == "[Job reporting](https://shoal.example/jobs/reporting)"
     assert (artifact.type, float(artifact.data)) == ("progress", 75.0)
     assert artifact.description == "round 3 of 4, eval-rmse: 1.5"

@@ -31,6 +31,7 @@ from shoal.airflow.deployment import (
 )
 from shoal.background_threads import BackgroundThread
 from shoal.pool.holder import DagRunHolder
+from shoal.secrets.redaction import one_line
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -52,17 +53,25 @@ def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
 
 @hookimpl
 def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any) -> None:
-    """When a task has failed, record in shoal's store that the job and the lease of this task have to end.
+    """When a task has failed and is not retried, store the cause for messages in the task's process, or else record in
+    shoal's store that the job and the lease of this task have to end.
 
-    This function acts only on a task whose process or worker has died, and which is not retried. In all other cases,
-    the task's own process ends the job and the lease, as the arguments of the operator say.
+    The record is only for a task whose process or worker has died. In all other cases, the task's own process ends the
+    job and the lease, as the arguments of the operator say. The cause is stored only if the DAG file uses shoal.
 
     :param previous_state: State of the task before. None if a user has marked the task as failed.
     :param task_instance: The task instance: a row of Airflow's database in the scheduler and the API server, or an
         object of another class in the process of a task.
     """
-    is_in_database = hasattr(task_instance, "_sa_instance_state")
-    if not is_in_database or previous_state is None or task_instance.state != "failed":
+    if previous_state is None or task_instance.state != "failed":
+        return
+    if not hasattr(task_instance, "_sa_instance_state"):
+        # Only DAG files that use shoal load this module.
+        if results := sys.modules.get("shoal.airflow.results"):
+            from airflow.sdk.log import redact  # type: ignore[attr-defined]
+
+            # Airflow hides the secrets that it knows, as in the task's log.
+            results.store_cause(one_line(str(redact(str(error) or type(error).__name__))), task_instance)
         return
     reason = f"its task {task_instance.task_id} failed: {error}"
     _in_thread(reason, task_instance.dag_id, task_instance.run_id, task_instance.task_id, task_key(task_instance))

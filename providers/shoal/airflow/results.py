@@ -85,10 +85,13 @@ _NEVER_RAN = ("upstream_failed", "removed", None)
 _MOST_CAUSES = 3
 
 
-def store_cause(cause: str) -> None:
-    """Store why the task fails or is skipped as an XCom, for later tasks and messages. Outside a task, do nothing."""
+def store_cause(cause: str, ti: Any = None) -> None:
+    """Store why the task fails or is skipped as an XCom, for later tasks and messages. Outside a task, do nothing.
+
+    :param ti: The task instance. None: that of the current context.
+    """
     try:
-        ti = get_current_context()["ti"]
+        ti = ti or get_current_context()["ti"]
     except RuntimeError:
         return
     try:
@@ -130,14 +133,20 @@ def training_results(*task_ids: str, mapped: int | None = None) -> list[dict[str
 
 def why_no_result(ti: Any, dag: Any, task_id: str, index: int, state: str | None) -> str:
     """Return why a task instance has no result: the cause that it has stored, else the failures before it."""
-    cause: str | None = ti.xcom_pull(task_ids=task_id, key=CAUSE, map_indexes=index)
-    if cause:
+    # An instance that has not run since it was cleared may still have the cause of an earlier run.
+    if state not in _NEVER_RAN and (cause := cause_of(ti, task_id, index)):
         return cause
     if state in _NEVER_RAN and (found := sorted(_failures_before(ti, dag, task_id))):
         more = f"; and {len(found) - _MOST_CAUSES} more" if len(found) > _MOST_CAUSES else ""
         return "; ".join(found[:_MOST_CAUSES]) + more
     ended = f"ended as {state}" if state else "has not run"
-    return f"task {instance_name(task_id, index)} {ended}: {_where_log(ti, task_id, index)}"
+    return f"task {instance_name(task_id, index)} {ended}: {where_log(ti, task_id, index)}"
+
+
+def cause_of(ti: Any, task_id: str, index: int) -> str | None:
+    """Return the cause that a task instance of the same run has stored; None if there is none."""
+    cause: str | None = ti.xcom_pull(task_ids=task_id, key=CAUSE, map_indexes=index)
+    return cause
 
 
 def _failures_before(ti: Any, dag: Any, task_id: str) -> Iterator[str]:
@@ -147,8 +156,8 @@ def _failures_before(ti: Any, dag: Any, task_id: str) -> Iterator[str]:
     for each in before:
         for index in instances_of(each, states, before):
             if states.get(state_key(each, index)) == "failed":
-                cause = ti.xcom_pull(task_ids=each, key=CAUSE, map_indexes=index)
-                yield f"task {instance_name(each, index)} failed: {cause or _where_log(ti, each, index)}"
+                cause = cause_of(ti, each, index) or where_log(ti, each, index)
+                yield f"task {instance_name(each, index)} failed: {cause}"
 
 
 def states_of(ti: Any, task_ids: Iterable[str]) -> Mapping[str, Any]:
@@ -180,7 +189,8 @@ def instance_name(task_id: str, index: int) -> str:
     return task_id if index < 0 else f"{task_id}[{index}]"
 
 
-def _where_log(ti: Any, task_id: str, index: int) -> str:
+def where_log(ti: Any, task_id: str, index: int) -> str:
+    """Return where the log of a task instance is, with its address if Airflow's configuration has one."""
     link = task_link(conf.get("api", "base_url", fallback=None), ti.dag_id, ti.run_id, task_id, index)
     return f"see its log, {link.address}" if link else "see its log"
 
@@ -229,15 +239,14 @@ class FailOnPermanentErrors(RetryPolicy):
 
 
 LINE = "shoal_line"
-"""Key of the XCom in which a training task stores a line about its model for notifications: the fields of a `ModelLine`
-as a dict."""
+"""Key of the XCom in which a task stores its outcome for notifications: the fields of a `ModelLine` as a dict."""
 
 
 def record_success(context: Context, spec: AnyJobSpec | str, result: JobResult | PromotionResult) -> None:
-    """Store a line about a training or a promotion as an XCom, for notifications. If the model was promoted, also add
-    an asset event.
+    """Store the outcome of a job or a promotion as an XCom, for notifications. If the model was promoted, also add an
+    asset event.
 
-    An error is logged and not raised, because the training or promotion has succeeded.
+    An error is logged and not raised, because the job or promotion has succeeded.
 
     :param spec: Spec of the job, or the name of the model that `PromotionResult` is about.
     """
@@ -282,11 +291,11 @@ def skip_without_training(result: JobResult) -> None:
 
 
 def record_failure(context: Context, spec: AnyJobSpec | Mapping[str, Any] | str | None, error: Exception) -> None:
-    """Store a line about a failed training or promotion as an XCom, for notifications.
+    """Store the outcome of a failed job or promotion as an XCom, for notifications.
 
     If an XCom cannot be stored, the error is only logged, so that the task still fails with the original error.
 
-    :param spec: Spec of the job, its fields if they could not be parsed, or the name of the model.
+    :param spec: Spec of the job, its fields if they could not be parsed, or the name of the model or task.
     """
     _push_line(context, spec or {}, error)
 
@@ -299,4 +308,4 @@ def _push_line(
     try:
         context["ti"].xcom_push(key=LINE, value=ModelLine.of(spec, outcome).to_dict())
     except Exception:
-        log.warning("the outcome of the training could not be stored as an XCom for messages", exc_info=True)
+        log.warning("the outcome of the task could not be stored as an XCom for messages", exc_info=True)

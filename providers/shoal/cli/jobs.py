@@ -385,14 +385,20 @@ def run_partitions(
     spec: SpecFile,
     pool_name: SpecPool = None,
     job_id: NewJobId = None,
+    max_failed: Annotated[
+        str | None,
+        typer.Option(help="Number of partitions that may fail, or their share below 1; by default that in SPEC, or 0."),
+    ] = None,
     detach: Detach = False,
     as_json: output.Json = False,
 ) -> None:
     """Process all partitions of a table as one job. The spec is that of `shoal train`, with `"framework":
-    "partitions"`, which may be left out."""
-    run_spec(
-        read_spec(spec, framework="partitions"), pool_name=pool_name, job_id=job_id, detach=detach, as_json=as_json
-    )
+    "partitions"`, which may be left out. If more partitions fail than may, the command fails after all results are
+    stored."""
+    fields = read_spec(spec, framework="partitions")
+    if max_failed is not None:
+        fields["max_failed"] = max_failed
+    run_spec(fields, pool_name=pool_name, job_id=job_id, detach=detach, as_json=as_json)
 
 
 @many_app.command("list")

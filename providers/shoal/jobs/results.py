@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
@@ -188,6 +189,16 @@ class SearchSummary(PlainResult):
     study: int = Field(description="Number of the attempt that has begun the study, which later attempts continue.")
 
 
+class FailedPartition(PlainResult):
+    """A partition for which the function has failed."""
+
+    key: str = Field(description="Key of the partition, as text.")
+    cause: str = Field(description="Error of the function in one line.")
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.cause}"
+
+
 class JobResult(PlainResult):
     """Result of a job. It is small enough for an XCom, and its paths and URIs contain no credentials."""
 
@@ -235,6 +246,9 @@ class JobResult(PlainResult):
         description="Number of partitions by status, `succeeded` and `failed`. None: the job was not divided into "
         "partitions.",
     )
+    failed_partitions: tuple[FailedPartition, ...] = Field(
+        default=(), description="The first failed partitions in the order of their keys, at most five."
+    )
     num_workers: int = Field(default=0, description="Number of workers that the job ran on.")
     seconds: float = Field(description="Time in seconds from the driver's start to the result.")
     node_seconds: float | None = Field(
@@ -281,6 +295,11 @@ class JobResult(PlainResult):
     decision: DecisionResult | None = Field(
         default=None, description="The reason why the model was promoted or was not. None: the model is not registered."
     )
+    failure: str | None = Field(
+        default=None,
+        description="Reason why the job has failed although it has results: more partitions have failed than the spec "
+        "allows. None: the job has succeeded.",
+    )
     search: SearchSummary | None = Field(
         default=None, description="What a search for parameters has found. None: the job was no search."
     )
@@ -290,6 +309,12 @@ class JobResult(PlainResult):
         "version, which `model_version` and `model_uri` name. None: the job was not skipped.",
     )
 
+    @property
+    def failed_text(self) -> str:
+        """Say how many partitions have failed, and why the first ones; empty if none has failed."""
+        counts = self.partitions or {}
+        return failed_text(counts.get("failed", 0), sum(counts.values()), map(str, self.failed_partitions))
+
     def document(self) -> dict[str, Any]:
         """Return the result as plain data for the store."""
         return self.model_dump(mode="json")
@@ -298,6 +323,17 @@ class JobResult(PlainResult):
     @classmethod
     def _without_credentials(cls, value: str | None) -> str | None:
         return value and redact_value(value)
+
+
+def failed_text(failed: int, total: int, first: Iterable[str]) -> str:
+    """Say how many partitions have failed, and why the first three; empty if none has failed.
+
+    Args:
+        failed: Number of failed partitions.
+        total: Number of partitions.
+        first: Key and error of the first failed partitions, as text.
+    """
+    return f"{failed:,} of {total:,} partitions have failed: {'; '.join([*first][:3])}" if failed else ""
 
 
 class PromotionResult(PlainResult):

@@ -97,6 +97,11 @@ class AnyJobSpec(Settings, ABC):
         super().check(fields, is_known)
 
     @property
+    def registered_model(self) -> str | None:
+        """Return the name of the registered model that the job trains or uses; None if there is none."""
+        return self.register_as.model if self.register_as else None
+
+    @property
     def label(self) -> str:
         """Return what the job is about, for lists of jobs: its registered model or another subject, and the name of its
         MLflow run."""

@@ -107,6 +107,8 @@ def prepared(
     config = given.pop("run_config", RunConfig())
     if program is not None:
         given |= {"program": NOT_STORED, "code_digest": program.digest}
+    # Callers get the results of the others, and may call `require_all`.
+    given["max_failed"] = None
     spec = PartitionsJobSpec.parse({"dataset": connector_of("data", data, staged), "run_config": config, **given})
     return Call(call_of(spec, program))
 

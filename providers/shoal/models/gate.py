@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from sqlalchemy import select
@@ -192,11 +192,12 @@ def enter(
     group_col: str | None = None,
     trained_on: TrainingRows | None = None,
     tags: Mapping[str, str] | None = None,
+    note: str = "",
 ) -> Outcome:
     """Evaluate and register a model, and promote the model if it is better than the champion on the holdout.
 
     With ``promote=False`` in `register`, the model is compared with the champion and waits for a decision. A report of
-    the comparison is printed and stored in the MLflow run.
+    the comparison is printed and stored in the MLflow run. `note` is the end of the decision's sentence.
 
     Raises:
         DataError: The holdout lacks a column that the model needs, or has a null label.
@@ -222,6 +223,9 @@ def enter(
     contest = challenge.contest(ledger, challenger, place.key)
     say = functools.partial(print, flush=True)
     outcome = contest.decided() if register.promote else contest.previewed()
+    if note:
+        sentence = f"{outcome.decision.sentence}; {note}"
+        outcome = replace(outcome, decision=outcome.decision.model_copy(update={"sentence": sentence}))
     outcome = challenge.reported(outcome, ledger, say=say)
     if not register.promote:
         say(f"to promote it: shoal models promote {shlex.quote(register.model)} {challenger.version}")

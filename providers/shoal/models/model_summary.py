@@ -24,19 +24,19 @@ from shoal.jobs.submission import MOST_LISTED, list_jobs
 from shoal.models.decision import figure, is_better
 from shoal.models.ledger import confirmed_promotions
 from shoal.models.metrics import best_mode
-from shoal.secrets.redaction import redact
+from shoal.secrets.redaction import one_line
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.reporting import HOLDOUT, metric_name
+from shoal.training.tracking import MODEL_VERSION
 
-Outcome = Literal["promoted", "kept", "waiting", "trained", "failed", "skipped"]
-"""Outcome of one model's training. promoted: the new model became the champion. kept: the present champion remains.
-waiting: the new version waits for a decision. trained: the model is not registered. failed: there is no new model.
-skipped: no training was needed."""
+Outcome = Literal["promoted", "kept", "waiting", "trained", "predicted", "failed", "skipped"]
+"""Outcome of one job. promoted: the new model became the champion. kept: the present champion remains. waiting: the new
+version waits for a decision. trained: the model is not registered. predicted: the model has predicted rows. failed: the
+job or its task has failed. skipped: no training was needed."""
 
 _OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 _OF_DECISIONS: dict[bool | None, Outcome] = {True: "promoted", False: "kept", None: "waiting"}
-_LONGEST_CAUSE = 300
 
 
 @dataclass(frozen=True)
@@ -53,21 +53,27 @@ class NoResult:
 
 
 class ModelLine(PlainResult):
-    """One line of a summary: the outcome of one model's training."""
+    """One line of a summary: the outcome of one job, which has trained a model or predicted with it."""
 
     model: str = Field(
-        description="Name of the registered model; for a model that is not registered, the id or name of its job."
+        description="Name of the registered model; for a model that is not registered, the id or label of its job."
     )
-    outcome: Outcome = Field(description="End of the training: promoted, kept, waiting, trained, failed or skipped.")
+    outcome: Outcome = Field(
+        description="End of the job: promoted, kept, waiting, trained, predicted, failed or skipped."
+    )
     version: str | None = Field(
-        default=None, description="Version number of the new model in MLflow's registry. None: there is no new version."
+        default=None,
+        description="Version number in MLflow's registry of the new model, or of the model that predicts. None: there "
+        "is no version.",
     )
     metric: str | None = Field(
         default=None,
-        description="Name of the metric that decides about the promotion. None: the model is not registered.",
+        description="Name of the metric that decides about the promotion, or about the trials of a search. None: there "
+        "is none, or the job does not name it.",
     )
     value: float | None = Field(
-        default=None, description="Value of the metric that the new model reaches on the holdout. None: unknown."
+        default=None,
+        description="Value of the metric that the new model reaches on the holdout, or the best trial. None: unknown.",
     )
     champion: float | None = Field(
         default=None,
@@ -77,19 +83,22 @@ class ModelLine(PlainResult):
     champion_version: str | None = Field(
         default=None, description="Version number of the champion before this training. None: there was no champion."
     )
-    sentence: str = Field(description="Reason for the outcome in one sentence, such as the cause of a failure.")
+    sentence: str = Field(
+        description="Reason for the outcome, such as the cause of a failure, and the facts of a search, of models of "
+        "partitions or of predictions."
+    )
     recent: tuple[RecentVersion, ...] = Field(
         default=(), description="The versions of the model before the new one, the newest first, at most ten."
     )
 
     @classmethod
     def of(cls, spec: AnyJobSpec | Mapping[str, Any] | str, result: Any) -> Self:
-        """Build the summary's line for one training, from the training's spec and result.
+        """Build the summary's line for one job of any kind, from the job's spec and result.
 
         Args:
             spec: Spec of the job, its fields, or the name of a model without a spec.
             result: The job's `JobResult` or its dict; a `PromotionResult` or its dict; a `NoResult`, or the exception
-                with which the training failed.
+                with which the job failed.
 
         Raises:
             InvalidArgumentError: `result` is of another type.
@@ -115,24 +124,33 @@ class ModelLine(PlainResult):
         elif result.skipped:
             return line(outcome="skipped", version=result.model_version, sentence=one_line(result.skipped))
         elif result.promoted is None and result.decision is None:
-            return cls(model=model, outcome="trained", sentence="the model is not registered")
-        known = result.champion
+            search, named = result.search, MODEL_VERSION.fullmatch(result.model_uri)
+            return cls(
+                model=model,
+                outcome="trained" if result.output_path is None else "predicted",
+                version=named and named["version"],
+                metric=search.metric if search else None,
+                value=search.best_value if search else None,
+                sentence="; ".join(_facts(result)),
+            )
+        known, facts = result.champion, [] if isinstance(result, PromotionResult) else _facts(result)
+        sentence = "there is no decision" if result.decision is None else one_line(result.decision.sentence)
         return line(
             outcome=_OF_DECISIONS[result.promoted],
             version=result.model_version,
             value=result.metrics.get(metric_name(HOLDOUT, metric)) if metric else None,
             champion=None if known is None or known.unseen_rows is not None else finite(known.value),
             champion_version=None if known is None else known.version,
-            sentence="there is no decision" if result.decision is None else one_line(result.decision.sentence),
+            sentence="; ".join([sentence, *facts]),
             recent=result.recent,
         )
 
     def __str__(self) -> str:
         """Return the line as text, such as ``promoted  delays-UA: rmse 17.2, champion 18.1: ...``."""
-        figures = "" if self.value is None else f" {self.metric} {figure(self.value)}"
+        figures = "" if self.value is None else f" {self.metric or 'value'} {figure(self.value)}"
         if figures and self.champion is not None:
             figures += f", champion {figure(self.champion)}"
-        return f"{self.outcome:<8}  {self.model}:{figures and figures + ':'} {self.sentence}"
+        return f"{self.outcome:<9} {self.model}:{figures and figures + ':'} {self.sentence}"
 
 
 def summary(specs: Sequence[AnyJobSpec | Mapping[str, Any] | str], results: Sequence[Any]) -> list[ModelLine]:
@@ -160,11 +178,11 @@ def summary(specs: Sequence[AnyJobSpec | Mapping[str, Any] | str], results: Sequ
 
 
 def summary_headline(lines: Iterable[ModelLine]) -> str:
-    """Return the number of models with each outcome, such as ``40 models: 36 promoted, 3 kept, 1 failed``."""
+    """Return the number of jobs with each outcome, such as ``40 jobs: 36 promoted, 3 kept, 1 failed``."""
     counts = Counter(line.outcome for line in lines)
     total = counts.total()
     parts = ", ".join(f"{counts[outcome]} {outcome}" for outcome in _OUTCOMES if counts[outcome])
-    return f"{total} model{'' if total == 1 else 's'}{parts and ': ' + parts}"
+    return f"{total} job{'' if total == 1 else 's'}{parts and ': ' + parts}"
 
 
 def summary_table(lines: Iterable[ModelLine]) -> list[dict[str, str]]:
@@ -174,7 +192,7 @@ def summary_table(lines: Iterable[ModelLine]) -> list[dict[str, str]]:
 
 
 def _model_of(given: AnyJobSpec | Mapping[str, Any] | str) -> tuple[str, str | None]:
-    """Return the name of the model that a spec trains, and the name of the metric that decides about its promotion."""
+    """Return the name of the model that a job is about, and the name of the metric that decides about its promotion."""
     if isinstance(given, str):
         return given, None
     try:
@@ -187,20 +205,26 @@ def _model_of(given: AnyJobSpec | Mapping[str, Any] | str) -> tuple[str, str | N
         fields: Mapping[str, Any] = register if isinstance(register, Mapping) else {}
         metric = fields.get("metric")
         return str(fields.get("model", "(no name)")), metric if isinstance(metric, str) else None
-    if spec.register_as is not None:
-        return spec.register_as.model, spec.register_as.metric
-    return spec.run_config.job_id or getattr(spec, "name", None) or spec.framework, None
+    metric = None if spec.register_as is None else spec.register_as.metric
+    return spec.registered_model or spec.run_config.job_id or spec.label, metric
 
 
-def one_line(text: str) -> str:
-    """Return a text as one line of about 300 characters.
-
-    If the text is longer, only its beginning and its end are kept, because the cause may be in either part. Some
-    libraries name the cause first and then list the allowed values, but a chain of errors ends with the cause.
-    """
-    line = " ".join(redact(text).split())
-    half = _LONGEST_CAUSE // 2
-    return line if len(line) <= _LONGEST_CAUSE else f"{line[:half]} … {line[-half:]}"
+def _facts(result: JobResult) -> list[str]:
+    """Return sentences about what a job has predicted, searched, or trained in parts."""
+    if result.output_path is not None:
+        return [f"{result.rows or 0:,} rows with {result.model_uri}, written to {result.output_path}"]
+    facts = []
+    if search := result.search:
+        params = ", ".join(f"{name}={figure(value)}" for name, value in search.best_params.items())
+        trials = ", ".join(f"{count} {state}" for state, count in search.trials.items() if count)
+        best = f"best {search.metric or 'value'} {figure(search.best_value)}"
+        facts.append(one_line(f"{best} with {params} in trial {search.best_trial} ({trials})"))
+    # A decision names the failed partitions itself.
+    if counts := result.partitions:
+        facts.append(
+            (not result.decision and one_line(result.failed_text)) or f"models of {counts['succeeded']:,} partitions"
+        )
+    return facts if result.model_version else [*facts, "the model is not registered"]
 
 
 _INDENT = " " * 10
@@ -228,12 +252,12 @@ class Message:
 def summary_message(lines: Sequence[ModelLine]) -> Message:
     """Build a message for people about the trainings of one or more models.
 
-    For one model, the subject names the outcome. For several models, the subject counts the outcomes. The text has a
-    line per model with outcome, metric, the champion's metric and the reason, and below that line the metrics of the
+    For one job, the subject names the outcome. For several jobs, the subject counts the outcomes. The text has a line
+    per job with outcome, metric, the champion's metric and the reason, and below that line the metrics of the
     last ten versions.
 
     Args:
-        lines: One line per model; see `shoal.models.model_summary`.
+        lines: One line per job; see `shoal.models.model_summary`.
 
     Example:
         >>> print(summary_message(summary(specs, results)).text)
@@ -249,7 +273,7 @@ def summary_message(lines: Sequence[ModelLine]) -> Message:
 
 def _subject(line: ModelLine) -> str:
     version = "" if line.version is None else f" version {line.version}"
-    value = "" if line.value is None else f", {line.metric} {line.value:.6g}"
+    value = "" if line.value is None else f", {line.metric or 'value'} {line.value:.6g}"
     return f"{line.outcome}: {line.model}{version}{value}"
 
 

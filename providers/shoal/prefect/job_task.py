@@ -23,8 +23,10 @@ from prefect.states import Completed, Failed
 from prefect.transactions import BaseTransaction, get_transaction
 from prefect.utilities.asyncutils import run_coro_as_sync
 
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import JobCancelledError, ShoalError
-from shoal.jobs import AnyJobSpec, JobHandle, JobResult, ModelLine, NoResult, submit
+from shoal.jobs import AnyJobSpec, JobHandle, JobResult, ModelLine, NoResult, code_of, submit
+from shoal.jobs.spec import is_spec
 from shoal.models import withdraw_promotion
 from shoal.prefect import current_run
 from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
@@ -53,15 +55,32 @@ def name_runs(task_name: str, name: Callable[..., str]) -> Callable[[dict[str, A
     return name_of
 
 
+def named_by(task_name: str, about: str, spec: Any, dataset: Any = None) -> str:
+    """Return the name of the run of a task that runs a job: with the registered model, or else with what the job is
+    about and the dataset, by which mapped runs differ.
+
+    Args:
+        task_name: What the task does.
+        about: What the job is about if it registers no model.
+        spec: A spec, or the fields of a spec.
+        dataset: The dataset, if it is not in `spec`.
+    """
+    given: Any = spec or {}
+    fields = given if isinstance(given, Mapping) else dict(given)
+    register, data = fields.get("register_as") or fields.get("register"), dataset or fields.get("dataset")
+    model = register.get("model") if isinstance(register, Mapping) else getattr(register, "model", None)
+    if model:
+        return f"{task_name} {model}"
+    paths = () if data is None else DatasetSpec.model_validate(data).paths
+    return " on ".join([f"{task_name} {about}".rstrip(), *paths[:1]])
+
+
 def _training_name(spec: Any = None, train_func: Any = None, **_: Any) -> str:
     if train_func is None:
-        return f"train {ModelLine.of(spec or {}, NoResult('')).model}"
+        return named_by("train", ModelLine.of(spec or {}, NoResult("")).model, spec)
     # With a function, `spec` is a dict of the other fields, which alone is no legal spec.
-    fields: Mapping[str, Any] = spec or {}
-    register = fields.get("register")
-    model = register.get("model") if isinstance(register, Mapping) else getattr(register, "model", None)
     function = getattr(train_func, "__name__", None) or Path(train_func).name
-    return f"train {model or fields.get('name') or function}"
+    return named_by("train", (spec or {}).get("name") or function, spec)
 
 
 _TRAINING_RUNS = name_runs("distributed_train", _training_name)
@@ -391,12 +410,33 @@ def task_value(result: JobResult) -> dict[str, Any]:
     return cast(dict[str, Any], state)
 
 
+def run_job(
+    given: AnyJobSpec | Mapping[str, Any] | None, pool_name: PoolSource, build: Callable[[], AnyJobSpec], *code: Any
+) -> dict[str, Any]:
+    """Run the job of a task, wait for its result, and return the value of the task. Store the report and send the
+    event, also of a failure.
+
+    Args:
+        given: The task's spec or fields, which name the model if no spec can be built.
+        pool_name: Name, URI or block of the pool. None: the spec names the pool.
+        build: Function that returns the spec of the job.
+        code: Function of the user, and its arguments, if the spec does not have their digest.
+    """
+    with failure_event(given):
+        spec = build()
+    with failure_event(spec):
+        training = Training(spec, pool_name, code_of(spec, *code))
+        result = training.run()
+    training.finish(result)
+    return task_value(result)
+
+
 @contextmanager
 def failure_event(spec: AnyJobSpec | Mapping[str, Any] | str | None) -> Iterator[None]:
     """Send the event ``shoal.model.failed`` if the ``with`` block raises an exception and Prefect does not retry the
-    task.
+    task. If there is a spec, store the report, too.
 
-    A run that is cancelled sends no event, because its end is not a failure of the training.
+    A run that is cancelled sends no event, because its end is not a failure of the job.
     """
     try:
         yield
@@ -405,4 +445,6 @@ def failure_event(spec: AnyJobSpec | Mapping[str, Any] | str | None) -> Iterator
         is_cancelled = interrupt is not None and interrupt.is_requested
         if not is_cancelled and not is_retried(error):
             emit_outcome(spec, error)
+            if is_spec(spec):
+                store_report(spec, error)
         raise

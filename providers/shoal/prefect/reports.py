@@ -48,11 +48,18 @@ _MODEL = "shoal.model."
 resource ids of models, followed by the name of the registered model."""
 
 
+_IN_PAYLOAD = (
+    *("job_id", "model_uri", "metrics", "promoted", "rows", "output_path", "search"),
+    *("partitions", "failed_partitions"),
+)
+"""Fields of a result that an event has, too."""
+
+
 def emit_outcome(
     spec: AnyJobSpec | Mapping[str, Any] | str | None, outcome: JobResult | PromotionResult | Exception
 ) -> None:
-    """Send the event about the outcome of a training or promotion: ``shoal.model.promoted``, ``.kept``, ``.waiting``,
-    ``.trained``, ``.failed`` or ``.skipped``.
+    """Send the event about the outcome of a job or promotion: ``shoal.model.promoted``, ``.kept``, ``.waiting``,
+    ``.trained``, ``.predicted``, ``.failed`` or ``.skipped``.
 
     An error while sending is logged and not raised, because it must not fail a task whose work has succeeded, and must
     not hide the cause of a failure.
@@ -63,10 +70,10 @@ def emit_outcome(
         payload = {**line.to_dict(), "subject": message.subject, "text": message.text}
         if isinstance(outcome, JobResult | PromotionResult):
             result = outcome.to_dict()
-            payload |= {name: result[name] for name in ("job_id", "model_uri", "metrics", "promoted")}
+            payload |= {name: result[name] for name in _IN_PAYLOAD if name in result}
         emit_event(f"{_MODEL}{line.outcome}", _resource(_MODEL, line.model), payload=payload)
     except Exception as error:
-        get_run_logger().warning("the Prefect event about the training could not be sent: %s", error)
+        get_run_logger().warning("the Prefect event about the job could not be sent: %s", error)
 
 
 def emit_alerts(
@@ -240,7 +247,7 @@ class RunLog:
 
 
 KEY = "shoal-training"
-"""Key of the reports on models without a name in MLflow's registry."""
+"""Key of the reports on jobs whose model has no name in MLflow's registry."""
 
 _MOST_CURVES = 12
 """Number of metrics whose curves a report shows. A training function may log hundreds."""
@@ -250,29 +257,38 @@ _WIDTH = 32
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def store_report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], tracking_uri: str | None) -> None:
-    """Store the report on a training as an artifact of the task run, with the key of its model."""
-    description = f"{_outcome(result)}: job {result.job_id}"
+def store_report(
+    spec: AnyJobSpec,
+    outcome: JobResult | Exception,
+    points: Sequence[MetricPoint] = (),
+    tracking_uri: str | None = None,
+) -> None:
+    """Store the report on a job as an artifact of the task run, with the key of its model."""
+    line = ModelLine.of(spec, outcome)
     try:
-        _markdown(report(spec, result, points, tracking_uri), report_key(spec), description, _sync=True)
-    except Exception as error:  # The training has ended. A missing report in the UI must not make the task fail.
-        get_run_logger().warning("the report on the training could not be stored as an artifact: %s", error)
+        if isinstance(outcome, Exception):
+            text = f"# {_text(spec.label)}: failed\n\n{_text(line.sentence)}"
+        else:
+            text = report(spec, outcome, points, tracking_uri)
+        _markdown(text, report_key(spec), str(line), _sync=True)
+    except Exception as error:  # The job has ended. A missing report in the UI must not make the task fail.
+        get_run_logger().warning("the report on the job could not be stored as an artifact: %s", error)
 
 
 def report_key(spec: AnyJobSpec) -> str:
-    """Return the key of the report on a registered model. Other names than those that are legal keys get a digest, so
-    that the reports on the models "UA 1" and "ua-1" have different keys."""
-    if spec.register_as is None:
+    """Return the key of the report on a registered model, or on its predictions. Other names than those that are legal
+    keys get a digest, so that the reports on the models "UA 1" and "ua-1" have different keys."""
+    name = spec.registered_model
+    if name is None:
         return KEY
-    name = spec.register_as.model
     legal = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     digest = "" if legal == name else f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
-    return f"shoal-model-{legal}{digest}"
+    return f"shoal-{'model' if spec.register_as else 'predictions'}-{legal}{digest}"
 
 
 def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], tracking_uri: str | None) -> str:
-    """Return the report on a training as markdown."""
-    register, version = spec.register_as, result.model_version
+    """Return the report on a job as markdown."""
+    register, version, line = spec.register_as, result.model_version, ModelLine.of(spec, result)
     name = f"{register.model} version {version}" if register and version else spec.label
     page = job_page(result.job_id)
     seconds = f"{result.seconds:.1f}"
@@ -281,7 +297,7 @@ def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], t
         "rows": None if result.rows is None else f"{result.rows:,}",
         "workers": str(result.num_workers),
         "seconds": seconds if result.times is None else f"{seconds} ({result.times})",
-        "job": f"{result.job_id}, attempt {result.attempt}",
+        "id": f"{result.job_id}, attempt {result.attempt}",
         "MLflow run": result.mlflow_run_id,
     }
     links = [
@@ -290,21 +306,14 @@ def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], t
         Link("Job in shoal", page) if page else None,
     ]
     parts = [
-        f"# {_text(name)}: {_outcome(result)}",
-        _text(result.skipped or (result.decision.sentence if result.decision else "")),
+        f"# {_text(name)}: {line.outcome}",
+        _text(line.sentence),
         _table(("metric", "value"), {name: f"{value:.6g}" for name, value in sorted(result.metrics.items())}),
         _curves(points, spec.framework),
-        _table(("training", ""), {name: fact for name, fact in facts.items() if fact is not None}),
+        _table(("job", ""), {name: fact for name, fact in facts.items() if fact is not None}),
         " · ".join(f"[{link.label}](<{link.address}>)" for link in links if link is not None),
     ]
     return "\n\n".join(part for part in parts if part)
-
-
-def _outcome(result: JobResult) -> str:
-    if result.skipped:
-        return "skipped"
-    undecided = "waits for a decision" if result.decision else "trained"
-    return {True: "promoted", False: "not promoted", None: undecided}[result.promoted]
 
 
 def _table(head: tuple[str, str], rows: Mapping[str, str]) -> str:

@@ -18,12 +18,12 @@ from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.prefect.blocks import PoolSource, database_url, pool_of
 from shoal.prefect.current_run import current_holder, lease_holder
 from shoal.prefect.job_task import (
-    Training,
     TrainingTask,
     failure_event,
     job_task,
     name_runs,
-    task_value,
+    named_by,
+    run_job,
     twin,
 )
 from shoal.prefect.reports import NodeLog, emit_outcome
@@ -180,13 +180,12 @@ def distributed_train(
         >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
         ...     result = distributed_train(spec, pool_name="retrain")
     """
-    with failure_event(spec):
+
+    def build() -> AnyJobSpec:
         job = jobs.spec_of(spec, framework=framework, train_func=train_func, args=args, kwargs=kwargs)
-        digest = jobs.code_of(job, train_func, args, kwargs)
-        training = Training(jobs.skipping_if_unchanged(job, skip_if_unchanged), pool_name, digest)
-        result = training.run()
-    training.finish(result)
-    return task_value(result)
+        return jobs.skipping_if_unchanged(job, skip_if_unchanged)
+
+    return run_job(spec, pool_name, build, train_func, args, kwargs)
 
 
 adistributed_train = twin(distributed_train)
@@ -246,7 +245,10 @@ def promote_model(
 apromote_model = twin(promote_model)
 
 
-@partial(job_task, run_name=name_runs("batch_predict", lambda model, **_: f"predict {model}"))
+@partial(
+    job_task,
+    run_name=name_runs("batch_predict", lambda model, dataset=None, **_: named_by("predict", model, None, dataset)),
+)
 def batch_predict(
     model: str,
     dataset: Any,
@@ -279,8 +281,8 @@ def batch_predict(
         >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
         ...     batch_predict("models:/delays@champion", DataConnector.from_parquet(today), "/data/predictions/today")
     """
-    job = jobs.PredictJobSpec.parse({**(spec or {}), "model": model, "dataset": dataset, "output_path": output_path})
-    return Training(job, pool_name).run().to_dict()
+    fields = {**(spec or {}), "framework": "predict", "model": model, "dataset": dataset, "output_path": output_path}
+    return run_job(fields, pool_name, partial(jobs.parse_spec, fields))
 
 
 abatch_predict = twin(batch_predict)
@@ -288,7 +290,12 @@ abatch_predict = twin(batch_predict)
 
 @partial(
     job_task,
-    run_name=name_runs("many_models", lambda by, **_: f"models by {by if isinstance(by, str) else ', '.join(by)}"),
+    run_name=name_runs(
+        "many_models",
+        lambda by, dataset=None, spec=None, **_: named_by(
+            f"models by {by if isinstance(by, str) else ', '.join(by)}", "", spec, dataset
+        ),
+    ),
 )
 def many_models(
     dataset: Any,
@@ -297,14 +304,14 @@ def many_models(
     function: Callable[..., Any] | str | None = None,
     kwargs: Mapping[str, Any] | None = None,
     estimator: Mapping[str, Any] | None = None,
+    max_failed: float | None = None,
     spec: Mapping[str, Any] | None = None,
     pool_name: PoolSource = None,
 ) -> dict[str, Any]:
     """Train a model for each partition of a table, all in one job on a pool; see `shoal.many.train`.
 
     If Prefect repeats the task or the flow run, the task uses its earlier job, as `distributed_train` does, and no
-    partition that has ended is repeated. If the models are registered, the task sends the event and stores the report
-    of `distributed_train`.
+    partition that has succeeded is repeated.
 
     Args:
         dataset: A `DataConnector`, or its spec as a dict.
@@ -313,6 +320,8 @@ def many_models(
             ``pkg.module:name``.
         kwargs: Keyword arguments of the function.
         estimator: Boosting model instead of a function, as a dict with the fields of a `PartitionEstimator`.
+        max_failed: Number of partitions that may fail, or their share below 1, such as 0.05. If more fail, the task
+            fails after all others were trained and stored. None: the number in `spec`, or 0.
         spec: Further fields of a `PartitionsJobSpec`, such as ``register``, ``columns``, ``run_config``.
         pool_name: Name, URI or block of the pool; by default the pool in `spec`.
 
@@ -321,7 +330,7 @@ def many_models(
         ``succeeded`` and ``failed``. `shoal.jobs.load_partitions` returns the models.
 
     Raises:
-        JobFailedError: The job failed, for example because all partitions have failed.
+        JobFailedError: The job failed, for example because too many partitions have failed.
         InvalidArgumentError: A field is invalid; no job was started.
 
     Example:
@@ -329,19 +338,20 @@ def many_models(
         >>> with pool_lease(3, pool_name="local://retrain?max_nodes=4"):
         ...     many_models(DataConnector.from_parquet(sales), by="store", estimator=estimator)
     """
-    fields = {**(spec or {}), "dataset": dataset, "by": by, **({"estimator": estimator} if estimator else {})}
-    job = jobs.models_spec_of(fields, function=function, kwargs=kwargs)
-    training = Training(job, pool_name, jobs.code_of(job))
-    result = training.run()
-    if job.register_as is not None:
-        training.finish(result)
-    return result.to_dict()
+    named = {"dataset": dataset, "by": by, "estimator": estimator, "max_failed": max_failed}
+    fields = {**(spec or {}), **{name: value for name, value in named.items() if value is not None}}
+    return run_job(fields, pool_name, partial(jobs.models_spec_of, fields, function=function, kwargs=kwargs))
 
 
 amany_models = twin(many_models)
 
 
-@partial(job_task, run_name=name_runs("tune", lambda train, **_: f"tune {train['label_col']}"))
+@partial(
+    job_task,
+    run_name=name_runs(
+        "tune", lambda train, spec=None, **_: named_by("tune", train["label_col"], spec, train.get("dataset"))
+    ),
+)
 def tune(
     space: Mapping[str, Any],
     train: Mapping[str, Any] | None = None,
@@ -375,8 +385,8 @@ def tune(
         ...     tune({"max_depth": {"type": "int", "low": 2, "high": 9}}, training, trials=20)
     """
     searched = {} if train is None else {"train": train}
-    job = jobs.TuneJobSpec.parse({**(spec or {}), **searched, "space": space, "trials": trials})
-    return Training(job, pool_name).run().to_dict()
+    fields = {**(spec or {}), **searched, "framework": "tune", "space": space, "trials": trials}
+    return run_job(fields, pool_name, partial(jobs.parse_spec, fields))
 
 
 atune = twin(tune)

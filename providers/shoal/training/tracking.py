@@ -224,6 +224,12 @@ _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 """Start of a model's URI, such as ``runs:/`` or ``s3://``."""
 
 
+def registered_name(model: str) -> str | None:
+    """Return the name of the registered model in a model's URI; None if the URI is of another kind."""
+    found = re.match(r"models:/([^/@]+)[/@]", model)
+    return None if found is None else found[1]
+
+
 def is_model_path(model: str) -> bool:
     """Return whether the text that names a model is a path, and not a URI."""
     return not _URI.match(model)

@@ -168,6 +168,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
         self.links: dict[str, str] = {}
         self._deadline: float | None = None
         self._is_resumed = False
+        self._submitted: AnyJobSpec | None = None
         self._done: tuple[AnyJobSpec, JobResult] | None = None
 
     def prepare_template(self) -> None:
@@ -185,11 +186,6 @@ class JobOperator(LabelledOperator, WaitingOperator):
         """Convert the result of a job to the value that the task returns."""
         return result.to_dict()
 
-    def reported_spec(self) -> AnyJobSpec | Mapping[str, Any] | None:
-        """Return the spec or its fields if the outcome of the job is stored for messages, and its promotion for assets.
-        By default None: nothing is stored."""
-        return None
-
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> Any:
         """Submit the job (or attach to the job of an earlier try of this task), wait until the job ends, and return the
@@ -199,7 +195,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
     # `execute_complete` calls `_execute` and not `execute`, because Airflow warns if another method calls `execute`.
     def _execute(self, context: Context) -> Any:
         with self._storing_failures(context):
-            spec = self.job_spec(context)
+            self._submitted = spec = self.job_spec(context)
             handle = self.submit_job(spec, context)
             if not self.wait_for_completion:
                 return {"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool}
@@ -236,7 +232,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
         with self._storing_failures(context):
             actor = self.holder_in(context)
             handle = attach(job["job_id"], job["attempt"], submissions=job["submissions"], actor=actor)
-            self.links = page_links(handle.job_id)
+            self.links, self._submitted = page_links(handle.job_id), handle.spec
             is_of_job = all(event[name] == value for name, value in job.items() if name != "deadline")
             timed_out = event["timed_out"] and is_of_job
             if self.deferrable and not (timed_out or self.is_killed or handle.has_ended):
@@ -246,7 +242,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
                 reason = f"task {self.task_id} was not done within its execution_timeout of {self.execution_timeout}"
                 self._cancel(handle, reason)
                 raise AirflowTaskTimeout(reason)
-            spec, result = handle.spec, self._wait_for(handle, event["log_position"] if is_of_job else 0)
+            spec, result = self._submitted, self._wait_for(handle, event["log_position"] if is_of_job else 0)
         return self._value(context, spec, result)
 
     @contextmanager
@@ -254,13 +250,11 @@ class JobOperator(LabelledOperator, WaitingOperator):
         try:
             yield
         except ShoalError as error:
-            if (reported := self.reported_spec()) is not None:
-                record_failure(context, reported, error)
+            record_failure(context, self._submitted or getattr(self, "spec", None) or self.task_id, error)
             raise
 
     def _value(self, context: Context, spec: AnyJobSpec, result: JobResult) -> Any:
-        if self.reported_spec() is not None:
-            record_success(context, spec, result)
+        record_success(context, spec, result)
         skip_without_training(result)
         return self.value_of(result)
 

@@ -165,10 +165,6 @@ class DistributedTrainOperator(JobOperator):
         )
         return skipping_if_unchanged(spec, self.skip_if_unchanged)
 
-    def reported_spec(self) -> AnyJobSpec | Mapping[str, Any]:
-        """Return the spec: the outcome of each training is stored."""
-        return cast("AnyJobSpec | Mapping[str, Any] | None", self.spec) or {}
-
 
 def _is_spec_file(spec: Any) -> bool:
     """Return whether the argument `spec` is the path of a file with a spec."""
@@ -244,9 +240,9 @@ class ManyModelsOperator(_FieldsOperator):
     """Operator that trains a model for each partition of a table on a pool: the rows with one value of a column.
 
     All models are trained in one job, which belongs to this task. A retry of the task attaches to the job if the job
-    still runs. Otherwise it starts a new attempt, which repeats no partition that has ended. The operator returns the
-    job's result as a dict, with the numbers of partitions that have ``succeeded`` and ``failed`` in ``partitions``. The
-    task fails if all partitions have failed.
+    still runs. Otherwise it starts a new attempt, which repeats no partition that has succeeded. The operator returns
+    the job's result as a dict, with the numbers of partitions that have ``succeeded`` and ``failed`` in ``partitions``.
+    The task fails if more partitions have failed than `max_failed` allows, after all others were trained and stored.
 
     If the models are registered (the field ``register`` of `spec`), and the version is promoted, the task adds an event
     of the model's asset, as `DistributedTrainOperator` does.
@@ -260,11 +256,13 @@ class ManyModelsOperator(_FieldsOperator):
     :param function_kwargs: Keyword arguments of the function. (templated)
     :param estimator: Boosting model instead of a function: a dict with the fields of a `PartitionEstimator`, such as
         ``input_cols``, ``label_col``, ``params``. (templated)
+    :param max_failed: Number of partitions that may fail, or their share below 1, such as 0.05. By default that in
+        `spec`, or 0. (templated)
     :param spec: Further fields of a `PartitionsJobSpec`, such as ``register``, ``columns``, ``run_config``. (templated)
     """
 
     _framework = "partitions"
-    _named = ("dataset", "by", "estimator")
+    _named = ("dataset", "by", "estimator", "max_failed")
     template_fields: Sequence[str] = (*PoolOperator.template_fields, *_named, "function_kwargs", "spec")
     template_fields_renderers = {"dataset": "json", "estimator": "json", "spec": "json"}  # noqa: RUF012 - Airflow's shape
     shallow_copy_attrs: Sequence[str] = ("function",)
@@ -277,6 +275,7 @@ class ManyModelsOperator(_FieldsOperator):
         function: Callable[..., Any] | str | None = None,
         function_kwargs: Mapping[str, Any] | None = None,
         estimator: Mapping[str, Any] | XComArg | None = None,
+        max_failed: float | str | None = None,
         spec: Mapping[str, Any] | XComArg | None = None,
         **kwargs: Any,
     ) -> None:
@@ -287,6 +286,7 @@ class ManyModelsOperator(_FieldsOperator):
         self.function = function
         self.function_kwargs: Mapping[str, Any] = function_kwargs or {}
         self.estimator = estimator
+        self.max_failed = max_failed
         self.spec = spec
         self.check(self.task_id, vars(self))
 
@@ -312,18 +312,14 @@ class ManyModelsOperator(_FieldsOperator):
 
         return models_spec_of(fields, function=self.function, kwargs=self.function_kwargs)
 
-    def reported_spec(self) -> Mapping[str, Any] | None:
-        """Return the fields of the spec if the models are registered."""
-        given = cast("Mapping[str, Any] | None", self.spec) or {}
-        return self._fields(given, vars(self)) if given.get("register") else None
-
 
 class TuneOperator(_FieldsOperator):
     """Operator that searches for the parameters of a model on a pool, and trains the best ones on all rows.
 
     The search is a job that belongs to this task. A retry of the task attaches to the job if the job still runs;
     otherwise the retry continues the search, and repeats no trial that has ended. The operator returns the job's result
-    as a dict, whose ``search`` contains ``best_params`` and ``best_value``.
+    as a dict, whose ``search`` contains ``best_params`` and ``best_value``. If the job promotes its model, the task
+    adds an event of the model's asset, as `DistributedTrainOperator` does.
 
     The other arguments are those of all operators that run a job (see `JobOperator`).
 
@@ -350,6 +346,7 @@ class TuneOperator(_FieldsOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.outlets = [*self.outlets, PROMOTIONS]
         self.space = space
         self.train = train
         self.trials = trials

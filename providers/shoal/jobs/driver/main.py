@@ -100,7 +100,7 @@ class _End:
         state: Final state of the attempt.
         error: Reason why the attempt failed or was cancelled.
         error_is_permanent: Whether a further attempt would fail in the same way; None if the attempt did not fail.
-        result: Result of an attempt that has succeeded.
+        result: Result of an attempt that has succeeded, or that has failed because too many of its parts have failed.
         results_digest: SHA-256 of the file with a training function's return values.
     """
 
@@ -201,7 +201,9 @@ class Driver:
             self._begin_run()
             result, results_digest = self._work(self._run)
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
-            return _End(JobState.SUCCEEDED, result=result, results_digest=results_digest)
+            state = JobState.FAILED if result.failure else JobState.SUCCEEDED
+            is_permanent = False if result.failure else None
+            return _End(state, result.failure, is_permanent, result, results_digest)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # user code may raise SystemExit when unpickled
             # If the SIGTERM handler raised `_StopRequested` inside Ray's compiled code, Ray has replaced the exception
             # by a SystemError. So `_StopRequested` is raised again here.

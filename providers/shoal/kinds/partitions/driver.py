@@ -11,19 +11,23 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.kind import KindDriver
 from shoal.jobs.mlflow_run import Run, answering, missing_ignored, retrying_briefly
-from shoal.jobs.results import JobResult
+from shoal.jobs.results import FailedPartition, JobResult, failed_text
 from shoal.kinds.partitions.call import program_of_spec
-from shoal.kinds.partitions.keys import check_same_kinds, key_type
+from shoal.kinds.partitions.keys import check_same_kinds, key_type, shown_key
 from shoal.kinds.partitions.partition_results import PartitionResults
 from shoal.kinds.partitions.spec import PartitionsJobSpec, PartitionsRegister
 from shoal.models import gate, loading, training_record
 from shoal.models.contest import Outcome, champion_of
 from shoal.models.holdout import check_holdout
 from shoal.models.training_record import TrainingRows
+from shoal.secrets.redaction import one_line
 from shoal.state.schema import JobState
 
 if TYPE_CHECKING:
     from shoal.kinds.partitions.engine import Answer
+
+_MOST_FAILED = 5
+"""Number of failed partitions that the job's result names."""
 
 
 class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
@@ -62,7 +66,13 @@ class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
         )
         place.stopwatch.worked(train_s=answer.seconds)
         place.on_trained()
-        uri, outcome = answer.folder, None
+        uri, outcome, first, total = answer.folder, None, _first_failed(answer), sum(answer.counts.values())
+        failed = failed_text(answer.counts["failed"], total, map(str, first))
+        failure = (
+            f"{failed}; max_failed={spec.max_failed} allows fewer"
+            if spec.exceeds_failed(answer.counts["failed"], total)
+            else None
+        )
         if place.run:
             counts = {f"partitions/{state}": count for state, count in answer.counts.items()}
             # The results are complete, so the job does not fail if MLflow is away.
@@ -71,9 +81,11 @@ class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
                 retrying_briefly(place.environment),
             ):
                 place.run.log_values({"rows": answer.rows, **counts, "process_seconds": answer.seconds})
-            if spec.register_as:
+            if register := spec.register_as:
+                if failure:
+                    register = register.model_copy(update={"promote": False})
                 with place.stopwatch.scoring(), saved_before(answer.folder):
-                    uri, outcome = _register(spec, spec.register_as, place, place.run, answer, trained_on)
+                    uri, outcome = _register(spec, register, place, place.run, answer, trained_on, failed)
         counted = ", ".join(
             f"{count:,} partition{'' if count == 1 else 's'} {state}" for state, count in answer.counts.items() if count
         )
@@ -87,9 +99,25 @@ class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
             results_path=answer.manifest,
             rows=answer.rows,
             partitions=answer.counts,
+            failed_partitions=first,
+            failure=failure and _with_advice(failure, answer, outcome),
             peak_memory_per_worker=answer.peak_memory_per_worker,
         )
         return result, answer.digest
+
+
+def _first_failed(answer: Answer) -> tuple[FailedPartition, ...]:
+    """Return the first failed partitions, in the order of their keys."""
+    if not answer.counts["failed"]:
+        return ()
+    found = PartitionResults(answer.manifest, answer.digest).failed[:_MOST_FAILED]
+    return tuple(FailedPartition(key=shown_key(each.key), cause=one_line(each.error)) for each in found)
+
+
+def _with_advice(failure: str, answer: Answer, outcome: Outcome | None) -> str:
+    waits = f"{outcome.model} version {outcome.challenger.version} waits for a decision, and " if outcome else ""
+    kept = f"the results of the other {answer.counts['succeeded']:,} are stored"
+    return f"{failure}: {waits}{kept}; a further attempt repeats only the failed ones"
 
 
 def _begin_tracking(spec: PartitionsJobSpec, place: AttemptContext) -> TrainingRows:
@@ -128,8 +156,9 @@ def _register(
     run: Run,
     answer: Answer,
     trained_on: TrainingRows,
+    failed: str,
 ) -> tuple[str, Outcome]:
-    """Log the models as one model, and register it; return its URI."""
+    """Log the models as one model, and register it; return its URI. The decision names the partitions that failed."""
     from shoal.kinds.partitions import logged_model
 
     assert spec.label_col is not None
@@ -156,6 +185,7 @@ def _register(
         label_col=spec.label_col,
         input_cols=columns,
         trained_on=trained_on,
+        note=failed,
     )
     return uri, outcome
 

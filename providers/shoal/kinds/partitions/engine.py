@@ -26,6 +26,7 @@ from shoal.kinds.partitions.result_files import (
     MANIFEST,
     complete_files,
     discard_leftovers,
+    forget_failed,
     kept_outcomes,
     manifest_of,
     remove_tree,
@@ -66,7 +67,7 @@ class WorkFolder:
         self.is_local = is_local(filesystem(attempt_folder)[0])
 
     def prepare(self, key: str, earlier: Iterable[str]) -> None:
-        """Create the folder, or continue with that of an earlier attempt with the same plan.
+        """Create the folder, or continue with that of an earlier attempt with the same plan, except its failures.
 
         Args:
             key: Digest of the dataset, the function and the options, by which an equal plan is recognised.
@@ -79,6 +80,7 @@ class WorkFolder:
                 is_ours = found is not None and (found.job_id, found.owner) == (self._claim.job_id, self._claim.owner)
                 if is_ours and self._key(work_folder_in(folder)) == key:
                     _move(work_folder_in(folder), self.path)
+                    forget_failed(self.results)
                     break
         if self.is_local:
             for folder in (self.rows, self.results):
@@ -139,7 +141,6 @@ class Answer:
         restarts: Number of restarts after a lost worker.
         seconds: Seconds from the call to the result.
         peak_memory_per_worker: Highest resident memory of each worker and its process, in bytes, by rank.
-        first_error: Error of the first failed partition; empty if none has failed.
     """
 
     folder: str
@@ -151,7 +152,6 @@ class Answer:
     restarts: int
     seconds: float
     peak_memory_per_worker: tuple[int, ...] = ()
-    first_error: str = ""
 
 
 def import_ahead_for_workers(spec: PartitionsJobSpec) -> None:
@@ -410,9 +410,9 @@ class _Partitions:
             )
         if not may_publish():
             raise TrainingError("the results are not published, because the attempt has ended or a newer one has begun")
-        first_error = _first_error(tables.values()) if counts["failed"] else ""
         if not counts["succeeded"]:
-            raise TrainingError(f"the function has failed for all {counts['failed']:,} partitions: {first_error}")
+            first = _first_error(tables.values())
+            raise TrainingError(f"the function has failed for all {counts['failed']:,} partitions: {first}")
         content = manifest_of(tables[bucket] for bucket in sorted(tables))
         storage.write(self._work.manifest, content)
         return Answer(
@@ -425,7 +425,6 @@ class _Partitions:
             restarts.count,
             restarts.seconds,
             tuple(peaks),
-            first_error,
         )
 
 

@@ -19,6 +19,7 @@ from shoal.errors import InvalidArgumentError, JobError, TrainingError
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
+from shoal.jobs.results import failed_text
 from shoal.kinds.partitions import partition_messages
 from shoal.kinds.partitions.keys import Key as PartitionKey
 from shoal.kinds.partitions.keys import key_text, keys_in, shown_key
@@ -372,8 +373,8 @@ class PartitionResults:
             PartitionFailedError: At least one partition has failed; the message names the first ones and their errors.
         """
         if failed := self.failed:
-            first = "; ".join(f"{shown_key(each.key)}: {each.error}" for each in failed[:3])
-            raise PartitionFailedError(f"{len(failed):,} of {len(self):,} partitions have failed: {first}")
+            first = (f"{shown_key(each.key)}: {each.error}" for each in failed)
+            raise PartitionFailedError(failed_text(len(failed), len(self), first))
 
 
 def _table(partition: PartitionResult) -> pa.Table:

@@ -101,6 +101,31 @@ def discard_leftovers(folder: str) -> None:
             filesystem.delete_file(path)
 
 
+def forget_failed(folder: str) -> None:
+    """Remove the outcomes of failed partitions, so that an attempt repeats these partitions and no others."""
+    from pyarrow import compute, parquet
+
+    filesystem, root = resolve(folder)
+    found = [
+        table for part in (_BUCKET, _KEPT) for tables in _summaries(folder, part, None).values() for table in tables
+    ]
+    for table in found:
+        succeeded = table.column("status").to_pylist().count("succeeded")
+        if succeeded == len(table):
+            continue
+        path = f"{root}/{table.column('file')[0].as_py()}"
+        kept = f"{root}/{_KEPT}{_bucket_of(path.rpartition('/')[2]):05d}-{uuid.uuid4().hex}.parquet"
+        with parquet.ParquetFile(filesystem.open_input_file(path)) as file:
+            outcomes = _OutcomeFile(
+                filesystem, kept, table.schema.field("key").type, succeeded, is_local=is_local(folder)
+            )
+            for group in range(file.num_row_groups):
+                rows = file.read_row_group(group)
+                outcomes.write(rows.filter(compute.equal(rows.column("status"), "succeeded")))
+            outcomes.close()
+        filesystem.delete_file(path)
+
+
 def _bucket_of(name: str) -> int:
     """Return the number of the bucket in the name of a file."""
     return int(name.split("-")[1].removesuffix(".parquet"))

@@ -156,6 +156,13 @@ class PartitionsJobSpec(AnyJobSpec):
         description="Maximum time in seconds that the function may take for one partition. A partition that takes "
         "longer fails. None: no limit.",
     )
+    max_failed: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)] | None = Field(
+        default=0,
+        description="Number of partitions that may fail, or their share if it is below 1, such as 0.05. If more fail, "
+        "the job fails after all results are stored: the registered version waits for a decision, and a further "
+        "attempt repeats only the failed partitions. None: no limit, as in `shoal.many`, whose results have "
+        "`require_all`. If all partitions fail, the job always fails.",
+    )
     scaling_config: PartitionsScalingConfig = Field(
         default_factory=PartitionsScalingConfig, description="Number of workers, and the CPUs of each worker."
     )
@@ -230,6 +237,11 @@ class PartitionsJobSpec(AnyJobSpec):
         """Yield the training of the estimator on the whole dataset."""
         if self.estimator is not None:
             yield self.estimator.request(self.dataset, self.run_config)
+
+    def exceeds_failed(self, failed: int, total: int) -> bool:
+        """Return whether more partitions have failed than `max_failed` allows."""
+        allowed = total if self.max_failed is None else self.max_failed
+        return failed > (allowed if isinstance(allowed, int) else allowed * total)
 
     def _subject(self) -> str:
         """Return the function and the columns of the keys."""

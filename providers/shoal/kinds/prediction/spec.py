@@ -105,6 +105,11 @@ class PredictJobSpec(AnyJobSpec):
             )
         return self
 
+    @property
+    def registered_model(self) -> str | None:
+        """Return the name of the registered model that predicts; None if the model is not registered."""
+        return tracking.registered_name(self.model)
+
     def _subject(self) -> str:
         """Return the model that predicts."""
         return f"predictions of {self.model}"
