@@ -162,7 +162,9 @@ class TestRun:
 
         loaded = mlflow.pyfunc.load_model(uri)
         assert [column.name for column in loaded.metadata.signature.inputs] == COLUMNS
-        np.testing.assert_allclose(loaded.predict(sample), model.inplace_predict(sample.to_numpy()), rtol=1e-6)
+        for rows in (sample, sample.fillna(0).astype("int64"), sample.assign(**{COLUMNS[0]: np.nan})):
+            predicted = model.inplace_predict(rows.to_numpy(dtype=float))
+            np.testing.assert_allclose(loaded.predict(rows), predicted, rtol=1e-6)
 
     def test_the_default_store_is_in_the_home(self, store: Store, fresh_home: Path, monkeypatch, tmp_path):
         monkeypatch.chdir(tmp_path)

@@ -413,11 +413,9 @@ def _check_values_fit(source: ParquetSource, footer: Footer, name: str, wide: pa
 
 def _check_any_row(source: ParquetSource) -> None:
     if source.num_rows() == 0:
-        files = source.footers()
-        place = source.reference().path if len(files) == 1 else f"{len(files)} files under {source.paths[0]}"
         if source.filters is not None:
             raise DataError(
-                f"no row of {source.paths[0]} matches the filters ({describe_filters(source.filters)}): check the "
+                f"no row of {source.place} matches the filters ({describe_filters(source.filters)}): check the "
                 "filters, and check whether the files with these rows have been written yet"
             )
         if source.staged:
@@ -425,4 +423,6 @@ def _check_any_row(source: ParquetSource) -> None:
                 "the dataset has no rows: the query or DataFrame that it was made from is empty; check the query's "
                 "conditions, and the program that makes the DataFrame"
             )
-        raise DataError(f"the dataset has no rows: {place}; check the paths, and the program that writes the files")
+        raise DataError(
+            f"the dataset has no rows: {source.place}; check the paths, and the program that writes the files"
+        )

@@ -124,7 +124,7 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
     import pyarrow as pa
 
     dataset = ranges_dataset(source, ranges, columns, concurrency=min(READ_TASKS, len(ranges)), errors_as_rows=True)
-    blocks = _blocks(dataset, source.paths[0])
+    blocks = _blocks(dataset, source.place)
     # Ray Data splits a large table into several smaller ones (blocks). The blocks are concatenated again, so that the
     # tables, and therefore the model, are the same as with the ArrowIngester.
     spare: list[pa.Table] = []
@@ -146,7 +146,7 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
         del joined
     if have or any(block.num_rows for block in blocks):
         raise DataError(
-            f"Ray Data returned more rows than were requested from {source.paths[0]}: use ingestor_class=ArrowIngester"
+            f"Ray Data returned more rows than were requested from {source.place}: use ingestor_class=ArrowIngester"
         )
 
 
@@ -170,7 +170,7 @@ def ranges_dataset(
 
     if not ranges:
         raise DataError(
-            f"the dataset has no rows: {source.paths[0]}; check the paths, and the program that writes the files"
+            f"the dataset has no rows: {source.place}; check the paths, and the program that writes the files"
         )
     source.footers()  # The footers are read now, so that the pickled source contains them and no task reads them again.
     wanted = list(ranges)

@@ -11,7 +11,7 @@ import os
 import posixpath
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from shoal.training.tracking import FIRST_RUN_TAG, JOB_RUN_TAG, Caller, Tracking
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
     from mlflow import MlflowClient
 
     from shoal.jobs.journal.metric_points import MetricPoint
@@ -282,8 +283,6 @@ class Run:
         self, framework: Framework, booster: Any, sample: pd.DataFrame, *, base_margin_cols: Sequence[str] = ()
     ) -> str:
         """Log a model with its signature (the names and types of its columns), and return the model's URI."""
-        import warnings
-
         import mlflow
         import pyarrow as pa
 
@@ -293,11 +292,9 @@ class Run:
         head = sample.head(_SIGNATURE_ROWS)
         rows = pa.Table.from_pandas(head, preserve_index=False)
         predicted = library.predictor(booster, list(head.columns)).predict_table(rows)
-        with warnings.catch_warnings():
-            # MLflow warns that integer columns cannot have missing values. The warning is not shown, because it does
-            # not help users: the rows to predict have the same column types as the training data.
-            warnings.filterwarnings("ignore", message=".*integer column.*")
-            signature = mlflow.models.infer_signature(head, predicted)
+        signature = model_signature(
+            rows.schema, head.columns, mlflow.models.infer_signature(model_output=predicted).outputs
+        )
         # `log_model` takes 0.5 s if it gets the requirements as an argument. Otherwise MLflow runs the model to find
         # out which packages the model needs, and `log_model` takes 5.8 s.
         mark = {"base_margin_cols": list(base_margin_cols)} if base_margin_cols else {}
@@ -412,6 +409,24 @@ def _link(uri: str, experiment: str, run_id: str) -> str:
 
 def _parts(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def model_signature(schema: pa.Schema, columns: Collection[str], outputs: Any) -> Any:
+    """Return the signature of a model: the columns of its input, and MLflow's schema of its output.
+
+    Most columns may have any type, because MLflow refuses integers for ``double``, floats for ``long`` and nulls for
+    ``long`` and ``boolean``, and makes True of a null.
+    """
+    import pyarrow as pa
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+    from mlflow.types.schema import AnyType
+
+    # MLflow reads timestamps in JSON only for columns of this type, to which it converts no zone.
+    types = {
+        name: "datetime" for name in columns if pa.types.is_timestamp(type_ := schema.field(name).type) and not type_.tz
+    }
+    return ModelSignature(Schema([ColSpec(types.get(name, AnyType()), name) for name in columns]), outputs)
 
 
 def is_missing(error: Exception) -> bool:

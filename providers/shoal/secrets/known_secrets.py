@@ -53,9 +53,15 @@ class KnownSecrets:
     def __bool__(self) -> bool:
         return bool(self._by_head)
 
-    def hide(self, text: str) -> str:
-        """Return a copy of a text in which the secrets are hidden."""
-        return _without(text, self._spans(text))
+    def hide(self, text: str, *, goes_on: bool = False) -> str:
+        """Return a copy of a text in which the secrets are hidden.
+
+        Args:
+            text: The text.
+            goes_on: Whether the text goes on. An end that may be the beginning of a secret is then left out.
+        """
+        end = self._open(text) if goes_on else len(text)
+        return _without(text[:end], [span for span in self._spans(text) if span[0] < end])
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
         """Return the start and end of each stretch of a text that consists of secrets. Secrets that overlap are one

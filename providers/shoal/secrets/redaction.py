@@ -113,6 +113,14 @@ _HEADER = re.compile(
 )
 
 
+_LAST = (
+    *("password", "passwd", "phrase", "pwd", "secret", "key", "signature", "string", "token", "credential"),
+    *("credentials", "authorization"),
+)
+"""The last words of all names that `_STRONG` matches."""
+_LIKE_ASCII = "ſKıİ"
+"""Letters that patterns match as s, k and i if they ignore the case."""
+
 _LONG_WORD = re.compile(r"[^\s\"'<>`]{4096,}")
 _MOST_STEPS = 20_000_000
 """Largest number of search steps for one word. At each colon of a word, credentials may begin that extend to the end of
@@ -129,12 +137,20 @@ class _Span(NamedTuple):
     secret: str
 
 
-_hide_known: Callable[[str], str] = str
+Hide = Callable[..., str]
+"""Type of a function that hides known secrets in a text: that of `KnownSecrets.hide`."""
+
+
+def _unchanged(text: str, *, goes_on: bool = False) -> str:
+    return text
+
+
+_hide_known: Hide = _unchanged
 """Function that hides the known secrets of this process; see :func:`hiding`."""
 
 
 @contextmanager
-def hiding(hide: Callable[[str], str]) -> Iterator[None]:
+def hiding(hide: Hide) -> Iterator[None]:
     """Let :func:`redact`, :func:`hide_known` and :func:`redact_all` also hide known secrets while the ``with`` block
     runs.
 
@@ -152,6 +168,12 @@ def redact(text: str) -> str:
     """Remove the credentials from a text. A text without credentials is returned unchanged."""
     text = _hide_known(text)
     return _replaced(text, _spans(text, whole=False))
+
+
+def hide_known_so_far(text: str) -> str:
+    """Return the beginning of a text without the known secrets of this process, and without an end that may be the
+    beginning of a secret."""
+    return _hide_known(text, goes_on=True)
 
 
 def hide_known(document: Any) -> Any:
@@ -292,12 +314,18 @@ def _spans(text: str, *, whole: bool) -> list[_Span]:
     dense = [match for match in _LONG_WORD.finditer(text) if match[0].count(":") * len(match[0]) > _MOST_STEPS]
     for match in dense:
         text = text[: match.start()] + " " * len(match[0]) + text[match.end() :]
-    named = (_QUERY_ALL if whole else _QUERY_WORD, _SETTING, _ENTRY, _HEADER)
+    # The search for these two patterns is slow, and most texts cannot contain them.
+    few_slashes = _FEW_SLASHES.finditer(text) if "@" in text else ()
+    named = [_QUERY_ALL if whole else _QUERY_WORD, _ENTRY, _HEADER]
+    if any(part.rstrip()[-13:].lower().endswith(_LAST) for part in text.split("=")) or any(
+        map(text.count, _LIKE_ASCII)
+    ):
+        named.append(_SETTING)
     values = (match for pattern in named for match in pattern.finditer(text) if match["value"] != HIDDEN)
     found = [
         *(_Span(*match.span(), HIDDEN, match[0]) for match in dense),
         *_users(text, whole=whole),
-        *(_Span(*match.span("user"), "", match["value"]) for match in _FEW_SLASHES.finditer(text)),
+        *(_Span(*match.span("user"), "", match["value"]) for match in few_slashes),
         *(_Span(*match.span("value"), HIDDEN, match["value"].strip("'\"{}")) for match in values),
     ]
     return sorted(found, key=lambda span: (span.start, -span.end))

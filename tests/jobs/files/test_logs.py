@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from shoal.jobs.credentials import Secrets
+from shoal.jobs.files import logs
 from shoal.jobs.files.logs import teed
 from shoal.secrets.known_secrets import KnownSecrets, SecretStream
 
@@ -44,3 +45,21 @@ def test_a_secret_is_hidden_though_another_thread_prints_between_its_pieces(tmp_
         other.join()
         print("22xyz")
     assert (tmp_path / "driver.log").read_text() == "epoch 1\n***\n"
+
+
+def test_a_log_has_a_limit_and_says_what_it_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "LIMIT_BYTES", 1000)
+    monkeypatch.setattr(logs, "_TAIL_BYTES", 200)
+    lines = [f"line {number}" for number in range(1000)]
+    with teed(tmp_path / "driver.log", Secrets().stream):
+        for line in lines:
+            print(line)
+    written = (tmp_path / "driver.log").read_text().splitlines()
+    notice = next(at for at, line in enumerate(written) if "this log has reached" in line)
+    gap = next(at for at, line in enumerate(written) if "left out here" in line)
+    assert [line for line in written[:gap] if line.startswith("line")] + written[gap + 1 :] == [
+        line for line in lines if line in written
+    ]
+    assert written[-1] == lines[-1]
+    missing = sum(len(line) + 1 for line in lines if line not in written) + 1  # the newline before the notice
+    assert written[gap] == f"[{missing:,} bytes of output were left out here]" and notice < gap

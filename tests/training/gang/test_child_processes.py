@@ -20,8 +20,6 @@ import psutil
 import pytest
 
 from shoal.errors import CapacityError, DataError, TrainingError, WorkerLostError
-from shoal.secrets.known_secrets import KnownSecrets
-from shoal.secrets.redaction import hiding
 from shoal.training.gang import child_processes
 from shoal.training.gang import gang as gang_module
 from shoal.training.gang.child import fork_template
@@ -191,28 +189,6 @@ class Exit:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return sys.exit, (3,)
-
-
-SECRET = "s3cret-of-the-user"
-
-
-def print_without_newlines(total: int) -> None:
-    print("x" * 95 + SECRET + "x" * 200, end="", flush=True)
-    for done in range(total):
-        print(f"\r{done} of {total}", end="", flush=True)
-
-
-def test_output_without_newlines_gets_into_the_log_in_parts(
-    said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A secret is not divided."""
-    monkeypatch.setattr("shoal.training.gang.child_processes._LONGEST_LINE", 100)
-    with hiding(KnownSecrets([SECRET]).hide), shared_gang(GangShape(1, 1.0)) as gang:
-        gang.run(print_without_newlines, [(50,)])
-        wait_until(lambda: "30 of 50" in said(), "the beginning of the output, while the worker runs")
-    assert "x***x" in said()
-    end_gangs()
-    wait_until(lambda: "49 of 50" in said(), "the rest of the output")
 
 
 def test_workers_have_ranks_folder_and_environment_and_what_they_print_is_printed_here(

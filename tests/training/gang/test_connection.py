@@ -21,9 +21,12 @@ pytestmark = pytest.mark.processes
 
 WORKER = """
 import sys
+from shoal.secrets.redaction import hiding
 from shoal.training.gang.connection import DriverConnection
+hidden = hiding(lambda text, goes_on=False: text.replace("s3cret", "***"))
+hidden.__enter__()
 host, port, token, rank = sys.argv[1:5]
-line = DriverConnection(host, int(port), token, int(rank), lambda text: text.replace("s3cret", "***"))
+line = DriverConnection(host, int(port), token, int(rank))
 for text in sys.argv[5:]:
     line.log(text)
 line.done()
@@ -49,7 +52,8 @@ class Heard:
     def listen(self, rank: int, kind: EventKind, text: str) -> None:
         if text == UNPRINTABLE:
             raise UnicodeError("as a terminal raises it")
-        self.events.put((rank, kind, text))
+        for line in text.split("\n"):
+            self.events.put((rank, kind, line))
 
     def worker(self, rank: int, *lines: str) -> subprocess.Popen:
         command = [
@@ -89,10 +93,8 @@ def heard() -> Iterator[Heard]:
 
 def test_lines_come_in_order_and_before_the_end_of_the_call(heard: Heard) -> None:
     heard.worker(3, "one", "two\nlines", "drei: ä")
-    assert [heard.next() for _ in range(4)] == [
-        (3, EventKind.LINE, "one"),
-        (3, EventKind.LINE, "two\nlines"),
-        (3, EventKind.LINE, "drei: ä"),
+    assert [heard.next() for _ in range(5)] == [
+        *((3, EventKind.LINE, line) for line in ("one", "two", "lines", "drei: ä")),
         (3, EventKind.DONE, ""),
     ]
     assert heard.board.connected() == {3}

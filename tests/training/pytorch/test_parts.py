@@ -486,8 +486,9 @@ def test_what_a_rank_prints_is_tagged_line_by_line() -> None:
         print("one\ntwo", end="")
         print("!", file=sys.stdout)
         print("10%\r50%\r100%", file=sys.stderr)
+        sys.stdout.buffer.write(b"\xff\n")
         print("rest", end="")
-    assert lines == ["[rank 2] one", "[rank 2] two!", "[rank 2] 100%", "[rank 2] rest"]
+    assert lines == [f"[rank 2] {line}" for line in ("one", "two!", "100%", "\\xff", "rest")]
 
 
 def test_a_function_is_checked_against_its_arguments() -> None:

@@ -192,6 +192,13 @@ class ParquetSource:
         self._schema: pa.Schema | None = None
         self._index_gaps: tuple[str, ...] | None = None
 
+    @property
+    def place(self) -> str:
+        """Where the rows are, for messages: the file, folder or glob, or the number of those that were given."""
+        return (
+            self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} paths, of which the first is {self.paths[0]}"
+        )
+
     def __repr__(self) -> str:
         shown = ", ".join(self.paths[:3]) + (f", ... ({len(self.paths)})" if len(self.paths) > 3 else "")
         rows = (", filtered" if self.filters else "") + (", part of a split" if self.splits else "")

@@ -26,6 +26,13 @@ def log_path(key: Key) -> Path:
 
 _TAIL_BYTES = 2**17
 """Number of bytes at the end of a log in which the tracebacks of a failed function are searched."""
+LIMIT_BYTES = 2**26
+"""Number of bytes of a log after which further output is left out, except for its end. A function that prints without
+end must not fill the disk of the store."""
+_NOTICE = (
+    f"\n[this log has reached {LIMIT_BYTES // 2**20} MiB: further output is left out, except for its last "
+    f"{_TAIL_BYTES // 2**10} KiB, which are written when the job ends. Print less, or write to a file]\n"
+).encode()
 _TRACEBACK = re.compile(r"^In rank \d+ \(.*?(?=^In rank \d+ \(|^failed: |\Z)", re.MULTILINE | re.DOTALL)
 
 
@@ -85,6 +92,37 @@ class LogFollower:
             return copy if most_bytes < 0 else copy[:most_bytes], True
 
 
+class _Limit:
+    """Limit of the size of a log, in which the end of the output that is left out is kept in memory.
+
+    Args:
+        size: Bytes that the log has already.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._left = LIMIT_BYTES - size
+        self._left_out = 0
+        self._end = bytearray()
+
+    def within(self, output: bytes) -> bytes:
+        """Return the part of new output that has to be written."""
+        if self._left > 0:
+            self._left -= len(output)
+            return output if self._left > 0 else output + _NOTICE
+        self._left_out += len(output)
+        self._end += output
+        if len(self._end) > 2 * _TAIL_BYTES:
+            del self._end[:-_TAIL_BYTES]
+        return b""
+
+    def end(self) -> bytes:
+        """Return the end of the output, with a line before it about the output that was left out."""
+        # The end begins with a whole line.
+        end = bytes(self._end if len(self._end) == self._left_out else self._end.partition(b"\n")[2])
+        missing = self._left_out - len(end)
+        return (f"[{missing:,} bytes of output were left out here]\n".encode() if missing else b"") + end
+
+
 class _Tee:
     """Text stream that removes the secrets from all text, and writes the text to another stream and to a file.
 
@@ -94,13 +132,15 @@ class _Tee:
     Args:
         stream: The other stream.
         file: The file.
+        limit: Limit of the output of all streams that are written to the file.
         make_filter: Function that returns a filter. Each thread has its own, because several threads print the lines of
             workers at the same time.
     """
 
-    def __init__(self, stream: TextIO, file: FileIO, make_filter: Callable[[], OutputFilter]) -> None:
+    def __init__(self, stream: TextIO, file: FileIO, limit: _Limit, make_filter: Callable[[], OutputFilter]) -> None:
         self._stream = stream
         self._file = file
+        self._limit = limit
         self._make_filter = make_filter
         self._filters: dict[int, OutputFilter] = {}
 
@@ -118,11 +158,14 @@ class _Tee:
 
     def _write(self, text: str) -> None:
         # A text may contain lone surrogates, which UTF-8 cannot encode; "backslashreplace" writes them as escapes.
-        shown = text.encode(errors="backslashreplace")
+        self.put(self._limit.within(text.encode(errors="backslashreplace")))
+
+    def put(self, shown: bytes) -> None:
+        """Write bytes to the stream and to the file."""
         if not shown:
             return
         with suppress(OSError, ValueError):
-            self._stream.write(shown.decode())
+            self._stream.write(shown.decode(errors="replace"))
         with suppress(OSError):
             self._file.write(shown)
 
@@ -150,7 +193,8 @@ def teed(path: Path, make_filter: Callable[[], OutputFilter]) -> Iterator[Callab
     out, err = sys.stdout, sys.stderr
     # FileIO does not buffer. So closing the file writes nothing, and works even if the disk is full.
     with FileIO(path, "a") as file:
-        tees = _Tee(out, file, make_filter), _Tee(err, file, make_filter)
+        limit = _Limit(file.tell())
+        tees = _Tee(out, file, limit, make_filter), _Tee(err, file, limit, make_filter)
         sys.stdout, sys.stderr = tees
 
         def filter_by(make_filter: Callable[[], OutputFilter]) -> None:
@@ -161,4 +205,5 @@ def teed(path: Path, make_filter: Callable[[], OutputFilter]) -> Iterator[Callab
             yield filter_by
         finally:
             filter_by(make_filter)
+            tees[0].put(limit.end())
             sys.stdout, sys.stderr = out, err

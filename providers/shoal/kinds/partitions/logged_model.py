@@ -19,7 +19,7 @@ from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError
 from shoal.jobs import mlflow_run
 from shoal.jobs.files import storage
-from shoal.jobs.mlflow_run import MARK
+from shoal.jobs.mlflow_run import MARK, model_signature
 from shoal.kinds.partitions.keys import (
     Key,
     check_same_kinds,
@@ -310,27 +310,17 @@ def _requirements(results: PartitionResults) -> list[str]:
 def signature_of(schema: pa.Schema, by: Sequence[str], input_cols: Sequence[str]) -> Any:
     """Return the signature of the model: the columns of the keys and the features, and one number as output.
 
-    Most columns may have any type, because MLflow refuses integers for ``double`` and nulls for ``long`` and
-    ``boolean``, and makes True of a null. The model itself refuses keys of another kind.
+    The model itself refuses keys of another kind.
 
     Raises:
         DataError: The model cannot take a column.
     """
-    import pyarrow as pa
-    from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
-    from mlflow.types.schema import AnyType
 
     type_of_columns(schema, by)
     for name in input_cols:
         _check_feature(name, schema.field(name).type)
-    columns = dict.fromkeys((*by, *input_cols))
-    # MLflow reads timestamps in JSON only for columns of this type, to which it converts no zone.
-    types = {
-        name: "datetime" for name in columns if pa.types.is_timestamp(type_ := schema.field(name).type) and not type_.tz
-    }
-    specs = [ColSpec(types.get(name, AnyType()), name) for name in columns]
-    return ModelSignature(Schema(specs), Schema([ColSpec("double")]))
+    return model_signature(schema, dict.fromkeys((*by, *input_cols)), Schema([ColSpec("double")]))
 
 
 def _check_feature(name: str, type_: pa.DataType) -> None:

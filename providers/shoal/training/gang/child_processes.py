@@ -17,29 +17,25 @@ import threading
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
-from io import BufferedReader
 from typing import Any, NamedTuple
 
 from shoal.errors import ShoalError, WorkerLostError
 from shoal.node_register import NodeRegister
 from shoal.os_processes import how_ended, start_python
-from shoal.secrets.redaction import hide_known
 from shoal.training.gang import placement
 from shoal.training.gang.child import serve_worker
 from shoal.training.gang.local_node import LocalNode, NodeWithoutRay
 from shoal.training.gang.placement import GangShape, Seat, reserve_in_register
 from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Success, Workers
+from shoal.training.host.output_lines import LOOK_EVERY_S, OutputLines
 from shoal.training.host.process_channel import ProcessChannel
 from shoal.training.reporting import say
 
 _LOOPBACK = "127.0.0.1"
-
-_LONGEST_LINE = 2**16
-"""Number of bytes after which a text without a newline in the output of a worker is divided."""
 
 
 class ChildProcesses(Workers):
@@ -320,28 +316,19 @@ class _Child:
         self._process.wait()
 
     def _print(self, output: int) -> None:
-        with os.fdopen(output, "rb") as pipe:
-            for line in _lines(pipe):
-                say(f"(worker pid={self._process.pid}) {line.decode(errors='backslashreplace').rstrip()}")
+        def show(new: list[str]) -> None:
+            say("\n".join(f"(worker pid={self._process.pid}) {line}" for line in new))
 
-
-def _lines(pipe: BufferedReader) -> Iterator[bytes]:
-    """Yield the lines of a worker's output. A long text without a newline, such as that of a progress bar, is divided
-    before a carriage return or after a space, so that it takes little memory and gets into the log."""
-    text = b""
-    while chunk := pipe.read1():
-        *lines, text = (text + chunk).split(b"\n")
-        yield from lines
-        while len(text) > 2 * _LONGEST_LINE:
-            # A secret that begins before the cut is complete by now, and must not be divided.
-            text = hide_known(text.decode(errors="surrogateescape")).encode(errors="surrogateescape")
-            end = text.rfind(b"\r", 1, _LONGEST_LINE)
-            if end < 0:
-                end = text.rfind(b" ", 0, _LONGEST_LINE) + 1 or _LONGEST_LINE
-            yield text[:end]
-            text = text[end:]
-    if text:
-        yield text
+        lines, poll = OutputLines(show), select.poll()
+        poll.register(output)
+        with os.fdopen(output, "rb", buffering=0) as pipe:
+            while True:
+                if poll.poll(LOOK_EVERY_S * 1000):
+                    if not (chunk := pipe.read(2**16)):
+                        break
+                    lines.write(chunk)
+                lines.look()
+        lines.end()
 
 
 def _start(settings: _StartSettings, calls: socket.socket, output: int) -> subprocess.Popen[bytes] | Forked:

@@ -32,10 +32,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import groupby
 from typing import Any, NoReturn
 
 from shoal.errors import TrainingError
 from shoal.own_pauses import waited_since
+from shoal.secrets.redaction import hide_known
 from shoal.training.gang.local_node import NodeWatch, name_of
 from shoal.training.timeouts import WORKER_HEARTBEAT_S, WORKER_SILENCE_S
 
@@ -71,13 +73,17 @@ class EventKind(Enum):
     LEFT = "left"
     """The worker ends its own process; the text contains the reason."""
     LINE = "line"
-    """The worker logged a line."""
+    """The worker logged one or more lines."""
     NOTE = "note"
     """The worker sent a note to the driver; the text is JSON."""
     QUESTION = "question"
     """The worker asked the driver a question, and waits for `WorkerConnections.answer`; the text is JSON."""
     DONE = "done"
     """The worker finished a call; all its log lines of this call were reported before."""
+
+
+def _is_log(frame: bytes | bytearray) -> bool:
+    return frame[:1] == b"l"
 
 
 Listener = Callable[[int, EventKind, str], None]
@@ -232,18 +238,23 @@ class WorkerConnections:
         connection.buffer += data
         *frames, rest = connection.buffer.split(b"\n")
         connection.buffer = rest
-        for frame in frames:
-            if connection.rank is None:
-                if not self._admit(connection, bytes(frame)):
-                    self._drop(connection)
-                    return
-                continue
-            try:
-                self._handle(connection, connection.rank, bytes(frame))
-            except Exception as exc:
-                # A malformed frame from one worker must not end the thread that serves all other workers.
-                self._lost(connection, f"it sent a frame that the driver cannot read ({type(exc).__name__}: {exc})")
-                return
+        if frames and connection.rank is None and not self._admit(connection, bytes(frames.pop(0))):
+            self._drop(connection)
+            return
+        try:
+            if connection.rank is not None:
+                # Lines are printed together, because printing one line takes longer than a worker needs to write it.
+                for is_log, group in groupby(frames, _is_log):
+                    if is_log:
+                        lines = "\n".join(str(json.loads(frame[1:])) for frame in group)
+                        self._listener(connection.rank, EventKind.LINE, lines)
+                    else:
+                        for frame in group:
+                            self._handle(connection, connection.rank, bytes(frame))
+        except Exception as exc:
+            # A malformed frame from one worker must not end the thread that serves all other workers.
+            self._lost(connection, f"it sent a frame that the driver cannot read ({type(exc).__name__}: {exc})")
+            return
         if connection.rank is None and len(rest) > _MAX_HELLO_BYTES:
             self._drop(connection)
         elif len(rest) > MAX_FRAME_BYTES:
@@ -264,9 +275,7 @@ class WorkerConnections:
 
     def _handle(self, connection: _Connection, rank: int, frame: bytes) -> None:
         """Decode a frame (one line of text from a worker), and pass the content to the function `listener`."""
-        if frame[:1] == b"l":
-            self._listener(rank, EventKind.LINE, str(json.loads(frame[1:])))
-        elif frame[:1] == b"n":
+        if frame[:1] == b"n":
             self._listener(rank, EventKind.NOTE, frame[1:].decode())
         elif frame[:1] == b"q":
             self._listener(rank, EventKind.QUESTION, frame[1:].decode())
@@ -338,14 +347,10 @@ class DriverConnection:
     """A worker's socket to the driver; the worker's process ends itself when the driver closes the connection.
 
     Args:
-        hide: Function that removes secrets from a text.
         node: Watch of the worker's node, if the worker belongs to a node of a local pool but Ray has not started it.
     """
 
-    def __init__(
-        self, host: str, port: int, token: str, rank: int, hide: Callable[[str], str], node: NodeWatch | None = None
-    ) -> None:
-        self._hide = hide
+    def __init__(self, host: str, port: int, token: str, rank: int, node: NodeWatch | None = None) -> None:
         self._sock = socket.create_connection((host, port), timeout=10)
         self._sock.settimeout(None)
         detect_vanished_host(self._sock)
@@ -373,7 +378,7 @@ class DriverConnection:
         that is too long for one frame is sent in several frames and printed as several lines.
         """
         # The driver cannot find a secret that is divided between two frames.
-        shown = self._hide(text).encode(errors="backslashreplace").decode()
+        shown = hide_known(text).encode(errors="backslashreplace").decode()
         if self._is_fork():  # such as a worker of a DataLoader; the driver prints the worker's standard output, too
             os.write(1, f"{shown}\n".encode())
             return

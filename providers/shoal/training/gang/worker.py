@@ -5,6 +5,7 @@ A worker runs in a Ray actor, or in a process without Ray."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from shoal.data.planning import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.secrets.hidden_output import SECRETS, hide_output
 from shoal.secrets.known_secrets import KnownSecrets
+from shoal.secrets.redaction import hiding
 from shoal.training.gang.connection import DriverConnection
 from shoal.training.gang.local_node import LocalNode, NodeWatch
 from shoal.training.gang.placement import Seat
@@ -119,6 +121,7 @@ class Worker:
 
     def __init__(self) -> None:
         self._driver: DriverConnection | None = None
+        self._until_end = contextlib.ExitStack()
 
     def trim_memory(self) -> None:
         """Make this process return freed memory to the operating system; must be called before Arrow is loaded."""
@@ -146,9 +149,8 @@ class Worker:
         own_process.forget_exit_handlers()
         os.environ.update({name: value for name, value in env.items() if name != SECRETS})
         own_folder = own_process.enter_folder(env["PWD"], place.token) if "PWD" in env else None
-        self._driver = driver = DriverConnection(
-            place.host, place.port, place.token, place.rank, KnownSecrets(_secrets(env)).hide, node
-        )
+        self._until_end.enter_context(hiding(KnownSecrets(_secrets(env)).hide))
+        self._driver = driver = DriverConnection(place.host, place.port, place.token, place.rank, node)
         position = GangPosition(place.rank, place.world_size)
         set_gang_context(GangContext(position, place.local_world_size, driver.log, driver.note, driver.ask))
         return Joined(os.getpid(), own_folder)
