@@ -448,7 +448,7 @@ def test_in_a_task_the_limit_of_the_pool_that_is_up_counts(made, arguments, name
         made(pool_name=TWO, **arguments)
     with Store().transaction() as session:
         commands.alter(session, "p", min_nodes=None, max_nodes=4, now=0.0)
-    is_refused("MAX_NODES=4")
+    is_refused("max_nodes=4")
     with Store().transaction() as session:
         session.get_one(Pool, "p").state = PoolState.DOWN
     is_refused("max_nodes=2")  # as large as the URI says when it comes up

@@ -91,7 +91,7 @@ class PoolSpec(PoolFields, Settings):
             return source
         return super().parse(_fields_of_uri(source) if isinstance(source, str) else source)
 
-    def check_size(self, size: int, name: str) -> None:
+    def check_size(self, size: int, name: str, *, is_up: bool = False) -> None:
         """Raise an error if a requested number of nodes is above the pool's `max_nodes`.
 
         The limits of an existing pool may differ from this spec, because `shoal pool alter` changes them. The actual
@@ -100,14 +100,16 @@ class PoolSpec(PoolFields, Settings):
         Args:
             size: Requested number of nodes.
             name: Name of the argument, for the message.
+            is_up: Whether these are the settings of a pool that is up, in the store.
 
         Raises:
             InvalidArgumentError: The number is above `max_nodes`.
         """
         if size > self.max_nodes:
+            by = f"with `shoal pool alter {self.name} --max-nodes {size}`" if is_up else f"in {self.uri}"
             raise InvalidArgumentError(
-                f'{name}={size} is above max_nodes={self.max_nodes} of pool "{self.name}": raise max_nodes in '
-                f"{self.uri}, or request at most {self.max_nodes}"
+                f'{name}={size} is above max_nodes={self.max_nodes} of pool "{self.name}": raise max_nodes {by}, or '
+                f"request at most {self.max_nodes}"
             )
 
     def shares(self, path: str) -> bool:

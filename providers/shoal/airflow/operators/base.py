@@ -186,13 +186,7 @@ def check_nodes(
         # While Airflow loads the DAG, MAX_NODES in the pool's URI is the limit, because the store is not read then. In
         # a task, MAX_NODES in the store is the limit if the pool is up, because `shoal pool alter` may have changed it.
         up = pool_that_is_up(pool.name) if arguments.in_task and count > pool.max_nodes else None
-        if up is None:
-            pool.check_size(count, name)
-        elif count > up.max_nodes:
-            raise InvalidArgumentError(
-                f'{name}={count} is above MAX_NODES={up.max_nodes} of pool "{pool.name}": raise the limit with '
-                f"`shoal pool alter {pool.name} --max-nodes {count}`, or request at most {up.max_nodes}"
-            )
+        (up or pool).check_size(count, name, is_up=up is not None)
     if is_known(options):
         options_type.for_size(options, count)
 
