@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import os
+import pickle
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from shoal.lazy_imports import LazyLibrary
 
 HEAVY = ("ray", "torch", "xgboost", "lightgbm", "pandas", "pyarrow", "mlflow", "sklearn", "numpy", "airflow", "httpx")
 
@@ -63,6 +66,20 @@ def test_the_names_that_tools_see_are_those_that_are_imported_when_used(package)
     assert {name for name, _ in imported} | ({"__version__"} & {*module.__all__}) == {*module.__all__}
     for name, home in imported:
         assert getattr(module, name) is getattr(import_module(home), name)
+
+
+def test_a_lazy_library_is_the_module_from_the_first_use_of_a_name(tmp_path, monkeypatch):
+    (tmp_path / "used_late.py").write_text("def answer(): return 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    library, copy = (pickle.loads(pickle.dumps(LazyLibrary("used_late"))) for _ in range(2))
+    assert "used_late" not in sys.modules
+
+    assert (library.answer(), copy.answer()) == (1, 1)
+    module = sys.modules.pop("used_late")
+    monkeypatch.setattr(module, "answer", lambda: 2)
+    assert (library.answer(), copy.answer(), hasattr(library, "other")) == (2, 2, False)
+    with pytest.raises(ModuleNotFoundError, match="No module named 'not_installed'"):
+        LazyLibrary("not_installed").answer  # noqa: B018
 
 
 def test_every_public_name_is_there():

@@ -15,6 +15,7 @@ from shoal.distributors import runtime as runtime
 from shoal.distributors.call import same_arguments
 from shoal.distributors.pytorch import TorchDistributor as TorchDistributor
 from shoal.errors import InvalidArgumentError
+from shoal.lazy_imports import ray
 from shoal.training.pytorch.request import DATABRICKS_NODE_TYPE
 from shoal.training.run_config import RunConfig
 
@@ -113,8 +114,6 @@ def ray_launch(**arguments: Any) -> Callable[[Callable[P, T]], LaunchedFunction[
 def ray_init(**arguments: Any) -> Any:
     """Connect this process to Ray: in a function of `ray_launch` to the pool's cluster, else to a new one on this
     machine. The arguments are those of `ray.init`."""
-    import ray
-
     return ray.init(**{"ignore_reinit_error": True, **arguments})
 
 

@@ -32,6 +32,7 @@ from shoal.jobs import partitions_so_far
 from shoal.jobs.files import storage
 from shoal.kinds.partitions.partition_results import PartitionResult, PartitionResults
 from shoal.kinds.partitions.result_files import remove_tree
+from shoal.lazy_imports import cloudpickle, pd
 from shoal.state.home import home
 from shoal.state.schema import JobState
 from shoal.training.cluster import is_connected
@@ -39,8 +40,6 @@ from shoal.training.locations import filesystem, local_path, resolved
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from shoal.distributors import SubmittedCall
 
 
@@ -109,8 +108,6 @@ class StageArtifactsManager:
         """Write an artifact: with ``pickle``, or with a function of the object and the path of a local file."""
         target = f"{self.folder}/{checked_name(filename)}"
         if write_function is None:
-            import cloudpickle
-
             storage.write(target, cloudpickle.dumps(obj))
             return
         with tempfile.TemporaryDirectory(prefix="shoal-artifact-") as folder:
@@ -216,8 +213,6 @@ class PickleSerde(ModelSerde):
 
     def write(self, model: Any, file_path: str) -> None:
         """Pickle a model into a file."""
-        import cloudpickle
-
         Path(file_path).write_bytes(cloudpickle.dumps(model))
 
     def read(self, file_path: str) -> Any:
@@ -527,8 +522,6 @@ class DPF:
         Raises:
             InvalidArgumentError: There is no such file, an argument is not legal, or the run exists.
         """
-        import pandas as pd
-
         source = stage_root(stage_location)
         files = sorted(partition_ids or ())
         if partition_ids is None:

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from shoal.distributors.search import search as run_search
 from shoal.errors import InvalidArgumentError
 from shoal.kinds.search.spec import Range
+from shoal.lazy_imports import pd
 from shoal.training.trial_worker import TrialContext, current_trial
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from shoal.data import DataConnector
     from shoal.kinds.search.call import SearchResult
 

@@ -14,12 +14,9 @@ from shoal.data.numpy_columns import OBJECTS, category_type, dtype_of, list_shap
 from shoal.data.parquet.schema import common_type, distinct, largest_integer, lossy
 from shoal.data.planning import RowRange
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.lazy_imports import np, pa, pc, pq
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     from shoal.data.parquet.footers import Footer
     from shoal.data.parquet.source import ParquetSource
     from shoal.data.planning import RowGroup
@@ -106,9 +103,6 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
 
 def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | None:
     """Return the NumPy dtype of a row of a column of lists, such as ``(3,)float32``; None for other columns."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     found = list_shape(type_, 1)
     element = dtype_of(found[1]) if found else None
     if found is None or element in (None, OBJECTS) or 0 in found[0]:
@@ -203,8 +197,6 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
     A partition column (``month=1/``) is text or integer depending on its other values, so the two are compared by
     value: a text that is not a whole number is a new category.
     """
-    import pyarrow as pa
-
     schema = source.schema()
     for name, expected in types.items():
         type_ = schema.field(name).type
@@ -224,8 +216,6 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
 
 def check_codes(source: ParquetSource, columns: Sequence[str]) -> None:
     """Check that columns contain integers, because a model was trained on integer codes of their categories."""
-    import pyarrow as pa
-
     schema = source.schema()
     for name in columns:
         type_ = schema.field(name).type
@@ -254,8 +244,6 @@ def check_no_nulls(source: ParquetSource, column: str, role: str = "label") -> N
 
 def decimals_of(source: ParquetSource, columns: Iterable[str]) -> list[str]:
     """Return the columns of decimals, which the boosting libraries read as float64."""
-    import pyarrow as pa
-
     schema = source.schema()
     return [name for name in columns if pa.types.is_decimal(schema.field(name).type)]
 
@@ -285,8 +273,6 @@ def check_finite(values: np.ndarray, what: str, column: str, part: RowRange, adv
     The check is necessary, because the boosting libraries accept NaN in labels, weights and margins, and treat it as a
     number.
     """
-    import numpy as np
-
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise DataError(
@@ -297,8 +283,6 @@ def check_finite(values: np.ndarray, what: str, column: str, part: RowRange, adv
 
 def check_bounds(lower: np.ndarray, upper: np.ndarray, columns: Sequence[str], part: RowRange) -> None:
     """Check the bounds of the labels of a row range, because XGBoost trains with impossible bounds, too."""
-    import numpy as np
-
     bad = np.flatnonzero(~((lower >= 0) & np.isfinite(lower) & (upper >= lower) & (upper > 0)))
     if len(bad):
         first = int(bad[0])
@@ -344,8 +328,6 @@ def _used_columns(input_cols: Sequence[str], label_col: str | None, extra_cols: 
 
 
 def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:
-    import pyarrow as pa
-
     types = pa.types
     if category_type(type_) is not None or types.is_null(type_):
         return
@@ -365,8 +347,6 @@ def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:
 
 def _advice(type_: pa.DataType, what: str) -> str | None:
     """Return a text that tells the user how to convert a column of an unsupported type; None for supported types."""
-    import pyarrow as pa
-
     types = pa.types
     if types.is_integer(type_) or types.is_floating(type_) or types.is_boolean(type_) or types.is_null(type_):
         return None

@@ -14,10 +14,9 @@ from shoal.data.parquet.files import need
 from shoal.data.parquet.source import ParquetSource, find_groups, take_rows
 from shoal.data.planning import GangPosition, Shard, Split, current_position, deal_rows, plan_groups, plan_shards
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
+from shoal.lazy_imports import pa, pc, pd
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
     import pyarrow.dataset
 
     from shoal.data.planning import RowRange
@@ -480,9 +479,6 @@ class DataConnector:
         Raises:
             DataError: If there is no column of this name, or its values have no order.
         """
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         schema = self.schema()
         column = column or time_column(columns_of(self.source.filters or ()), schema)
         if column is None:
@@ -516,9 +512,6 @@ class DataConnector:
             DataError: If there is no column of this name, or its values cannot be compared, such as the values of a
                 list column.
         """
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         schema = self.schema()
         check_present(self.source.reference().path, column, schema.names)
         counts: dict[Any, int] = {}

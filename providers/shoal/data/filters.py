@@ -10,12 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from shoal.errors import DataError, InvalidArgumentError, shown
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from shoal.lazy_imports import pa, pc
 
 
 def check_present(path: str, name: str, present: Sequence[str]) -> None:
@@ -204,8 +202,6 @@ class TimeRange:
 
 def time_column(candidates: Iterable[str], schema: pa.Schema) -> str | None:
     """Return the only date or timestamp column among some columns of a dataset; None if there are none or several."""
-    import pyarrow as pa
-
     kinds = ((name, schema.field(name).type) for name in candidates)
     times = [name for name, kind in kinds if pa.types.is_date(kind) or pa.types.is_timestamp(kind)]
     return times[0] if len(times) == 1 else None
@@ -216,9 +212,6 @@ def within(values: pa.ChunkedArray, ranges: Iterable[TimeRange]) -> pa.ChunkedAr
 
     A null counts as a value in the ranges, because its time is not known.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     known = pc.unique(values).drop_null()
     if pa.types.is_floating(known.type):
         known = known.filter(pc.is_finite(known))

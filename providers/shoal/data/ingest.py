@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import RowRange, Shard
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from shoal.lazy_imports import pa, ray
 
 
 class ArrowIngester:
@@ -121,8 +119,6 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
         DataError: If :meth:`ParquetSource.read` raises a DataError in a task, or Ray Data returns more or fewer rows
             than were requested.
     """
-    import pyarrow as pa
-
     dataset = ranges_dataset(source, ranges, columns, concurrency=min(READ_TASKS, len(ranges)), errors_as_rows=True)
     blocks = _blocks(dataset, source.place)
     # Ray Data splits a large table into several smaller ones (blocks). The blocks are concatenated again, so that the
@@ -166,8 +162,6 @@ def ranges_dataset(
         DataError: If `ranges` is empty.
     """
     ray = connected_ray()
-    import pyarrow as pa
-
     if not ranges:
         raise DataError(
             f"the dataset has no rows: {source.place}; check the paths, and the program that writes the files"
@@ -234,8 +228,6 @@ def _blocks(dataset: Any, path: str) -> Iterator[pa.Table]:
 
 
 def _say_if_no_cpu_is_free(path: str) -> None:
-    import ray
-
     free, every = (resources().get("CPU", 0.0) for resources in (ray.available_resources, ray.cluster_resources))
     if free < READ_TASK_CPUS:
         print(

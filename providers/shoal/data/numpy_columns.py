@@ -13,11 +13,9 @@ from shoal.data.parquet.files import WHOLE_NUMBER
 from shoal.data.parquet.footers import kind_of
 from shoal.data.planning import RowRange
 from shoal.errors import DataError
+from shoal.lazy_imports import np, pa, pc
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
     from shoal.data.parquet.source import ParquetSource
 
 
@@ -29,8 +27,6 @@ _BLOCK_ROWS = 4_096
 
 def to_matrix(table: pa.Table, columns: Sequence[str], dtype: Any = "float32") -> np.ndarray:
     """Copy columns into a dense matrix. Each value is copied only once."""
-    import numpy as np
-
     matrix = np.empty((table.num_rows, len(columns)), dtype=dtype)
     at = 0
     for batch in table.select(list(columns)).to_batches():
@@ -46,8 +42,6 @@ def to_matrix(table: pa.Table, columns: Sequence[str], dtype: Any = "float32") -
 
 def to_vector(table: pa.Table, column: str, dtype: Any = "float64") -> np.ndarray:
     """Copy one column of a table into a NumPy vector."""
-    import numpy as np
-
     vector = np.empty(table.num_rows, dtype=dtype)
     at = 0
     for chunk in table.column(column).chunks:
@@ -63,9 +57,6 @@ def _reader(column: pa.Array) -> Callable[[int, int], Any]:
     If the column has no nulls, the array is a view of the column and no values are copied. Arrow's `to_numpy` is not
     used, because `to_numpy` imports pandas, for which a worker would need 0.5 s and 40 MiB.
     """
-    import numpy as np
-    import pyarrow as pa
-
     if pa.types.is_null(column.type):
         return lambda start, stop: np.nan
     if pa.types.is_decimal(column.type):
@@ -102,8 +93,6 @@ def category_type(type_: pa.DataType) -> pa.DataType | None:
     Returns:
         large_string, int64 or bool; None if the column cannot be categorical.
     """
-    import pyarrow as pa
-
     if kind_of(type_) == "text":
         return pa.large_string()
     if pa.types.is_dictionary(type_):
@@ -115,9 +104,6 @@ def category_type(type_: pa.DataType) -> pa.DataType | None:
 
 def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, pa.Array]:
     """Read columns, one row group at a time, and collect the distinct values (categories) of each column."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not columns:
         return {}
     schema = source.schema()
@@ -144,8 +130,6 @@ def find_categories(source: ParquetSource, columns: Sequence[str]) -> dict[str, 
 
 def encoded(table: pa.Table, categories: Categories) -> pa.Table:
     """Replace the values of a table's categorical columns by integer codes, and return the new table."""
-    import pyarrow.compute as pc
-
     for name, values in categories.items():
         codes = pc.index_in(_comparable(table, name, values.type), value_set=values)
         table = table.set_column(table.column_names.index(name), name, codes)
@@ -159,8 +143,6 @@ def to_lists(categories: Categories) -> dict[str, list[Any]]:
 
 def from_lists(lists: Mapping[str, Sequence[Any]]) -> dict[str, pa.Array]:
     """Convert the lists from `to_lists` back to Arrow arrays of categories."""
-    import pyarrow as pa
-
     categories = {}
     for name, values in lists.items():
         try:
@@ -186,9 +168,6 @@ def as_categories(values: pa.Array | pa.ChunkedArray, type_: pa.DataType) -> pa.
 
     :func:`shoal.data.checks.check_categories` allows text and integers in one column only for partition columns.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if pa.types.is_integer(type_) and category_type(values.type) == pa.large_string():
         values = values.cast(pa.large_string())
         is_number = pc.match_substring_regex(values, f"^{WHOLE_NUMBER.pattern}$")
@@ -197,8 +176,6 @@ def as_categories(values: pa.Array | pa.ChunkedArray, type_: pa.DataType) -> pa.
 
 
 def _comparable(table: pa.Table, name: str, type_: pa.DataType) -> pa.ChunkedArray:
-    import pyarrow as pa
-
     try:
         return as_categories(table.column(name), type_)
     except pa.ArrowInvalid as exc:
@@ -224,8 +201,6 @@ def dtype_of(type_: pa.DataType) -> str | None:
         uint16 becomes int32, and uint32 and uint64 become int64. Decimals become float64, and text and bytes become
         :data:`OBJECTS`.
     """
-    import pyarrow as pa
-
     types = pa.types
     if types.is_dictionary(type_):
         return dtype_of(type_.value_type)
@@ -247,8 +222,6 @@ def list_shape(type_: pa.DataType, length: int) -> tuple[tuple[int, ...], pa.Dat
         Shape of one row, and type of the elements; None if the column is not one of lists, or if lists of several
         lengths are inside other lists.
     """
-    import pyarrow as pa
-
     if isinstance(type_, pa.FixedShapeTensorType):
         permuted = list(type_.permutation or []) not in ([], list(range(len(type_.shape))))
         return None if permuted else (tuple(type_.shape), type_.value_type)
@@ -260,17 +233,11 @@ def list_shape(type_: pa.DataType, length: int) -> tuple[tuple[int, ...], pa.Dat
 
 
 def _is_variable(type_: pa.DataType) -> bool:
-    import pyarrow as pa
-
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
 
 
 def _to_lists(column: pa.ChunkedArray, name: str, dtype: np.dtype, part: RowRange) -> np.ndarray:
     """Convert a column of lists to an array ``[rows, *shape]``, which uses the memory of Arrow's elements."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     place = f'{part.path}, row group {part.row_group}: column "{name}" of type {column.type}'
     rows = len(column)
     if isinstance(column.type, pa.BaseExtensionType):
@@ -314,9 +281,6 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
         Arrow array ``[rows]`` for text (large_string) and bytes
         (large_binary).
     """
-    import numpy as np
-    import pyarrow as pa
-
     if dtype.startswith("("):
         return _to_lists(column, name, np.dtype(dtype), part)
     if pa.types.is_dictionary(column.type):
@@ -350,9 +314,6 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
 
 def rearranged(pieces: Sequence[Column], order: np.ndarray | None) -> Column:
     """Concatenate several arrays that contain values of the same column, and reorder the values."""
-    import numpy as np
-    import pyarrow as pa
-
     if isinstance(pieces[0], np.ndarray):
         whole = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
         return whole if order is None else whole.take(order, axis=0)
@@ -366,8 +327,6 @@ def copied(column: Column, start: int, stop: int) -> np.ndarray | list[Any]:
     Returns:
         A NumPy array, or a list of str or bytes.
     """
-    import numpy as np
-
     if isinstance(column, np.ndarray):
         return column[start:stop].copy()
     # `to_numpy().tolist()` is used, because Arrow's `to_pylist` creates a scalar object for every value and takes ten

@@ -10,12 +10,9 @@ from shoal.data.checks import check_same_schema
 from shoal.data.parquet.footers import stored_description
 from shoal.data.parquet.schema import EXACT_INTEGER
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.lazy_imports import np, pa, pc, pd, pq
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-    import pyarrow as pa
-
     from shoal.data.parquet.source import ParquetSource
 
 
@@ -42,8 +39,6 @@ def kept_columns(keep_cols: Sequence[str] | None, prediction_col: str, source: P
 
 def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.Table:
     """Append predictions to a table, as one column, or several if the model returns several values per row."""
-    import pyarrow as pa
-
     flat = predicted.reshape(len(predicted), -1)
     names = [column] if flat.shape[1] == 1 else [f"{column}_{number}" for number in range(flat.shape[1])]
     if clash := sorted(set(names) & set(table.column_names)):
@@ -56,12 +51,10 @@ def with_predictions(table: pa.Table, predicted: np.ndarray, column: str) -> pa.
 
 def write_tables(stream: Any, tables: Iterable[pa.Table]) -> None:
     """Write tables of the same schema to a stream as a Parquet file, each as one row group."""
-    from pyarrow import parquet
-
-    writer: parquet.ParquetWriter | None = None
+    writer: pq.ParquetWriter | None = None
     try:
         for table in tables:
-            writer = writer or parquet.ParquetWriter(stream, table.schema)
+            writer = writer or pq.ParquetWriter(stream, table.schema)
             writer.write_table(table, row_group_size=max(1, table.num_rows))
     finally:
         if writer is not None:
@@ -81,9 +74,6 @@ def to_frame(table: pa.Table, source: ParquetSource) -> pd.DataFrame:
 def described(table: pa.Table, source: ParquetSource) -> pa.Table:
     """Return rows of a dataset with the text in their schema from which ``to_pandas`` restores pandas' types; see
     :func:`to_frame`."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     reference = source.reference()
     footer = source.metadata(reference.path)
     description = stored_description(footer)
@@ -123,9 +113,6 @@ def to_exact_frame(table: pa.Table) -> pd.DataFrame:
 
     So the DataFrames of several parts of a dataset can be put together, although only some of them have nulls.
     """
-    import pandas as pd
-    import pyarrow as pa
-
     columns = {}
     for name, values in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_integer(values.type) and values.null_count:

@@ -15,13 +15,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from shoal.errors import DataError, InvalidArgumentError
-
-if TYPE_CHECKING:
-    import numpy as np
-
+from shoal.lazy_imports import np
 
 # Largest allowed difference between the number of rows of a shard and the mean of all shards, as a fraction of the
 # mean. If whole row groups cannot be assigned within this difference, some row groups are divided between shards.
@@ -75,8 +72,6 @@ class Deal:
 
     def positions(self) -> np.ndarray:
         """Return the row numbers of this worker's rows in the row group, ascending, as an int64 array."""
-        import numpy as np
-
         counts = np.array(self.counts)
         most = int(counts.max())
         blocks = -(-most // max(1, min(_RUN_ROWS, most // _MIN_RUNS)))
@@ -121,8 +116,6 @@ class RowRange:
 
     def positions(self) -> np.ndarray:
         """Return the row numbers of the range's rows in the row group, ascending, as an int64 array."""
-        import numpy as np
-
         return np.arange(self.start, self.stop) if self.deal is None else self.deal.positions()
 
     def row_number(self, index: int) -> int:
@@ -346,8 +339,6 @@ def plan_groups(
     The row groups are put into one sequence in a seeded random order. Row groups that share a group of rows stay next
     to each other. The sequence is then divided at the starts of groups into parts that are as equal as possible.
     """
-    import numpy as np
-
     chains: list[list[int]] = []
     for index, mine in enumerate(begins):
         if mine[0] or not chains:
@@ -453,8 +444,6 @@ class GroupSelection:
     def indices(self) -> np.ndarray:
         """Return the positions of the rows that remain after all random splits were applied, as an int64 array in
         ascending order."""
-        import numpy as np
-
         indices = np.arange(self.rows)
         for level, (split, before) in enumerate(self.steps):
             digest = hashlib.sha256(f"{split.seed}/{level}/{self.key}".encode()).digest()

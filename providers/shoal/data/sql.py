@@ -7,17 +7,15 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.filters import check_present
 from shoal.data.parquet.files import join, resolve
 from shoal.data.parquet.footers import open_parquet, read_metadata
 from shoal.data.staged_data import staged, table_writer
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
+from shoal.lazy_imports import pa
 from shoal.secrets.redaction import redact_value
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # Number of rows that are fetched from the database at a time and written as one row group. 32 Ki rows of 50 columns
 # take about 100 MB as Python objects, and row groups of this size are small enough to be assigned evenly to workers.
@@ -136,7 +134,6 @@ def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike
 
 def _write(query: Any, connection: Any, directory: str) -> list[str]:
     """Run a query, write the rows to Parquet files, and return the paths of the files in the order of the rows."""
-    import pyarrow as pa
     import sqlalchemy as sa
 
     paths: list[str] = []
@@ -359,8 +356,6 @@ def _check_files(url: Any) -> None:
 
 
 def _to_table(names: list[str], rows: list[Any]) -> pa.Table:
-    import pyarrow as pa
-
     columns: dict[str, Any] = {}
     for j, name in enumerate(names):
         try:
@@ -380,8 +375,6 @@ def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 @contextlib.contextmanager
 def _one_type() -> Iterator[None]:
-    import pyarrow as pa
-
     try:
         yield
     except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:

@@ -22,13 +22,12 @@ from shoal.data.parquet.files import check_parents, is_local, join, need, normal
 from shoal.data.parquet.footers import wrap_read_errors
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
+from shoal.lazy_imports import pa, pq
 from shoal.new_files import create_folder
 from shoal.os_processes import ProcessId
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     import pyarrow.dataset
-    import pyarrow.parquet as pq
     from pyarrow.fs import FileSystem
 
 
@@ -160,8 +159,6 @@ def default_location() -> str:
 def staged(staging_location: str | os.PathLike[str] | None = None, name: str | None = None) -> Iterator[str]:
     """Create a directory for one staged dataset, and remove the directory if the ``with`` block raises an exception."""
     need("pyarrow", "numpy")
-    import pyarrow as pa
-
     base = default_location() if staging_location is None else normalise(staging_location)
     if not is_local(base) and any(character in base for character in _GLOB):
         raise InvalidArgumentError(
@@ -283,8 +280,6 @@ def group_rows(rows: int, bytes_per_row: float) -> int:
 @contextlib.contextmanager
 def table_writer(path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
     """Open a Parquet file for writing. The file is complete after the ``with`` block."""
-    import pyarrow.parquet as pq
-
     names = schema.names
     for name in names:
         if names.count(name) > 1:
@@ -299,8 +294,6 @@ def table_writer(path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
 
 def write_batches(batches: Iterable[pa.RecordBatch], schema: pa.Schema, path: str) -> None:
     """Write record batches with the same schema to a Parquet file. Only one row group is in memory at a time."""
-    import pyarrow as pa
-
     kept: list[pa.RecordBatch] = []
     rows = size = 0
     with table_writer(path, schema) as writer:
@@ -325,8 +318,6 @@ _TO_PANDAS = ("to_pandas", "toPandas")
 def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None) -> str:
     """Write a DataFrame or table to a Parquet file in a new staging directory, one row group at a time."""
     need("pyarrow", "numpy")
-    import pyarrow as pa
-
     with staged(staging_location) as directory:
         if _is_pandas(frame):
             frame = _pandas_reader(frame)
@@ -349,8 +340,6 @@ def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None)
 def _converted(frame: Any) -> Any:
     """Convert a DataFrame of Polars, Snowpark, PySpark or others to an Arrow table or, through pandas, to the result of
     `_pandas_reader`."""
-    import pyarrow as pa
-
     name = _to_arrow(frame)
     table = frame if name is None or name.startswith("_") else getattr(frame, name)()
     if not isinstance(table, pa.Table | pa.RecordBatch) and not hasattr(table, "__arrow_c_stream__"):
@@ -390,8 +379,6 @@ def _is_pandas(frame: Any) -> bool:
 
 
 def _pandas_reader(frame: Any) -> tuple[Any, int, int, Any]:
-    import pyarrow as pa
-
     columns = [str(name) for name in frame.columns]
     for name in columns:
         if columns.count(name) > 1:
@@ -448,8 +435,6 @@ def _check_pandas_type(column: str, dtype: Any) -> None:
 
 @contextlib.contextmanager
 def _converting(column: str | None = None) -> Iterator[None]:
-    import pyarrow as pa
-
     try:
         yield
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as exc:

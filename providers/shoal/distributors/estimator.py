@@ -19,6 +19,7 @@ from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.training.spec import JobSpec
+from shoal.lazy_imports import np
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.params import Direction, Metric, Objective, UserCode
 from shoal.training.boosting.request import TrainResult
@@ -27,8 +28,6 @@ from shoal.training.run_config import RunConfig
 from shoal.training.tracking import absolute_model, check_model_version
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from shoal.distributors.call import SubmittedCall
 
 Dataset = Any

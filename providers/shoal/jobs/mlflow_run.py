@@ -23,14 +23,13 @@ from shoal.boosting_libraries import Framework
 from shoal.errors import RegistryError
 from shoal.jobs.files.storage import default_database, default_uri
 from shoal.jobs.timeouts import MLFLOW_RETRIES
+from shoal.lazy_imports import mlflow, pa, pd
 from shoal.secrets.redaction import redact_all, redact_value
 from shoal.state.home import file_lock, subfolder
 from shoal.training.locations import SQLITE, absolute_database
 from shoal.training.tracking import FIRST_RUN_TAG, JOB_RUN_TAG, Caller, Tracking, checked_id, experiment_id
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
     from mlflow import MlflowClient
 
     from shoal.jobs.journal.metric_points import MetricPoint
@@ -117,8 +116,6 @@ def uri_of_job(in_spec: str | None) -> str:
 @contextmanager
 def tracking_at(uri: str) -> Iterator[None]:
     """Let MLflow's functions use a tracking server or database in the block."""
-    import mlflow
-
     before = mlflow.get_tracking_uri() if mlflow.is_tracking_uri_set() else None
     if before != uri:
         mlflow.set_tracking_uri(uri)
@@ -140,8 +137,6 @@ def tracking_of_training(environment: Mapping[str, str]) -> Tracking | None:
 def connect(uri: str) -> MlflowClient:
     """Open an MLflow server or database, and return a client for it."""
     _quiet()
-    import mlflow
-
     with _opening():
         return mlflow.MlflowClient(uri)
 
@@ -217,8 +212,6 @@ class Run:
         """
         uri = uri_of_job(tracking.uri)
         client = connect(uri)
-        import mlflow
-
         mlflow.set_tracking_uri(uri)
         with _opening():
             if tracking.experiment_id is not None:
@@ -283,9 +276,6 @@ class Run:
         self, framework: Framework, booster: Any, sample: pd.DataFrame, *, base_margin_cols: Sequence[str] = ()
     ) -> str:
         """Log a model with its signature (the names and types of its columns), and return the model's URI."""
-        import mlflow
-        import pyarrow as pa
-
         from shoal.training.boosting.library import library_of
 
         library = library_of(framework)
@@ -314,8 +304,6 @@ class Run:
         The parameters are copied now. Workers may still log to the old run, so `finish` later copies the old run's
         metrics and deletes the old run.
         """
-        import mlflow
-
         if run_id == self.run_id:
             return
         info = self.client.get_run(run_id).info
@@ -340,8 +328,6 @@ class Run:
 
     def finish(self, status: str) -> None:
         """End this MLflow run, and merge into it the runs that the job used before :meth:`move_to`."""
-        import mlflow
-
         mlflow.end_run(status)
         for run_id in self.left:
             self._merge(run_id, self.run_id)
@@ -437,8 +423,6 @@ def is_missing(error: Exception) -> bool:
 @contextmanager
 def missing_ignored() -> Iterator[None]:
     """Leave the `with` block without an error if MLflow has no such model, version or run."""
-    import mlflow
-
     try:
         yield
     except mlflow.MlflowException as error:
@@ -448,8 +432,6 @@ def missing_ignored() -> Iterator[None]:
 
 def is_unreachable(error: Exception) -> bool:
     """Return whether an error means that MLflow, or its storage of models, does not answer or cannot work now."""
-    import mlflow
-
     if isinstance(error, mlflow.MlflowException):
         return error.error_code in _UNREACHABLE
     # MLflow itself raises a plain OSError if a file does not exist.
@@ -464,8 +446,6 @@ def is_unreachable(error: Exception) -> bool:
 @contextmanager
 def answering(uri: str) -> Iterator[None]:
     """Convert any error of MLflow that the `with` block raises into a `RegistryError`."""
-    import mlflow
-
     try:
         yield
     except (mlflow.MlflowException, SQLAlchemyError, OSError) as error:

@@ -26,6 +26,7 @@ from typing import Any
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs import ids
 from shoal.jobs.files import storage
+from shoal.lazy_imports import cloudpickle
 from shoal.new_files import create_folder
 from shoal.os_processes import python_command
 from shoal.state.home import file_lock, lock_file, subfolder
@@ -62,8 +63,6 @@ def store_user_code(user_code: UserCode) -> str:
 
 def load_user_code(path: str) -> UserCode:
     """Read and unpickle the file of the user's callbacks, objective and metrics; see :func:`read`."""
-    import cloudpickle
-
     user_code: UserCode = cloudpickle.loads(read(path))
     return user_code
 

@@ -25,6 +25,7 @@ from shoal.jobs.mlflow_run import ATTEMPT_TAG, JOB_TAG, answering, missing_ignor
 from shoal.jobs.register import DEFAULT_ALIAS
 from shoal.jobs.results import DATA_TAGS, PROMOTING, WAITING
 from shoal.jobs.timeouts import DELETION_LOCK_TTL_S
+from shoal.lazy_imports import mlflow
 from shoal.models import comparison_report
 from shoal.models.ledger import Ledger, confirmed_promotions, is_of, last_promotions, promotions_of, version_of
 from shoal.models.registry import (
@@ -354,8 +355,6 @@ def _slices(registry: Registry, champion: VersionStatus | None) -> tuple[SliceSt
     """Read the champion's metric on each slice from the report in its MLflow run."""
     if champion is None or champion.mlflow_run_id is None:
         return ()
-    import mlflow
-
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = registry.client.download_artifacts(

@@ -36,6 +36,7 @@ from shoal.jobs.mlflow_run import (
 from shoal.jobs.register import DEFAULT_ALIAS, Register
 from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, PromotionResult, Reason
 from shoal.jobs.submission import attach
+from shoal.lazy_imports import mlflow
 from shoal.models import training_record
 from shoal.models.catalog import unknown_model
 from shoal.models.contest import COLUMNS_TAG, Challenge, Outcome, champion_of, columns_of, holdout_named, load, reading
@@ -162,8 +163,6 @@ class WaitingVersion:
             InvalidArgumentError: The version has no record: it has never waited for a decision.
             JobError: The record cannot be read.
         """
-        import mlflow
-
         name, uri = f"{version.name} version {version.version}", version.tags.get(WAITING_TAG)
         if uri is None:
             raise InvalidArgumentError(
@@ -236,8 +235,6 @@ def registered(
     register: Register, model_uri: str, evaluation: Evaluation, holdout_digest: str, tags: Mapping[str, str]
 ) -> Candidate:
     """Register an evaluated model as a new version."""
-    import mlflow
-
     measured = {metric_tag(name): repr(value) for name, value in evaluation.metrics.items()}
     tagged = {**measured, digest_tag(register.metric): holdout_digest, ALIAS_TAG: register.alias}
     version = mlflow.register_model(model_uri, register.model, tags={**tags, **tagged})
@@ -393,8 +390,6 @@ def _tracking_uri_of(job: Job | None) -> str | None:
 
 def _version(registry: Registry, name: str, number: str, job_id: str | None) -> ModelVersion:
     """Return a version that a job has registered (None: any job)."""
-    import mlflow
-
     try:
         found = registry.client.get_model_version(name, number)
     except mlflow.MlflowException as error:

@@ -16,6 +16,7 @@ from shoal.data.connector import DataConnector
 from shoal.errors import DataError
 from shoal.jobs.register import Register
 from shoal.kinds.partitions.logged_model import PartitionedModel
+from shoal.lazy_imports import np, pa
 from shoal.models import training_record
 from shoal.models.decision import Baseline, CommonKeys, Evaluation, Predictions, Slice, UnseenRows
 from shoal.models.loading import Predictor
@@ -23,8 +24,6 @@ from shoal.models.metrics import BaselineKind, best_constant, check_predictions,
 from shoal.models.training_record import Overlap, TrainingRows
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
     from numpy.typing import NDArray
 
     from shoal.data.connector import DataConnector
@@ -64,9 +63,6 @@ class Holdout:
         Raises:
             DataError: The holdout does not exist, has no rows, lacks a column, or has a null label.
         """
-        import numpy as np
-        import pyarrow as pa
-
         from shoal.data.connector import DataConnector
         from shoal.data.numpy_columns import to_vector
 
@@ -128,8 +124,6 @@ class Holdout:
 
     def part(self, rows: NDArray[np.bool_]) -> Holdout:
         """Return a holdout with the labels, groups and slices of some rows only. Its connector still has all rows."""
-        import numpy as np
-
         positions = np.cumsum(rows) - 1
         slices = {name: positions[each[rows[each]]] for name, each in self.slices.items()}
         return replace(
@@ -151,8 +145,6 @@ def _check_labels(holdout: DataConnector, labels: NDArray[np.floating], label_co
     Raises:
         DataError: A label is null or NaN. The message names the file, the row group and the number of such rows.
     """
-    import numpy as np
-
     nulls = np.isnan(labels)
     if not nulls.any():
         return
@@ -335,8 +327,6 @@ def on_unseen_rows(
 ) -> UnseenRows:
     """Compute the metrics of challenger and champion on the rows of the holdout that neither was trained on, and whose
     keys both know (None: all)."""
-    import numpy as np
-
     if holdout.groups is not None:
         seen = np.bincount(holdout.groups, weights=seen)[holdout.groups] > 0
     rows = ~seen if known is None else ~seen & known
@@ -391,8 +381,6 @@ def _measure(
 
 def _predict(model: Predictor, holdout: DataConnector) -> Predictions:
     """Return a model's predictions for all rows of the holdout, in the order of the rows."""
-    import numpy as np
-
     _check(model, holdout)
     parts, unknown, keys = [], [], Counter[str]()
     for table in holdout.iter_batches(list(model.columns)):
@@ -414,8 +402,6 @@ def _check(model: Predictor, holdout: DataConnector) -> None:
 def _predicted(model: Predictor, table: pa.Table) -> np.ndarray:
     """Return the predictions for the rows of a table, with one column per class number if they are probabilities of
     classes that are not 0, 1 and so on."""
-    import numpy as np
-
     predicted = model.predict_table(table)
     classes = model.classes
     if classes is None or list(classes) == list(range(len(classes))):

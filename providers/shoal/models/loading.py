@@ -15,6 +15,7 @@ from shoal.jobs.mlflow_run import MARK, is_unreachable
 from shoal.kinds.partitions import logged_model
 from shoal.kinds.partitions.logged_model import PartitionedModel
 from shoal.kinds.training.spec import is_stored
+from shoal.lazy_imports import mlflow, np, pa
 from shoal.models.registry import is_ours
 from shoal.secrets.redaction import redact_value
 from shoal.training.boosting.library import class_probabilities, libraries, library_of, owner_of
@@ -22,9 +23,6 @@ from shoal.training.host.own_process import ending_forks
 from shoal.training.tracking import MODEL_VERSION, is_mlflow_uri
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
     from shoal.data.parquet.source import ParquetSource
     from shoal.training.boosting.library import BoosterPredictor
 
@@ -67,8 +65,6 @@ class PyfuncPredictor:
         Raises:
             DataError: The model cannot predict the rows, or its result is not one row per row of the table.
         """
-        import numpy as np
-
         schema = self._model.metadata.get_input_schema()
         suited = _as_tensor if schema is not None and schema.is_tensor_spec() else _as_frame
         try:
@@ -198,8 +194,6 @@ def load_booster(model_uri: str, framework: Framework) -> bytes:
 
 def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
     """Return a model, its boosting library (None if it is another kind of model), and the metadata in its files."""
-    import mlflow
-
     with _asking_mlflow(model_uri):
         folder = str(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
     try:
@@ -242,7 +236,6 @@ def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols
 def _asking_mlflow(model_uri: str) -> Iterator[None]:
     """Convert an error of MLflow into a `RegistryError` if MLflow cannot be reached, otherwise into an error of the
     model."""
-    import mlflow
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
@@ -266,8 +259,6 @@ def _unreadable(model_uri: str, error: Exception) -> JobError:
 def _registered_by_shoal(model_uri: str) -> bool:
     """Return whether a job of shoal registered a version. The models that a training function has logged have no
     `MARK`."""
-    import mlflow
-
     named = MODEL_VERSION.fullmatch(model_uri)
     if named is None:
         return False

@@ -12,9 +12,9 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.lazy_imports import np
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
     Numbers: TypeAlias = NDArray[np.floating]
@@ -164,7 +164,6 @@ def metric_value(
     Raises:
         DataError: The predictions or labels do not suit the metric, or there are no rows.
     """
-    import numpy as np
     import sklearn.metrics
 
     labels = np.asarray(labels, dtype=np.float64)
@@ -202,8 +201,6 @@ def check_predictions(metric: str, predictions: Numbers, *, gives_classes: bool 
     Raises:
         DataError: The predictions do not suit the metric.
     """
-    import numpy as np
-
     predictions = _as_numbers(metric, predictions)
     if not np.isfinite(predictions).all() or takes_classes(metric, predictions, gives_classes):
         return
@@ -219,8 +216,6 @@ def check_output(
     Raises:
         DataError: The predictions do not suit the metric.
     """
-    import numpy as np
-
     takes = metric_named(metric).takes
     labels = np.arange(classes, dtype=np.float64)
     if takes in (Takes.VALUES, Takes.RANKS):
@@ -244,8 +239,6 @@ def takes_classes(metric: str, predictions: Numbers, gives_classes: bool | None)
     Raises:
         DataError: The predictions are class numbers, but the metric needs probabilities.
     """
-    import numpy as np
-
     takes = metric_named(metric).takes
     if takes in (Takes.VALUES, Takes.RANKS):
         return False
@@ -264,8 +257,6 @@ def takes_classes(metric: str, predictions: Numbers, gives_classes: bool | None)
 
 
 def _as_numbers(metric: str, predictions: Any) -> Numbers:
-    import numpy as np
-
     try:
         numbers = np.asarray(predictions, dtype=np.float64)
     except (ValueError, TypeError) as error:
@@ -281,8 +272,6 @@ def _suited(
     metric: str, takes: Takes, labels: Numbers, predictions: Numbers
 ) -> tuple[Numbers | Codes, Numbers | Codes, dict[str, Any]]:
     """Convert labels and predictions into the form that a metric's function in scikit-learn takes."""
-    import numpy as np
-
     if takes is Takes.VALUES:
         return labels, _one_column(metric, predictions), {}
     if takes is Takes.SCORES:
@@ -307,8 +296,6 @@ def _over_groups(
 
     Groups whose labels are all equal are left out, because no order of their rows is better than another.
     """
-    import numpy as np
-
     if groups is None:
         raise DataError(
             f"{metric} needs the group of each row: set group_col to the name of the column with the groups"
@@ -344,8 +331,6 @@ def _one_column(metric: str, predictions: Numbers) -> Numbers:
 
 def _probabilities(metric: str, predictions: Numbers) -> Numbers:
     """Return predicted probabilities as a matrix with one column per class."""
-    import numpy as np
-
     if predictions.min() < 0 or predictions.max() > 1:
         raise DataError(
             f"{metric} needs probabilities, but the model predicts {predictions.min():.3g} to {predictions.max():.3g}: "
@@ -360,8 +345,6 @@ def positive_rows(metric: str, labels: Numbers) -> NDArray[np.bool_]:
     Raises:
         DataError: There are other labels, such as counts, shares or class numbers above 1.
     """
-    import numpy as np
-
     values = np.unique(labels)
     if not any(np.isin(values, legal).all() for legal in ((0, 1), (-1, 1))):
         some = ", ".join(f"{value:g}" for value in values[:_NAMED_LABELS])
@@ -380,8 +363,6 @@ def class_numbers(metric: str, labels: Numbers, columns: Numbers | None) -> Code
     Raises:
         DataError: A label is no class number, or is too large.
     """
-    import numpy as np
-
     numbers = labels.astype(np.intp)
     is_binary = metric_named(metric).options.get("average") == "binary"
     most = 2 if is_binary else _MOST_CLASSES if columns is None else columns.shape[1]
@@ -411,8 +392,6 @@ def best_constant(metric: str) -> BaselineKind:
 
 def constant(kind: BaselineKind, metric: str, labels: Numbers) -> Numbers:
     """Return the same prediction for every row, as a baseline that a useful model must beat."""
-    import numpy as np
-
     if kind == "quantile" and (quantile := quantile_of(metric)) is not None:
         return np.full(len(labels), float(np.quantile(labels, quantile)))
     if kind != "majority":

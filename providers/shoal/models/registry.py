@@ -15,6 +15,7 @@ from shoal.jobs import mlflow_run
 from shoal.jobs.files.storage import default_uri
 from shoal.jobs.mlflow_run import JOB_TAG, answering, is_missing, legal_name, missing_ignored
 from shoal.jobs.timeouts import REGISTRY_PATIENCE_S
+from shoal.lazy_imports import mlflow
 from shoal.secrets.redaction import redact_value
 from shoal.state.databases import sqlite_file
 
@@ -157,8 +158,6 @@ class Registry:
 
     def model(self, name: str) -> RegisteredModel | None:
         """Return a registered model; None if the registry has no model of this name."""
-        import mlflow
-
         with answering(self.uri):
             try:
                 return self.client.get_registered_model(name)

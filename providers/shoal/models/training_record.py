@@ -15,6 +15,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.mlflow_run import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, Run
 from shoal.jobs.register import Register
 from shoal.jobs.results import DATA_TAGS, PROMOTING
+from shoal.lazy_imports import mlflow, np
 from shoal.models.decision import Recency
 from shoal.models.registry import REASON_TAG, WITHDRAWN, digest_tag, newest_versions
 from shoal.state import Store
@@ -22,7 +23,6 @@ from shoal.state.schema import JobState
 from shoal.training.tracking import MODEL_VERSION
 
 if TYPE_CHECKING:
-    import numpy as np
     from mlflow.entities.model_registry import ModelVersion
     from numpy.typing import NDArray
 
@@ -113,8 +113,6 @@ def seen_rows(rows: TrainingRows, holdout: DataConnector, overlap: Overlap) -> N
     Rows of files that both datasets have are compared one by one. A row of another file counts as a training row if its
     time is in the range of the training rows' times.
     """
-    import numpy as np
-
     source = holdout.source
     seen: NDArray[np.bool_] = shared_mask(rows.files if overlap.files else (), source)
     if overlap.training is not None:
@@ -177,8 +175,6 @@ def store_rows(run: Run, rows: TrainingRows) -> dict[str, str]:
 
 def load_rows(run: Run, model: str, version: str) -> TrainingRows | None:
     """Load the record of the rows on which a registered version of a model was trained."""
-    import mlflow
-
     uri = run.client.get_model_version(model, version).tags.get(ROWS_TAG)
     if uri is None:
         return None
@@ -251,8 +247,6 @@ def reason_to_skip(
 
     If there is a newest version but the job must train, the reason is printed to the job's log.
     """
-    import mlflow
-
     try:
         known = newest_versions(run.client, register.model, _LOOKED_AT)
         trained = (each for each in known if SETTINGS_TAG in each.tags and _succeeded(store, each.tags))

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, NotRequired, TypedDict, TypeVar
 
 from shoal.errors import CapacityError, InvalidArgumentError
+from shoal.lazy_imports import ray
 from shoal.node_register import NodeRegister
 
 T = TypeVar("T")
@@ -161,8 +162,6 @@ def free_and_all_cpus() -> tuple[float, float]:
     if _register is not None:
         nodes = _register.nodes()
         return sum(map(_register.free_cpus, nodes)), sum(node.cpus for node in nodes)
-    import ray
-
     return ray.available_resources().get(_CPU, 0.0), ray.cluster_resources().get(_CPU, 0.0)
 
 
@@ -243,8 +242,6 @@ class LeavingNodes:
 
 
 def _alive() -> list[dict[str, Any]]:
-    import ray
-
     nodes = [node for node in ray.nodes() if node["Alive"]]
     return sorted(nodes, key=lambda node: (_HEAD_RESOURCE not in node["Resources"], node["NodeName"], node["NodeID"]))
 

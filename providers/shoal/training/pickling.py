@@ -19,6 +19,7 @@ from types import CellType, CodeType, EllipsisType, FunctionType, MethodType, Mo
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
+from shoal.lazy_imports import cloudpickle
 
 # All threads of the process share cloudpickle's registry of modules that are pickled by value, so only one thread at a
 # time may change it.
@@ -36,8 +37,6 @@ class Pickled:
     content: bytes
 
     def __reduce__(self) -> tuple[Any, ...]:
-        import cloudpickle
-
         return cloudpickle.loads, (self.content,)
 
 
@@ -71,8 +70,6 @@ def pickled(value: Any, what: str) -> bytes:
 
 def _dump(value: Any, by_value: tuple[type, ...]) -> bytes:
     """Pickle an object."""
-    import cloudpickle
-
     with _registered() as register:
 
         class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -90,8 +87,6 @@ def _dump(value: Any, by_value: tuple[type, ...]) -> bytes:
 @contextmanager
 def _registered() -> Iterator[Any]:
     """Yield a function that makes cloudpickle pickle a module by value, until the ``with`` block ends."""
-    import cloudpickle
-
     seen = set(cloudpickle.list_registry_pickle_by_value())
     mine: list[ModuleType] = []
 

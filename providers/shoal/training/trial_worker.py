@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.planning import ALONE
 from shoal.errors import InvalidArgumentError
+from shoal.lazy_imports import cloudpickle
 from shoal.training.boosting.messages import History
 from shoal.training.boosting.params import Direction
 from shoal.training.boosting.trials import BoostingTrials, PrunedError, TrialParams
@@ -283,8 +284,6 @@ class FunctionWork:
 
 class _FunctionRunner:
     def __init__(self, work: FunctionWork) -> None:
-        import cloudpickle
-
         from shoal.data.connector import DataConnector
 
         after_import("mlflow", note_opened_runs)
@@ -388,8 +387,6 @@ def _ask(gang: GangContext, question: Mapping[str, Any]) -> Any:
 
 def _save(model: Any, path: str) -> str:
     """Write a pickled model into a file, and return the digest by which the driver knows it again."""
-    import cloudpickle
-
     from shoal.data.parquet.files import resolve
 
     content = cloudpickle.dumps(model)

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, MissingExtraError, shown
+from shoal.lazy_imports import pa
 from shoal.secrets.redaction import has_credentials, redact_address, redact_value, redacted_errors
 
 
@@ -186,7 +187,6 @@ def resolve(path: str) -> tuple[Any, str]:
 
 @functools.cache
 def _arrow_filesystem(base: str) -> tuple[Any, str]:
-    import pyarrow as pa
     from pyarrow.fs import FileSystem
 
     try:
@@ -236,8 +236,6 @@ class DataFile:
 def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
     """Find all files that match the given paths, directories and globs."""
     need("pyarrow", "numpy")
-    import pyarrow as pa
-
     found: dict[str, DataFile] = {}
     checked: set[str] = set()
     for path in paths:
@@ -431,7 +429,6 @@ def check_parents(filesystem: Any, directories: Iterable[str]) -> None:
 
 def _table_at(filesystem: Any, directory: str) -> tuple[str, str] | None:
     """Return the kind of the table at a directory and the path of its log; None if there is no table."""
-    import pyarrow as pa
     from pyarrow.fs import FileSelector, FileType
 
     def below(name: str) -> str:

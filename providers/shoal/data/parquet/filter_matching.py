@@ -16,15 +16,12 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.filters import Filters, Scalar, Term, check_present, describe_term
 from shoal.data.parquet.footers import Footer, kind_of, open_planned, wrap_read_errors
 from shoal.errors import DataError, shown
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
+from shoal.lazy_imports import np, pa, pc
 
 BATCH_ROWS = 65_536
 """Number of rows that are filtered at a time, to limit the memory. 64 Ki rows of 100 float32 columns are 26 MB."""
@@ -112,8 +109,6 @@ class Comparison:
 
     def mask(self, column: pa.Array) -> pa.Array:
         """Return a bool array without nulls that is True for each value of the column that matches."""
-        import pyarrow.compute as pc
-
         if column.type != self.arrow.type:
             column = column.cast(self.arrow.type)
         if self.operator in _ORDER:
@@ -181,8 +176,6 @@ class Matcher:
 
     def mask(self, table: pa.RecordBatch) -> pa.Array:
         """Return a bool array without nulls that is True for each row of the batch that matches the filters."""
-        import pyarrow.compute as pc
-
         either = None
         for tests in self._alternatives:
             every = None
@@ -198,8 +191,6 @@ def count_rows(footer: Footer, metadata: Any, matcher: Matcher) -> list[int]:
 
     If the statistics of a row group do not show how many rows match, the filter columns of the row group are read.
     """
-    import pyarrow.compute as pc
-
     counts = []
     unknown = []
     for index, (rows, _) in enumerate(footer.groups):
@@ -218,8 +209,6 @@ def count_rows(footer: Footer, metadata: Any, matcher: Matcher) -> list[int]:
 
 def matching_rows(footer: Footer, metadata: Any, matcher: Matcher, row_group: int) -> np.ndarray:
     """Return the positions of the rows of a row group that match the filters, as an int64 array in ascending order."""
-    import numpy as np
-
     rows = footer.groups[row_group][0]
     verdict = matcher.decide(metadata, row_group) if rows else False
     if verdict is not None:
@@ -236,8 +225,6 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
     of the column. For floats, the value is rounded to the type of the column, as in pandas. The value 0.1 therefore
     matches a float32 column that was written with the value 0.1.
     """
-    import pyarrow as pa
-
     types = pa.types
     if types.is_dictionary(type_):
         type_ = type_.value_type
@@ -300,8 +287,6 @@ def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:
 
 def matches_value(path: str, term: Term, value: pa.Scalar) -> bool:
     """Return whether the value of a partition column (such as ``month=1``) matches one comparison of a filter."""
-    import pyarrow as pa
-
     test = prepare(path, term, value.type)
     return value.is_valid and bool(test.mask(pa.array([value.as_py()], value.type))[0].as_py())
 
@@ -312,8 +297,6 @@ def _comparison(operator_: str, values: Sequence[Any], type_: pa.DataType, float
 
     The values of such a column need no conversion.
     """
-    import pyarrow as pa
-
     operator_ = {"=": "in", "!=": "not in"}.get(operator_, operator_)
     ordered = sorted(values)
     return Comparison(operator_, tuple(ordered), pa.array(ordered, type_), floating)
@@ -329,8 +312,6 @@ def _comparison_in_steps(
     day. For "<", "<=", ">" and ">=" the filter's value is rounded to a whole number of steps, so that the same rows
     match.
     """
-    import pyarrow as pa
-
     if operator_ in _ORDER:
         value = values[0]
         below = operator_ in ("<", "<=")
@@ -350,8 +331,6 @@ def _min_and_max(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
 
     The values have the form of :attr:`Comparison.values`.
     """
-    import pyarrow as pa
-
     types = pa.types
     if types.is_dictionary(type_):
         type_ = type_.value_type
@@ -379,8 +358,6 @@ def _min_and_max(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
 def _rounded(value: float, type_: pa.DataType) -> float:
     """Round a number to the precision of a column's float type. A number that is too large for this type is returned
     unchanged."""
-    import numpy as np
-
     with np.errstate(over="ignore"):
         rounded = float(np.dtype(type_.to_pandas_dtype()).type(value))
     return rounded if math.isfinite(rounded) else value

@@ -12,14 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from decimal import Context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.parquet.files import DataFile, partition_values, resolve
 from shoal.errors import DataAccessError, DataError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
+from shoal.lazy_imports import np, pa, pc, pq
 
 # An object store takes 20 to 100 ms to return a footer, so 16 threads read a thousand footers in a few seconds.
 THREADS = 16
@@ -59,8 +56,6 @@ class Footer:
 @contextlib.contextmanager
 def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
     """Convert an exception that Arrow raises while reading a file to a DataError that names the file."""
-    import pyarrow as pa
-
     try:
         yield
     except (MemoryError, DataError):
@@ -113,9 +108,6 @@ def changed(footer: Footer, how: str) -> DataError:
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[tuple[Any, str]]:
     """Open a Parquet file, and yield it with the fingerprint of its footer."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     filesystem, inner = resolve(path)
     with contextlib.ExitStack() as stack:
         with wrap_read_errors(path):
@@ -244,10 +236,6 @@ class _Column:
         self._streams = (hashlib.sha256(), hashlib.sha256())
 
     def add(self, values: pa.Array) -> None:
-        import numpy as np
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
         if pa.types.is_dictionary(values.type):
             values = values.dictionary_decode()
         self._valid.update(pc.is_valid(values).to_numpy(zero_copy_only=False).astype(np.uint8).tobytes())
@@ -260,8 +248,6 @@ class _Column:
 
 def _kind_and_converter(type_: pa.DataType) -> tuple[str, Callable[[Any], tuple[bytes | memoryview, ...]]]:
     """Return the kind of an Arrow type, such as "int", and a function that converts an array to bytes for the hash."""
-    import pyarrow as pa
-
     types = pa.types
     if types.is_dictionary(type_):
         type_ = type_.value_type
@@ -293,17 +279,12 @@ def _fixed(values: pa.Array, type_: pa.DataType) -> tuple[bytes]:
 
 
 def _floats(values: pa.Array) -> tuple[bytes]:
-    import numpy as np
-    import pyarrow as pa
-
     found = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
     # NaN has many bit patterns, which are replaced by one pattern, so that every NaN gives the same hash.
     return (np.where(np.isnan(found), np.nan, found).tobytes(),)
 
 
 def _variable(values: pa.Array, missing: str | bytes) -> tuple[bytes | memoryview, ...]:
-    import numpy as np
-
     filled = values.fill_null(missing)
     _, offsets, content = filled.buffers()
     ends = np.frombuffer(offsets, dtype=np.int64, count=len(filled) + 1, offset=8 * filled.offset)

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.filters import Filters, parse_filters
 from shoal.data.planning import GroupSelection, Split
 from shoal.errors import DataError
+from shoal.lazy_imports import np
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from shoal.data.parquet.source import ParquetSource
 
 
@@ -119,8 +118,6 @@ def shared_mask(recorded: Iterable[RecordedFile], source: ParquetSource) -> np.n
     """Return for each row of `source`, in the order in which the rows are read, whether the row also belongs to other
     datasets.
     """
-    import numpy as np
-
     known = list(recorded)
     parts = []
     for mine in record_rows(source):
@@ -131,8 +128,6 @@ def shared_mask(recorded: Iterable[RecordedFile], source: ParquetSource) -> np.n
 
 def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[RecordedFile], index: int) -> np.ndarray:
     """Return for each row of a row group that is recorded in `mine` whether it is also recorded in `theirs`."""
-    import numpy as np
-
     selected = mine.groups[index].selected
     theirs = [file for file in theirs if file.groups[index].selected]
     if not theirs or not selected:
@@ -155,8 +150,6 @@ def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int)
     If the recorded filters cannot be applied to the file, for example because the partition column has another type in
     `source`, the positions of all rows are returned. Too many reported rows are better than a missed row.
     """
-    import numpy as np
-
     chosen = file.groups[index].indices()
     if file.filters is None:
         return chosen

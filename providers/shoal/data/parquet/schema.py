@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from shoal.data.parquet.footers import Footer, kind_of
 from shoal.errors import DataError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from shoal.lazy_imports import pa
 
 
 def distinct(footers: Iterable[Footer]) -> list[Footer]:
@@ -22,8 +19,6 @@ def common_schema(schema: pa.Schema, partitions: Mapping[str, pa.Field], used: I
     """Return the columns that exist in every file with rows, and that have the same kind of type (such as integer or
     text) in all these files.
     """
-    import pyarrow as pa
-
     kinds = {field.name: kind_of(field.type) for field in schema}
     common = set(kinds)
     for footer in used:
@@ -70,8 +65,6 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
         The common type; None if there is none, such as for text and numbers, or for timestamps with and without a time
         zone. Timestamps get the finer unit, and the first type's time zone.
     """
-    import pyarrow as pa
-
     types = pa.types
     if one == other:
         return one
@@ -99,16 +92,12 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
     """Return the type of a column's values, without dictionaries and views."""
-    import pyarrow as pa
-
     value = type_.value_type if pa.types.is_dictionary(type_) else type_
     return {"string_view": pa.large_string(), "binary_view": pa.large_binary()}.get(str(value), value)
 
 
 def united(schemas: Iterable[pa.Schema]) -> pa.Schema:
     """Return a schema with all columns of several schemas, each of the common type."""
-    import pyarrow as pa
-
     fields: dict[str, pa.Field] = {}
     for field in (field for schema in schemas for field in schema):
         known = fields.get(field.name, field).type
@@ -124,8 +113,6 @@ def united(schemas: Iterable[pa.Schema]) -> pa.Schema:
 
 def fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return rows with the columns of a schema of :func:`united`. A column that the rows lack is null."""
-    import pyarrow as pa
-
     columns = []
     for field in schema:
         if field.name not in table.column_names:
@@ -147,8 +134,6 @@ def largest_integer(type_: pa.DataType, wide: pa.DataType) -> int | None:
     Returns:
         The integer; None if every value of the type can be converted.
     """
-    import pyarrow as pa
-
     types = pa.types
     if types.is_float64(wide) and (types.is_int64(type_) or types.is_uint64(type_)):
         return EXACT_INTEGER
@@ -157,8 +142,6 @@ def largest_integer(type_: pa.DataType, wide: pa.DataType) -> int | None:
 
 def to_schema(table: pa.Table, fields: Mapping[str, pa.Field], path: str) -> pa.Table:
     """Convert the columns of a file's table to the dataset's common types; a column of the right type is not copied."""
-    import pyarrow as pa
-
     schema = table.schema
     wanted = pa.schema([fields.get(field.name, field) for field in schema])
     if schema == wanted:
@@ -186,15 +169,11 @@ def lossy(path: str, column: str, type_: pa.DataType, wide: pa.DataType, reason:
 
 
 def _is_number(type_: pa.DataType) -> bool:
-    import pyarrow as pa
-
     types = pa.types
     return bool(types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_))
 
 
 def _common_number(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    import pyarrow as pa
-
     types = pa.types
     if types.is_integer(one) and types.is_integer(other):
         wide = max(one, other, key=lambda type_: type_.bit_width)
@@ -218,8 +197,6 @@ def _common_number(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 def _common_nested(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     """Return the common type of two list or struct types, whose parts may differ in type and nullability."""
-    import pyarrow as pa
-
     types = pa.types
     if types.is_struct(one) and types.is_struct(other):
         if [field.name for field in one] != [field.name for field in other]:
@@ -238,7 +215,5 @@ def _common_nested(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def _common_field(one: pa.Field, other: pa.Field) -> pa.Field | None:
-    import pyarrow as pa
-
     type_ = common_type(one.type, other.type)
     return None if type_ is None else pa.field(one.name, type_, one.nullable or other.nullable)

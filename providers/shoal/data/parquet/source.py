@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.filters import Filters, columns_of
 from shoal.data.parquet.files import WHOLE_NUMBER, DataFile, list_files, normalise, partition_type, partition_values
@@ -28,11 +28,8 @@ from shoal.data.parquet.footers import (
 from shoal.data.parquet.schema import common_schema, distinct, first_with_rows, to_schema, widened
 from shoal.data.planning import GroupSelection, RowGroup, RowRange, Split, select
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.lazy_imports import np, pa, pc
 from shoal.secrets.redaction import redact
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
 
 
 def read_ranges(
@@ -79,8 +76,6 @@ def read_ranges(
 
 def take_rows(tables: Iterable[pa.Table], limit: int | None) -> pa.Table:
     """Concatenate tables until the result has `limit` rows. The remaining tables are not read."""
-    import pyarrow as pa
-
     kept: list[pa.Table] = []
     rows = 0
     for table in tables:
@@ -92,8 +87,6 @@ def take_rows(tables: Iterable[pa.Table], limit: int | None) -> pa.Table:
 
 
 def _append(table: pa.Table, name: str, value: pa.Scalar, rows: int) -> pa.Table:
-    import pyarrow as pa
-
     column = pa.repeat(value, rows) if value.is_valid else pa.nulls(rows, value.type)
     return table.append_column(name, column) if table.num_columns else pa.table({name: column})
 
@@ -106,8 +99,6 @@ def _read_part(
 
     With a matcher, the row numbers of the range count only the rows that match the filters.
     """
-    import pyarrow as pa
-
     wanted = list(dict.fromkeys([*columns, *(matcher.columns if matcher else ())]))
     if not wanted:
         return pa.table({})
@@ -133,9 +124,6 @@ def _read_part(
 def _mask(positions: np.ndarray, start: int, rows: int) -> pa.Array:
     """Return an Arrow array of booleans ``[rows]`` that is true for each row whose number, plus `start`, is one of the
     ascending `positions`."""
-    import numpy as np
-    import pyarrow as pa
-
     mask = np.zeros(rows, dtype=bool)
     first, last = np.searchsorted(positions, (start, start + rows))
     mask[positions[first:last] - start] = True
@@ -262,8 +250,6 @@ class ParquetSource:
     def partition_fields(self) -> dict[str, pa.Field]:
         """Return the columns that exist only as partition directories (``month=1/``) and not in the files, as a dict by
         name."""
-        import pyarrow as pa
-
         stored = first_with_rows(self.footers()).schema.names
         types = {name: type_ for name, type_ in self._partition_types.items() if name not in stored}
         return {name: pa.field(name, pa.type_for_alias(type_)) for name, type_ in types.items()}
@@ -367,8 +353,6 @@ class ParquetSource:
 
         If successive ranges are in the same file, the file is opened only once.
         """
-        import pyarrow as pa
-
         wanted = list(self.schema().names if columns is None else columns)
         if not wanted:
             raise InvalidArgumentError(
@@ -482,8 +466,6 @@ class ParquetSource:
 
         If no file matches, return the first file, because its footer contains the columns.
         """
-        import pyarrow as pa
-
         named = [name for name in columns_of(self.filters or ()) if name in self._partition_types]
         if not named:
             return files
@@ -557,22 +539,15 @@ def _partitions_of(footer: Footer, fields: dict[str, pa.Field]) -> dict[str, pa.
 
 
 def _scalar(text: str | None, field: pa.Field) -> pa.Scalar:
-    import pyarrow as pa
-
     return pa.scalar(None if text is None else _typed(text, field), field.type)
 
 
 def _typed(text: str, field: pa.Field) -> int | str:
-    import pyarrow as pa
-
     return int(text) if pa.types.is_integer(field.type) else text
 
 
 def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
     """Return a bool array that is True for each row at which a group of rows begins."""
-    import numpy as np
-    import pyarrow.compute as pc
-
     begins = np.empty(len(values), dtype=bool)
     begins[1:] = pc.not_equal(values[1:], values[:-1]).to_numpy(zero_copy_only=False)
     begins[:1] = before is None or values[0] != before
@@ -581,9 +556,6 @@ def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:
 
 def find_groups(source: ParquetSource, column: str) -> list[np.ndarray]:
     """Read the group column and return for each row whether a group of rows begins at this row."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     found: list[np.ndarray] = []
     first: list[pa.Array] = []
     before: pa.Scalar | None = None

@@ -17,6 +17,7 @@ from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import patiently
 from shoal.jobs.mlflow_run import Run, is_unreachable, retrying_briefly
 from shoal.jobs.results import JobResult, JobTimes
+from shoal.lazy_imports import mlflow
 from shoal.secrets.redaction import redact_value
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job
@@ -97,8 +98,6 @@ def before_work(uri: str, environment: Mapping[str, str]) -> Iterator[None]:
     Raises:
         JobError: MLflow does not answer, or rejects a request.
     """
-    import mlflow
-
     try:
         with retrying_briefly(environment):
             yield

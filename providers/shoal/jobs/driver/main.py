@@ -44,6 +44,7 @@ from shoal.jobs.reconcile import rounds
 from shoal.jobs.results import JobResult
 from shoal.jobs.spec import AnyJobSpec
 from shoal.jobs.timeouts import DRIVER_END_S
+from shoal.lazy_imports import ray
 from shoal.node_register import NodeRegister
 from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
@@ -427,8 +428,6 @@ def connect(gcs: str, runtime_env: dict[str, Any]) -> None:
     os.environ["RAY_ADDRESS"] = gcs
     if _JOB_CONFIG in os.environ:
         os.environ[_JOB_CONFIG] = _without_package(os.environ[_JOB_CONFIG])
-    import ray
-
     # The handler of Ray waits for half a second, and the cluster notices the end of this process without it.
     atexit.unregister(ray.shutdown)
     from shoal.pool.backends.local.raylet import shorten_messages_of_raylets

@@ -17,6 +17,7 @@ from shoal.jobs.files.logs import LOG_NAME
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act
+from shoal.lazy_imports import cloudpickle
 from shoal.secrets.redaction import redact_value
 from shoal.state import Store
 from shoal.training import locations
@@ -179,8 +180,6 @@ def _train_result(report: dict[str, Any], model: bytes = b"") -> TrainResult:
 
 def save_results(folder: str, claim: Claim, answer: FunctionResult) -> tuple[str, str]:
     """Write the return values of a training function, one per rank, into a file in the attempt's folder."""
-    import cloudpickle
-
     mark(folder, claim)
     path = f"{folder}/{_RESULTS}"
     content = cloudpickle.dumps(answer)
@@ -196,8 +195,6 @@ def load_reported(result: JobResult, artifact_location: str | None = None) -> An
         FileNotFoundError: The file was removed, or cannot be reached from this machine.
         JobError: The file was changed after the trial wrote it, or the job is not in this store.
     """
-    import cloudpickle
-
     known = attempts.digest_of_results(Store(), Key(result.job_id, result.attempt))
     if known is None:
         return None
@@ -221,8 +218,6 @@ def load_results(result: JobResult, artifact_location: str | None = None) -> Fun
         FileNotFoundError: The file was removed, or cannot be reached from this machine.
         JobError: The file was changed after the job wrote it, or the job is not in this store.
     """
-    import cloudpickle
-
     if result.results_path is None:
         raise InvalidArgumentError(f"job {result.job_id} ran no training function: read its model with load_training")
     known = attempts.digest_of_results(Store(), Key(result.job_id, result.attempt))

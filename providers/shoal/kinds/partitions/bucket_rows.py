@@ -17,18 +17,14 @@ import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.parquet.files import is_local, resolve
 from shoal.data.parquet.schema import plain_type
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import RowGroup, RowRange
 from shoal.kinds.partitions.keys import Key, bucket_of, encoded, key_text
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
+from shoal.lazy_imports import np, pa
 
 _MOST_CHUNKS = 64
 """Number of chunks into which a dataset with many row groups is divided. Each worker that processes a bucket opens the
@@ -134,8 +130,6 @@ def write_chunk(
     source: ParquetSource, chunk: Chunk, columns: Sequence[str], by: Sequence[str], buckets: int, folder: str
 ) -> None:
     """Read the rows of a chunk, divide them into buckets, and write them into a file of the folder."""
-    import pyarrow as pa
-
     filesystem, root = resolve(folder)
     names, types = list(dict.fromkeys((*columns, *by))), source.schema()
     # Plain values in the place of dictionaries, of which a file could have only one per column, and of views, which
@@ -168,8 +162,6 @@ def _new_file(filesystem: Any, path: str, folder: str) -> Iterator[Any]:
 
 def _gathered(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows of tables in tables of about `SPILL_BYTES`."""
-    import pyarrow as pa
-
     pending: list[pa.Table] = []
     for table in tables:
         table = table.cast(schema)
@@ -187,8 +179,6 @@ def _divided(
     table: pa.Table, by: Sequence[str], buckets: int, numbers: dict[Key, int]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the rows of each bucket in a table, in the order of the table. `numbers` has the buckets of known keys."""
-    import numpy as np
-
     codes, keys = encoded(table, by)
     for key in keys:
         if key not in numbers:
@@ -242,8 +232,6 @@ class BucketReader:
             batches: Places of the batches.
             mask_of: Positions of the rows to keep in each batch; None: all rows.
         """
-        import pyarrow as pa
-
         tables = []
         for batch in batches:
             table = pa.Table.from_batches([self._file(batch.chunk).get_batch(batch.index)])
@@ -252,8 +240,6 @@ class BucketReader:
 
     def typed(self, table: pa.Table) -> pa.Table:
         """Restore the columns of dictionaries in a table."""
-        import pyarrow as pa
-
         for place, column in enumerate(table.schema):
             if pa.types.is_dictionary(type_ := self.types[column.name]):
                 encoded_column = table.column(place).combine_chunks().dictionary_encode().cast(type_)
@@ -261,8 +247,6 @@ class BucketReader:
         return table
 
     def _file(self, chunk: int) -> Any:
-        import pyarrow as pa
-
         if chunk not in self._readers:
             filesystem, root = resolve(self.folder)
             options = pa.ipc.IpcReadOptions(use_threads=False)

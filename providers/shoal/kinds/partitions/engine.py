@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.checks import check_same_schema
 from shoal.data.connector import DataConnector
@@ -33,6 +33,7 @@ from shoal.kinds.partitions.result_files import (
     work_folder_in,
 )
 from shoal.kinds.partitions.spec import PartitionsJobSpec
+from shoal.lazy_imports import pa
 from shoal.secrets.hidden_output import SECRETS
 from shoal.training import cluster, locations
 from shoal.training.gang.child_processes import import_ahead
@@ -41,10 +42,6 @@ from shoal.training.locations import Claim, filesystem, is_local, make_folder
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay, say
 from shoal.training.run_config import Restarts, fewer_workers
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 _PLAN = "plan.json"
 

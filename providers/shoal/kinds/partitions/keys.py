@@ -15,17 +15,14 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.checks import check_same_schema
 from shoal.data.filters import check_present
 from shoal.data.parquet.schema import EXACT_INTEGER, plain_type
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError, InvalidArgumentError
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
+from shoal.lazy_imports import np, pa, pc, pd
 
 Key = Any
 """Type of a key."""
@@ -53,8 +50,6 @@ def key_type(source: ParquetSource, by: Sequence[str]) -> pa.DataType:
 
 def type_of_columns(schema: pa.Schema, by: Sequence[str]) -> pa.DataType:
     """Return the type of the keys in columns of a schema; see :func:`key_type`."""
-    import pyarrow as pa
-
     types = []
     for name in by:
         type_ = _plain_type(schema.field(name).type)
@@ -70,8 +65,6 @@ def type_of_columns(schema: pa.Schema, by: Sequence[str]) -> pa.DataType:
 def _plain_type(type_: pa.DataType) -> pa.DataType:
     """Return the type of a column's values, without the types that Arrow cannot encode as dictionaries, or encodes
     wrongly: it makes an empty text of a null in a ``string_view``."""
-    import pyarrow as pa
-
     plain = plain_type(type_)
     if pa.types.is_float16(plain):
         return pa.float32()
@@ -83,8 +76,6 @@ def _plain_type(type_: pa.DataType) -> pa.DataType:
 def _kind(type_: pa.DataType) -> str | None:
     """Return the kind of the values of a plain type; None if they cannot be keys. Only values of one kind can be the
     same key, and ``null`` is a key of every kind."""
-    import pyarrow as pa
-
     kind = pa.types
     if kind.is_timestamp(type_):
         return "timestamp without a time zone" if type_.tz is None else "timestamp with a time zone"
@@ -148,8 +139,6 @@ def check_same_kinds(
 def _first_rounded(found: pa.DataType, wanted: pa.DataType) -> int | None:
     """Return the smallest value of a type that may be another, rounded integer; None if integers are not rounded, or
     not wanted."""
-    import pyarrow as pa
-
     if not (pa.types.is_floating(found) and pa.types.is_integer(wanted)):
         return None
     return _EXACT_FLOAT32 if found == pa.float32() else EXACT_INTEGER
@@ -157,8 +146,6 @@ def _first_rounded(found: pa.DataType, wanted: pa.DataType) -> int | None:
 
 def _columns(type_: pa.DataType) -> list[tuple[str, pa.DataType]]:
     """Return the name and the type of each column of keys; the name of the only column is not known."""
-    import pyarrow as pa
-
     if not pa.types.is_struct(type_):
         return [("", _plain_type(type_))]
     return [(field.name, _plain_type(field.type)) for field in type_]
@@ -170,8 +157,6 @@ def encoded(table: pa.Table, by: Sequence[str]) -> tuple[np.ndarray, list[Key]]:
     Raises:
         DataError: A date or timestamp is out of the range of Python's.
     """
-    import numpy as np
-
     codes, keys = _encoded_column(table.column(by[0]), by[0])
     if len(by) == 1:
         return codes, keys
@@ -185,10 +170,6 @@ def encoded(table: pa.Table, by: Sequence[str]) -> tuple[np.ndarray, list[Key]]:
 
 
 def _encoded_column(column: pa.ChunkedArray, name: str) -> tuple[np.ndarray, list[Key]]:
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if not len(column):
         return np.zeros(0, np.int64), []
     plain = column.cast(_plain_type(column.type)).combine_chunks()
@@ -203,8 +184,6 @@ def _encoded_column(column: pa.ChunkedArray, name: str) -> tuple[np.ndarray, lis
 
 
 def _python_values(values: pa.Array, name: str) -> list[Key]:
-    import pyarrow as pa
-
     try:
         found = values.to_pylist()
     except (ValueError, OverflowError) as error:
@@ -257,8 +236,6 @@ def _of_numpy(value: Any) -> Any:
     """Return a scalar of NumPy as a Python value, and a ``datetime64`` that is finer than a day as a `Timestamp`."""
     if value.dtype.kind != "M" or value.dtype == "datetime64[D]":
         return value.item() if value.dtype.char != "g" else float(value)
-    import pandas as pd
-
     return pd.Timestamp(value)
 
 
@@ -306,8 +283,6 @@ def _digest(text: str) -> int:
 
 def key_column(keys: Iterable[Key], type_: pa.DataType) -> pa.Array:
     """Return keys as an Arrow array of their own type."""
-    import pyarrow as pa
-
     if pa.types.is_struct(type_):
         names = [field.name for field in type_]
         return pa.array([dict(zip(names, key, strict=True)) for key in keys], type_)
@@ -316,8 +291,6 @@ def key_column(keys: Iterable[Key], type_: pa.DataType) -> pa.Array:
 
 def keys_in(column: pa.ChunkedArray) -> list[Key]:
     """Return the keys in a column that :func:`key_column` has made."""
-    import pyarrow as pa
-
     values = column.combine_chunks()
     if not pa.types.is_struct(column.type):
         return _python_values(values, "key")

@@ -34,12 +34,10 @@ from shoal.kinds.partitions.partition_messages import ModelBytes, Outcome
 from shoal.kinds.partitions.partition_results import PartitionResult, PartitionResults
 from shoal.kinds.partitions.predictions import predicted_by
 from shoal.kinds.partitions.result_files import MANIFEST, ResultWriter, complete_files, manifest_of
+from shoal.lazy_imports import mlflow, np, pa, pd
 from shoal.training.boosting.library import library_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-    import pyarrow as pa
     from numpy.typing import NDArray
 
 
@@ -97,8 +95,6 @@ class PartitionedModel:
 
     def predict(self, model_input: pd.DataFrame, params: Any = None) -> np.ndarray:
         """Return the predictions of rows, ``[rows]`` or ``[rows, outputs]``."""
-        import pyarrow as pa
-
         self._check_columns(map(str, model_input.columns))
         rows = model_input.reset_index(drop=True)
         keys = {}
@@ -119,8 +115,6 @@ class PartitionedModel:
 
     def unknown(self, table: pa.Table) -> tuple[NDArray[np.bool_], dict[str, int]]:
         """Return which rows of a table have a key without a model, and the number of rows of each such key."""
-        import numpy as np
-
         codes, keys = self._encoded(table)
         rows = np.bincount(codes, minlength=len(keys))
         lacks = np.array([not self.results.predicts(key) for key in keys], bool)
@@ -142,8 +136,6 @@ class PartitionedModel:
 
     def _predicted(self, table: pa.Table, rows: pd.DataFrame) -> np.ndarray:
         """Predict rows, of which `table` has the keys."""
-        import numpy as np
-
         codes, keys = self._encoded(table)
         found = {code: self.results[key] for code, key in enumerate(keys) if self.results.predicts(key)}
         predicted: np.ndarray | None = None
@@ -167,8 +159,6 @@ class PartitionedModel:
         return predicted
 
     def _predicted_by(self, found: PartitionResult, rows: pd.DataFrame) -> np.ndarray:
-        import numpy as np
-
         values = predicted_by(self._model(found), rows, self.input_cols)
         try:
             return np.asarray(values, np.float64)
@@ -215,8 +205,6 @@ def log(
     Raises:
         DataError: MLflow has no type for a column.
     """
-    import mlflow
-
     signature = signature_of(schema, by, input_cols)
     with tempfile.TemporaryDirectory(prefix="shoal-model-") as temporary:
         folder = Path(temporary, "partitions")
@@ -286,8 +274,6 @@ def model_of(model_uri: str) -> PartitionedModel | None:
 
     The files are copied to a temporary folder of MLflow, or read in place if they are on this machine.
     """
-    import mlflow
-
     # Without a tracking URI, MLflow would read a database in the working folder, and not that in which jobs register.
     with mlflow_run.tracking_at(mlflow_run.uri_of()):
         folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=model_uri))
@@ -324,8 +310,6 @@ def signature_of(schema: pa.Schema, by: Sequence[str], input_cols: Sequence[str]
 
 
 def _check_feature(name: str, type_: pa.DataType) -> None:
-    import pyarrow as pa
-
     kind = pa.types
     value = type_.value_type if kind.is_dictionary(type_) else type_
     allowed = (

@@ -7,21 +7,17 @@ import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from shoal.boosting_libraries import Framework
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import InvalidArgumentError
 from shoal.kinds.partitions.bucket_rows import BatchInfo
 from shoal.kinds.partitions.keys import Key
+from shoal.lazy_imports import cloudpickle, pa, pd
 from shoal.training.boosting.library import library_of, owner_of
 from shoal.training.boosting.params import UserCode
 from shoal.training.host.imports import import_lean
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-
 
 Status = Literal["succeeded", "failed"]
 
@@ -244,8 +240,6 @@ def stored(model: Any) -> ModelBytes:
     library = owner_of(model)
     if library is not None and library.is_booster(model):
         return ModelBytes(library.name, library.content_of(model))
-    import cloudpickle
-
     return ModelBytes("pickle", cloudpickle.dumps(model))
 
 
@@ -255,15 +249,11 @@ def loaded(kind: Kind, content: bytes) -> Any:
         return rows_in(content).to_pandas()
     if kind != "pickle":
         return library_of(kind).booster_of(content)
-    import cloudpickle
-
     return cloudpickle.loads(content)
 
 
 def rows_bytes(table: pa.Table) -> ModelBytes:
     """Return rows as bytes, in Arrow's format."""
-    import pyarrow as pa
-
     with io.BytesIO() as file:
         with pa.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table)
@@ -272,8 +262,6 @@ def rows_bytes(table: pa.Table) -> ModelBytes:
 
 def rows_in(content: bytes) -> pa.Table:
     """Return the rows of which :func:`rows_bytes` has returned the bytes."""
-    import pyarrow as pa
-
     return pa.ipc.open_stream(content).read_all()
 
 

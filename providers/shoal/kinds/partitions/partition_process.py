@@ -22,7 +22,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import cloudpickle
 import numpy as np
@@ -45,15 +45,12 @@ from shoal.kinds.partitions.partition_messages import (
     Work,
     set_context,
 )
+from shoal.lazy_imports import pa
 from shoal.os_processes import how_ended
 from shoal.training.host import memory
 from shoal.training.host.own_process import ending_forks
 from shoal.training.host.process_channel import ProcessChannel
 from shoal.training.reporting import GangContext, gang_context, set_gang_context
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 COPIES = 2
 """Copies of a partition's rows that are in memory at the same time: as Arrow's columns and as a DataFrame. What the

@@ -31,13 +31,11 @@ from shoal.kinds.partitions.result_files import (
     work_folder_in,
 )
 from shoal.kinds.partitions.spec import PARTITIONS
+from shoal.lazy_imports import pa, pd, pq
 from shoal.state import Store
 from shoal.training.locations import filesystem, local_path, resolved
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-
     from shoal.jobs.results import JobResult
 
 
@@ -157,15 +155,12 @@ class _ResultReader:
         return str(self._cell(partition, "log"))
 
     def _cell(self, partition: PartitionResult, column: str) -> Any:
-        import pyarrow as pa
-        from pyarrow import parquet
-
         name, row_group, row = partition.place
         group = (name, row_group, column)
         if self._last is None or self._last[0] != group:
             filesystem, root = resolve(self._folder)
             try:
-                with parquet.ParquetFile(filesystem.open_input_file(f"{root}/{name}")) as file:
+                with pq.ParquetFile(filesystem.open_input_file(f"{root}/{name}")) as file:
                     self._last = group, file.read_row_group(row_group, columns=[column]).column(0).to_pylist()
             except (OSError, pa.ArrowException, IndexError) as error:
                 raise JobError(f"the result file {self._folder}/{name} cannot be read: {error}") from error
@@ -201,15 +196,12 @@ class PartitionResults:
         self._fill(content)
 
     def _fill(self, content: bytes | None, *, reads_values: bool = True) -> None:
-        import pyarrow as pa
-        from pyarrow import parquet
-
         self._partitions: dict[str, PartitionResult] = {}
         self.key_type: pa.DataType | None = None
         if content is None:
             return
         reader = _ResultReader(f"{self.manifest.rpartition('/')[0]}/results", reads_values=reads_values)
-        table = parquet.read_table(pa.BufferReader(content))
+        table = pq.read_table(pa.BufferReader(content))
         self.key_type = table.schema.field("key").type
         # An earlier version has written texts of keys, too, in another form.
         rows = table.drop_columns({"key", "key_text"} & {*table.column_names}).to_pylist()
@@ -298,8 +290,6 @@ class PartitionResults:
             InvalidArgumentError: A value is no DataFrame.
             DataError: The predictions of the partitions have types without a common type.
         """
-        import pandas as pd
-
         if any(each.kind == "rows" for each in self):
             for table in self._tables():
                 yield to_exact_frame(table)
@@ -337,8 +327,6 @@ class PartitionResults:
 
     def _tables(self) -> Iterator[pa.Table]:
         """Yield the rows of each result file, all with the same schema. This reads the files twice."""
-        import pyarrow as pa
-
         found = {_table(each).schema: None for each in itertools.chain.from_iterable(self._by_file())}
         schema, first = united(found), next(iter(found), pa.schema([]))
         if all(schema.field(field.name).type == field.type for field in first):
@@ -349,8 +337,6 @@ class PartitionResults:
     def to_pandas(self) -> pd.DataFrame:
         """Return a table of all partitions: key, status, rows, seconds, attempts, error, and a column for each metric,
         ``metric/<name>``. It has no values and logs."""
-        import pandas as pd
-
         return pd.DataFrame(
             [
                 {
@@ -378,16 +364,12 @@ class PartitionResults:
 
 
 def _table(partition: PartitionResult) -> pa.Table:
-    import pyarrow as pa
-
     if partition.kind == "rows":
         return partition_messages.rows_in(partition.content())
     return pa.Table.from_pandas(_frame(partition), preserve_index=False)
 
 
 def _frame(partition: PartitionResult) -> pd.DataFrame:
-    import pandas as pd
-
     value = partition.value
     if not isinstance(value, pd.DataFrame):
         raise InvalidArgumentError(

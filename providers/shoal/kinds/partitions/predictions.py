@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.data.output_tables import with_predictions
@@ -11,14 +11,10 @@ from shoal.errors import DataError, InvalidArgumentError
 from shoal.kinds.partitions.keys import Key, check_same_kinds, shown_key, some_keys
 from shoal.kinds.partitions.partition_messages import ModelBytes, PartitionFunction, rows_bytes
 from shoal.kinds.partitions.partition_results import PartitionResults
+from shoal.lazy_imports import np, pa, pd
 from shoal.training.boosting.library import owner_of
 from shoal.training.host.imports import import_lean
 from shoal.training.reporting import say
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-    import pyarrow as pa
 
 
 def predicted_by(model: Any, rows: pd.DataFrame, input_cols: tuple[str, ...]) -> np.ndarray:
@@ -51,8 +47,6 @@ def one_per_row(predicted: Any, rows: pd.DataFrame) -> np.ndarray:
     Raises:
         DataError: There is not one prediction per row.
     """
-    import numpy as np
-
     values = np.asarray(predicted)
     if values.ndim == 0 or len(values) != len(rows):
         raise DataError(

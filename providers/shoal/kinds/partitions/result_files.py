@@ -11,16 +11,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.parquet.files import is_local, resolve
 from shoal.kinds.partitions.keys import key_column, key_text, keys_in
 from shoal.kinds.partitions.partition_messages import Outcome
+from shoal.lazy_imports import pa, pq
 from shoal.training import locations
 from shoal.training.reporting import say
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 ROW_GROUP_BYTES = 32 * 2**20
 """Bytes of values and logs after which a row group of a result file is complete. A worker keeps this much in memory,
@@ -65,8 +63,6 @@ def file_name(bucket: int) -> str:
 
 
 def _schema(key_type: pa.DataType) -> pa.Schema:
-    import pyarrow as pa
-
     return pa.schema(
         [
             ("key", key_type),
@@ -238,15 +234,13 @@ class _OutcomeFile:
     """
 
     def __init__(self, filesystem: Any, path: str, key_type: pa.DataType, partitions: int, *, is_local: bool) -> None:
-        from pyarrow import parquet
-
         folder, _, name = path.rpartition("/")
         self._filesystem, self._path = filesystem, path
         self._target = f"{folder}/.{name}.{uuid.uuid4().hex}" if is_local else path
         schema = _schema(key_type).with_metadata({_PARTITIONS: str(partitions).encode()})
         self._stream = filesystem.open_output_stream(self._target)
         # Values are often compressed already, and models of a few kilobytes gain nothing from dictionaries.
-        self._writer = parquet.ParquetWriter(self._stream, schema, use_dictionary=["status", "kind"])
+        self._writer = pq.ParquetWriter(self._stream, schema, use_dictionary=["status", "kind"])
 
     def write(self, table: pa.Table) -> None:
         """Write a row group."""
@@ -262,14 +256,11 @@ class _OutcomeFile:
 
 def _kept_tables(filesystem: Any, paths: Sequence[str], key_type: pa.DataType) -> list[pa.Table]:
     """Read files of kept outcomes into tables of about `ROW_GROUP_BYTES`, each with the first outcome of each key."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     schema, seen = _schema(key_type), set[str]()
     tables: list[pa.Table] = []
     for path in paths:
         try:
-            with parquet.ParquetFile(filesystem.open_input_file(path)) as file:
+            with pq.ParquetFile(filesystem.open_input_file(path)) as file:
                 table = _first_of_keys(file.read().cast(schema), seen)
         except (OSError, pa.ArrowException):  # removed by the worker that has completed the bucket, or damaged
             continue
@@ -282,8 +273,6 @@ def _kept_tables(filesystem: Any, paths: Sequence[str], key_type: pa.DataType) -
 def _first_of_keys(table: pa.Table, seen: set[str]) -> pa.Table:
     """Return the rows of a table whose keys are not in `seen`, and add their texts to it. Two workers may have kept
     outcomes of one partition if the first one was thought to be lost."""
-    import pyarrow as pa
-
     places = []
     for place, text in enumerate(_texts(table)):
         if text not in seen:
@@ -297,8 +286,6 @@ def _texts(table: pa.Table) -> list[str]:
 
 
 def _table(outcomes: Sequence[Outcome], key_type: pa.DataType) -> pa.Table:
-    import pyarrow as pa
-
     values = [None if each.value is None else each.value.content for each in outcomes]
     columns = {
         "key": key_column((each.key for each in outcomes), key_type),
@@ -328,8 +315,6 @@ def complete_files(folder: str, key_type: pa.DataType | None = None) -> dict[int
 
 def kept_outcomes(folder: str, key_type: pa.DataType) -> dict[int, pa.Table]:
     """Return the same of the outcomes that workers have kept of buckets that have not ended, one per partition."""
-    import pyarrow as pa
-
     found = {}
     for bucket, tables in _summaries(folder, _KEPT, key_type).items():
         seen: set[str] = set()
@@ -353,11 +338,8 @@ def _summaries(folder: str, beginning: str, key_type: pa.DataType | None) -> dic
 
 
 def _summary(filesystem: Any, path: str, key_type: pa.DataType | None) -> pa.Table | None:
-    import pyarrow as pa
-    from pyarrow import parquet
-
     try:
-        with parquet.ParquetFile(filesystem.open_input_file(path)) as file:
+        with pq.ParquetFile(filesystem.open_input_file(path)) as file:
             expected = (file.schema_arrow.metadata or {}).get(_PARTITIONS)
             groups = [file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)]
             found = file.schema_arrow.field("key").type
@@ -377,7 +359,6 @@ def _summary(filesystem: Any, path: str, key_type: pa.DataType | None) -> pa.Tab
 
 def manifest_of(tables: Iterable[pa.Table]) -> bytes:
     """Return the content of the manifest, a Parquet file with a row for each partition, in the order of the keys."""
-    import pyarrow as pa
     from pyarrow import compute, parquet
 
     table = pa.concat_tables(tables)

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
 
@@ -31,13 +31,11 @@ from shoal.kinds.partitions.partition_messages import (
 )
 from shoal.kinds.partitions.partition_process import ForkedProcess, ProcessLostError, in_fork
 from shoal.kinds.partitions.result_files import ResultWriter
+from shoal.lazy_imports import pa
 from shoal.secrets.known_secrets import KnownSecrets
 from shoal.secrets.redaction import redact
 from shoal.training.host import memory
 from shoal.training.reporting import gang_context
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MOST_ATTEMPTS = 2
 """Number of processes that a partition may end. The first end may have another cause, such as the memory that another

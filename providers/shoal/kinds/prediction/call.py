@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shoal.jobs.kind import KindCall
 from shoal.kinds.prediction.spec import PredictJobSpec, PredictResult
+from shoal.lazy_imports import mlflow
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
@@ -37,8 +38,6 @@ class PredictionCall(KindCall[PredictJobSpec, None, PredictResult]):
 
     def run_here(self, env: Mapping[str, str], claim: Claim) -> PredictResult:
         """Predict in the connected Ray cluster."""
-        import mlflow
-
         from shoal.kinds.prediction.engine import run
 
         return run(self.spec, claim=claim, env={**env, "MLFLOW_TRACKING_URI": mlflow.get_tracking_uri()})

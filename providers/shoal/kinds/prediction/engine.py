@@ -16,6 +16,7 @@ from shoal.kinds.prediction import worker
 from shoal.kinds.prediction.output_files import Output, predictions_key
 from shoal.kinds.prediction.spec import PredictJobSpec, PredictResult
 from shoal.kinds.prediction.worker import plan_files
+from shoal.lazy_imports import mlflow
 from shoal.models import loading
 from shoal.models.registry import VersionId
 from shoal.training import cluster, locations
@@ -127,8 +128,6 @@ def identity(uri: str) -> str:
     Raises:
         JobError: There is no model at this URI.
     """
-    import mlflow
-
     if (named := MODEL_VERSION.fullmatch(uri)) is not None:
         return f"{uri} {VersionId.read(mlflow.MlflowClient(), named['name'], named['version'])!r}"
     if uri.startswith(("models:/", "runs:/")):
@@ -152,8 +151,6 @@ def pinned(uri: str) -> str:
     named = _ALIAS.fullmatch(uri)
     if named is None:
         return uri
-    import mlflow
-
     try:
         version = mlflow.MlflowClient().get_model_version_by_alias(named["name"], named["alias"]).version
     except mlflow.MlflowException as error:

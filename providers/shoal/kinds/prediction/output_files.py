@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
 from shoal.kinds.prediction.spec import PredictJobSpec
+from shoal.lazy_imports import pa, pq
 from shoal.new_files import SHARED_MODE, create_folder
 from shoal.secrets.redaction import redacted_errors
 from shoal.training import locations
@@ -40,13 +41,10 @@ def file_name(first_row: int, rows: int) -> str:
 
 def is_complete(filesystem: Any, path: str, rows: int) -> bool:
     """Return whether a Parquet file exists and has the given number of rows."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
     if not filesystem.get_file_info(path).is_file:
         return False
     try:
-        return bool(parquet.read_metadata(path, filesystem=filesystem).num_rows == rows)
+        return bool(pq.read_metadata(path, filesystem=filesystem).num_rows == rows)
     except (OSError, pa.ArrowException):
         return False
 

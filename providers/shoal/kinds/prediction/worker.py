@@ -6,7 +6,7 @@ import itertools
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.output_tables import with_predictions, write_tables
 from shoal.data.parquet.files import is_local, resolve
@@ -16,13 +16,11 @@ from shoal.errors import DataError
 from shoal.kinds.partitions.logged_model import PartitionedModel
 from shoal.kinds.prediction import output_files
 from shoal.kinds.prediction.output_files import is_complete
+from shoal.lazy_imports import pa
 from shoal.models import loading
 from shoal.models.loading import Predictor
 from shoal.training.host import memory
 from shoal.training.reporting import gang_context
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)

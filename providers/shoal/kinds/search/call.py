@@ -14,12 +14,12 @@ from shoal.jobs import shipped_code
 from shoal.jobs.kind import KindCall
 from shoal.jobs.results import JobResult, SearchSummary
 from shoal.kinds.search.spec import SearchCode, TuneJobSpec
+from shoal.lazy_imports import cloudpickle, pd
 from shoal.training.boosting.params import UserCode
 from shoal.training.reporting import say
 
 if TYPE_CHECKING:
     import optuna
-    import pandas as pd
 
     from shoal.training.locations import Claim
 
@@ -75,8 +75,6 @@ class SearchResult:
     @functools.cached_property
     def trials(self) -> pd.DataFrame:
         """One row per trial: number, state, value, ``config/NAME`` per parameter, metrics, seconds and error."""
-        import pandas as pd
-
         from shoal.kinds.search.study_storage import ended_in
 
         rows = [
@@ -158,7 +156,6 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
 
     def run_here(self, env: Mapping[str, str], claim: Claim) -> SearchResult:
         """Search in the connected Ray cluster."""
-        import cloudpickle
         import optuna
 
         from shoal.kinds.search.engine import run

@@ -13,6 +13,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs.register import Register
 from shoal.jobs.spec import AnyJobSpec
 from shoal.kinds.training.spec import JobSpec
+from shoal.lazy_imports import cloudpickle
 from shoal.option_validation import Settings
 from shoal.training.boosting.params import ROUNDS, Direction, agreed
 from shoal.training.boosting.request import TrainRequest
@@ -154,8 +155,6 @@ def load_code(path: str | None) -> SearchCode:
     """Return the code in a file of a job; without a file, no code."""
     if path is None:
         return SearchCode()
-    import cloudpickle
-
     from shoal.jobs import shipped_code
 
     code: SearchCode = cloudpickle.loads(shipped_code.read(path))

@@ -14,6 +14,7 @@ from shoal.boosting_libraries import BOOSTING_LIBRARIES, Framework, loaded
 from shoal.data.checks import check_categories
 from shoal.data.numpy_columns import Categories, as_categories, encoded
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.lazy_imports import np, pa, pc, pd
 from shoal.training.boosting.messages import Checkpoint, History, Prepared, Task
 from shoal.training.boosting.params import (
     ONE_WORKER,
@@ -32,9 +33,6 @@ from shoal.training.host.imports import add_estimators
 from shoal.training.reporting import say
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-    import pyarrow as pa
     from mlflow.models.model import ModelInfo
 
     from shoal.data.connector import DataConnector
@@ -103,8 +101,6 @@ class BoosterPredictor:
         Raises:
             DataError: A column is missing, or is neither numeric nor categorical, or a margin is null.
         """
-        import pyarrow as pa
-
         from shoal.data.checks import check_categories, check_codes, check_no_nulls, validate_columns
 
         # Categories that are floats come from other programs. Their columns are numeric columns.
@@ -127,8 +123,6 @@ class BoosterPredictor:
         Raises:
             DataError: A margin is null, NaN or infinite; XGBoost would predict a class for it nevertheless.
         """
-        import numpy as np
-
         margin = margins_of(table, self.base_margin_cols, "float64")
         for name, values in zip(self.base_margin_cols, () if margin is None else np.atleast_2d(margin.T), strict=True):
             if bad := int((~np.isfinite(values)).sum()):
@@ -144,8 +138,6 @@ class BoosterPredictor:
         Raises:
             DataError: A column is missing, or is neither numeric nor categorical.
         """
-        import numpy as np
-
         self.check(connector.source)
         return np.concatenate([self.predict_table(table) for table in connector.iter_batches(self.columns)])
 
@@ -247,8 +239,6 @@ class InitModel:
 
     def categories_for(self, found: Categories) -> dict[str, pa.Array]:
         """Return this model's categories, because its trees contain their codes, and report new ones."""
-        import pyarrow.compute as pc
-
         for name, values in found.items():
             known = self.categories[name]
             is_known = pc.is_in(as_categories(values, known.type), value_set=known)

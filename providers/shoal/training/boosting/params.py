@@ -11,14 +11,11 @@ import difflib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
+from shoal.lazy_imports import np
 from shoal.training.host.own_process import ending_forks
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 Objective = Callable[..., Any]
 """Type of the user's objective function, which returns the gradient and Hessian of each row's loss. The boosting
@@ -326,8 +323,6 @@ def check_stopping_metric(
         DataError: The eval set has no rows of a class, and the metric needs rows of all classes.
         TrainingError: The value is NaN.
     """
-    import numpy as np
-
     begin = f'early stopping uses the metric {metric} of eval_set "{eval_set}"'
     if metric.split("@")[0] in _NEEDS_CLASSES and not grouped and label is not None:
         found = np.unique(label)

@@ -27,13 +27,11 @@ from shoal.data.parquet.files import is_local
 from shoal.data.parquet.source import group_starts
 from shoal.data.planning import RowRange, Shard
 from shoal.errors import DataError
+from shoal.lazy_imports import np, pa
 from shoal.training.boosting.messages import Columns, Part
 from shoal.training.host import memory
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pyarrow as pa
-
     from shoal.data.connector import DataConnector
     from shoal.data.parquet.source import ParquetSource
     from shoal.training.boosting.request import TrainRequest
@@ -87,7 +85,6 @@ class Batch:
 
     def then(self, other: Batch) -> Batch:
         """Return a batch with the rows of this batch, followed by the rows of another batch."""
-        import numpy as np
 
         def joined(name: str) -> np.ndarray | None:
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -271,8 +268,6 @@ def _stored_row_bytes(part: Part, columns: Columns) -> int:
 def _copied(table: pa.Table) -> pa.Table:
     """Copy a table, because a table that is a part of a larger one, or of Ray's object store, would keep all of it in
     memory."""
-    import pyarrow as pa
-
     stream = pa.BufferOutputStream()
     with pa.ipc.new_stream(stream, table.schema) as writer:
         writer.write_table(table)
@@ -282,8 +277,6 @@ def _copied(table: pa.Table) -> pa.Table:
 def _needs_no_copy(table: pa.Table) -> bool:
     """Return whether XGBoost can read a table as it is: all columns are numbers, and none is a slice of an Arrow array,
     because XGBoost ignores where a slice begins."""
-    import pyarrow as pa
-
     types = pa.types
     return all(
         (types.is_integer(column.type) or types.is_float32(column.type) or types.is_float64(column.type))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from shoal.errors import InvalidArgumentError, TrainingError
+from shoal.lazy_imports import cloudpickle
 from shoal.training.boosting.engine import Training, installed_library
 from shoal.training.boosting.library import Library, library_of
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, Segment, Task, next_segment
@@ -127,8 +128,6 @@ class BoostingTrials:
         return self.trainer(context).direction(self._task(trial), self.metric)
 
     def _task(self, trial: TrialParams) -> Task:
-        import cloudpickle
-
         user_code = cloudpickle.loads(self.user_code) if self.user_code else UserCode()
         return replace(self.task, params=trial.params, seed=trial.seed, direction=trial.direction, user_code=user_code)
 

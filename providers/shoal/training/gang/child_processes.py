@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from shoal.errors import ShoalError, WorkerLostError
+from shoal.lazy_imports import cloudpickle
 from shoal.node_register import NodeRegister
 from shoal.os_processes import how_ended, start_python
 from shoal.training.gang import placement
@@ -180,8 +181,6 @@ class _Proxy:
 
     def call(self, method: str, *args: Any, descriptors: Sequence[int] = ()) -> Future[Any]:
         """Send a method call to the other process, and return without waiting for the answer."""
-        import cloudpickle
-
         answer: Future[Any] = Future()
         content = cloudpickle.dumps((method, args))
         with self._lock:
@@ -204,8 +203,6 @@ class _Proxy:
     def _receive(self) -> None:
         """Store each answer as the result of its call. When the other process has ended, set the results of all
         unanswered calls to `Lost`."""
-        import cloudpickle
-
         with contextlib.suppress(EOFError, OSError):
             while True:
                 content = self._channel.receive()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.errors import CapacityError, CapacityTimeoutError
+from shoal.lazy_imports import ray
 from shoal.node_register import NodeRegister, RegisteredNode
 from shoal.training import cluster
 from shoal.training.cluster import resources
@@ -206,7 +207,6 @@ def room(shape: GangShape, nodes: Sequence[Mapping[str, float]]) -> int:
 
 def seats(shape: GangShape, group: Any) -> list[Seat]:
     """Return the placement of each worker, ordered by rank: first the workers on the head node, then all others."""
-    import ray
     from ray.util.placement_group import placement_group_table
 
     order = cluster.node_order()
@@ -237,7 +237,6 @@ def actor_options(shape: GangShape, group: Any, seat: Seat) -> dict[str, Any]:
 
 def release(group: Any) -> None:
     """Free the resources of a placement group; Ray then kills its actors that still use these resources."""
-    import ray
     from ray.util.placement_group import remove_placement_group
 
     if ray.is_initialized():

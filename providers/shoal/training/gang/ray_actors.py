@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from shoal.errors import WorkerLostError
+from shoal.lazy_imports import ray
 from shoal.training.gang import placement
 from shoal.training.gang.placement import GangShape, Seat
 from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Worker, Workers
@@ -22,8 +23,6 @@ class RayActors(Workers):
     """
 
     def __init__(self, shape: GangShape, deadline: float) -> None:
-        import ray
-
         self._shape = shape
         self._actor_class = ray.remote(Worker)
         self._actors: dict[int, Any] = {}
@@ -46,13 +45,9 @@ class RayActors(Workers):
         return actor.join.remote(place, env)
 
     def _end(self, rank: int) -> None:
-        import ray
-
         ray.kill(self._actors[rank], no_restart=True)
 
     def _joined(self, rank: int, join: Any, left: float, timeout: float) -> Joined:
-        import ray
-
         seat = self.seats[rank]
         try:
             joined: Joined = ray.get(join, timeout=max(0.1, left))
@@ -73,8 +68,6 @@ class RayActors(Workers):
 
     def run(self, function: Callable[..., Any], args_by_rank: Mapping[int, Sequence[Any]], answered: Answered) -> None:
         """Start a call in the workers of these ranks, and return without waiting."""
-        import ray
-
         # put() stores the pickled function once in Ray's object store. Without put(), Ray would store the function once
         # per rank.
         shared = ray.put(function)
@@ -84,8 +77,6 @@ class RayActors(Workers):
 
     def kill(self) -> None:
         """Kill the actors, and free their resources."""
-        import ray
-
         if not ray.is_initialized():
             return
         for actor in self._actors.values():
@@ -124,14 +115,10 @@ def _is_out_of_memory(exc: BaseException) -> bool:
 
     For an actor, Ray reports the lack of memory only in the text of the error, so the text is searched.
     """
-    import ray
-
     return isinstance(exc, ray.exceptions.OutOfMemoryError) or (_is_death(exc) and "NODE_OUT_OF_MEMORY" in str(exc))
 
 
 def _is_death(exc: BaseException) -> bool:
-    import ray
-
     deaths = ray.exceptions.RayActorError | ray.exceptions.NodeDiedError | ray.exceptions.WorkerCrashedError
     return isinstance(exc, deaths)
 

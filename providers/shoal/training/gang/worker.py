@@ -18,6 +18,7 @@ from typing import Any
 
 from shoal.data.planning import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
+from shoal.lazy_imports import cloudpickle
 from shoal.secrets.hidden_output import SECRETS, hide_output
 from shoal.secrets.known_secrets import KnownSecrets
 from shoal.secrets.redaction import hiding
@@ -180,8 +181,6 @@ def _secrets(env: Mapping[str, str]) -> list[str]:
 
 def _sendable(error: _Sent, summary: str) -> _Sent:
     """Return the error if the driver can unpickle and repeat it; else an error of its nearest class of shoal."""
-    import cloudpickle
-
     try:
         cloudpickle.loads(cloudpickle.dumps(error))
         type(error)(str(error))  # the driver creates the error again, with the rank in its message

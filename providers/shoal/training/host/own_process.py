@@ -36,6 +36,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
 
+from shoal.lazy_imports import ray
 from shoal.new_files import create_folder
 
 
@@ -244,7 +245,6 @@ def remove_folders_of_dead(*prefixes: str) -> None:
 
 def remove_from_nodes(folders: Mapping[str, str], timeout: float) -> None:
     """Remove the temporary folders of a gang that has ended. Folders on a lost node are not removed."""
-    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     remove = ray.remote(num_cpus=0)(lambda folder: shutil.rmtree(folder, ignore_errors=True))

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from shoal.lazy_imports import ray
 from shoal.training.reporting import say
 from shoal.training.timeouts import USAGE_PERIOD_S
 
@@ -196,7 +197,6 @@ class NodeMetrics:
     """
 
     def __init__(self, nodes: Mapping[str, str], report: Callable[[str, dict[str, float]], None]) -> None:
-        import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         actor_class = ray.remote(num_cpus=0)(Collectors)
@@ -211,8 +211,6 @@ class NodeMetrics:
 
     def close(self) -> None:
         """End the thread of this object and the processes that measure the nodes."""
-        import ray
-
         self._ended.set()
         for actor in self._actors.values():
             # This call fails if Ray is already shut down. The error is ignored, because the actor has then ended, too.
@@ -221,8 +219,6 @@ class NodeMetrics:
         self._thread.join(_END_SECONDS)
 
     def _collect(self) -> None:
-        import ray
-
         waiting: dict[Any, str] = {}
         actors = dict(self._actors)
         while not self._ended.is_set() and actors:

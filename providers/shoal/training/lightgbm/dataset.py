@@ -9,21 +9,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightgbm
 import numpy as np
 
 from shoal.data.numpy_columns import Categories, to_matrix, to_vector
 from shoal.errors import DataError
+from shoal.lazy_imports import pa, ray
 from shoal.training import cluster
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Batch, ShardRows
 from shoal.training.lightgbm.library import Share, note, predict_table, slice_rows
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 # If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte, otherwise in two bytes.
 _ONE_BYTE_BINS = 256
@@ -140,8 +137,6 @@ class Binned:
 
 def _is_readable(table: pa.Table) -> bool:
     """Return whether LightGBM can read a table: there are rows, and all columns are numbers or booleans."""
-    import pyarrow as pa
-
     types = pa.types
     return len(table) > 0 and all(
         types.is_integer(each) or types.is_float32(each) or types.is_float64(each) or types.is_boolean(each)
@@ -268,8 +263,6 @@ def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) 
 
     The function reads the worker's rows once.
     """
-    import pyarrow as pa
-
     chosen = share.chosen(int(params.get("bin_construct_sample_cnt", _SAMPLE_ROWS)), seed)
     parts: list[pa.Table] = []
     start = 0
@@ -302,8 +295,6 @@ class _InMemory:
 
     def read(self) -> pa.Table:
         """Return the table, which uses the memory of the file."""
-        import pyarrow as pa
-
         try:
             with pa.memory_map(f"/proc/{self.pid}/fd/{self.descriptor}") as file:
                 return pa.ipc.open_stream(file).read_all()
@@ -315,8 +306,6 @@ def share(table: pa.Table) -> Any:
     """Store a table for another worker, and return a reference, which the driver passes on."""
     if (ray := cluster.ray_if_connected()) is not None:
         return ray.put(table)
-    import pyarrow as pa
-
     descriptor = os.memfd_create("shoal-sample")
     _files.append(descriptor)
     with open(descriptor, "wb", closefd=False) as file, pa.ipc.new_stream(file, table.schema) as writer:
@@ -343,8 +332,6 @@ def fetch(reference: Any) -> pa.Table:
     """
     if isinstance(reference, _InMemory):
         return reference.read()
-    import ray
-
     try:
         return ray.get(reference)
     except ray.exceptions.ObjectLostError as exc:

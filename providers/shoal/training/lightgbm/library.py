@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.numpy_columns import Categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.lazy_imports import np, pa, pd
 from shoal.training.boosting.library import (
     BoosterPredictor,
     InitModel,
@@ -44,9 +45,6 @@ from shoal.training.lightgbm.params import (
 
 if TYPE_CHECKING:
     import lightgbm
-    import numpy as np
-    import pandas as pd
-    import pyarrow as pa
 
     from shoal.training.boosting.messages import History
     from shoal.training.boosting.request import TrainRequest, TrainResult
@@ -87,8 +85,6 @@ class Share:
 
         The same share, sample size and seed always give the same rows.
         """
-        import numpy as np
-
         wanted = min(wanted, self.total)
         count = (self.before + self.rows) * wanted // self.total - self.before * wanted // self.total
         if count == self.rows:
@@ -436,8 +432,6 @@ def _predict_of_booster(booster: lightgbm.Booster) -> Predict:
 
 def predict_table(predict: Callable[..., np.ndarray], features: pa.Table, **options: Any) -> np.ndarray:
     """Predict the rows of a table, in float64 as LightGBM reads features, and in slices to limit the memory."""
-    import numpy as np
-
     names = features.column_names
     size = slice_rows(len(features), len(names))
     slices = [features.slice(start, size) for start in range(0, max(1, len(features)), size)]
@@ -452,8 +446,6 @@ def slice_rows(rows: int, columns: int) -> int:
 
 def converted(score: np.ndarray, objective: str) -> np.ndarray:
     """Convert raw scores to predictions, as LightGBM's objective does."""
-    import numpy as np
-
     name, *options = objective.split() or [""]
     predictions: np.ndarray = score
     if name in ("poisson", "gamma", "tweedie"):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, InvalidParamsError
+from shoal.lazy_imports import np
 from shoal.training.boosting.params import (
     ONE_WORKER,
     ROUNDS,
@@ -279,7 +280,6 @@ def check_params(
             LightGBM would silently ignore an unknown metric.
     """
     import lightgbm
-    import numpy as np
 
     if spaced := [column for column in input_cols if re.search(r"\s", column)]:
         raise InvalidArgumentError(
@@ -323,7 +323,6 @@ def gpu_problem(device: str) -> str | None:
     work.
     """
     import lightgbm
-    import numpy as np
 
     # LightGBM has no function that returns the supported devices. Therefore a small booster is created: LightGBM raises
     # an error if it was not built for the device.

@@ -21,6 +21,7 @@ from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 from lightgbm.callback import CallbackEnv
 
 from shoal.errors import TrainingError, WorkerLostError
+from shoal.lazy_imports import pa
 from shoal.training import cluster
 from shoal.training.boosting.messages import Boosted, History, Part, Prepared, Segment, Task
 from shoal.training.boosting.params import Direction
@@ -37,8 +38,6 @@ from shoal.training.reporting import GangContext, gang_context
 from shoal.training.timeouts import COLLECTIVE_S
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from shoal.training.boosting.trials import OnRound
 
 
@@ -183,8 +182,6 @@ def bin_sample(samples: Sequence[Any]) -> Bins | None:
     assert _session is not None
     if not samples:
         return None
-    import pyarrow as pa
-
     try:
         sample = pa.concat_tables(map(dataset.fetch, samples))
     except LookupError as exc:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, MissingExtraError, ShoalError
+from shoal.lazy_imports import cloudpickle
 from shoal.training import cluster, locations
 from shoal.training.gang.child_processes import import_ahead
 from shoal.training.gang.gang import Gang, end_gangs
@@ -268,8 +269,6 @@ class _Run:
 
 def _loaded(value: bytes | MissingValue) -> Any:
     """Unpickle a return value. A value that cannot be unpickled here must not lose a finished training."""
-    import cloudpickle
-
     if isinstance(value, MissingValue):
         return value
     try:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.numpy_columns import Categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.lazy_imports import np, pa, pd
 from shoal.training.boosting.library import BoosterPredictor, InitModel, Library, Output, Predict, class_probabilities
 from shoal.training.boosting.params import Directions, UserCode, seed_in
 from shoal.training.reporting import say
@@ -36,9 +37,6 @@ from shoal.training.xgboost.params import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
-    import pyarrow as pa
     import xgboost
     from mlflow.models.model import ModelInfo
 
@@ -416,8 +414,6 @@ def _predict_of_estimator(model: Any, kind: str) -> Predict:
     def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
         matrix: Any = to_matrix(features, features.column_names)
         if kind == "gblinear" and names:
-            import pandas as pd
-
             # XGBoost compares the names of the columns if the booster is linear.
             matrix = pd.DataFrame(matrix, columns=names)
         if hasattr(model, "predict_proba"):
@@ -489,8 +485,6 @@ def _stored(booster: xgboost.Booster) -> dict[str, pa.Array]:
 
 
 def _text_bytes(values: pa.Array) -> bytes:
-    import pyarrow as pa
-
     is_text = pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
     data = values.buffers()[-1] if is_text else None
     return b"" if data is None else data.to_pybytes()

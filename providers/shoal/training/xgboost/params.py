@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, InvalidParamsError
+from shoal.lazy_imports import np
 from shoal.training.boosting.params import (
     ONE_WORKER,
     ROUNDS,
@@ -245,7 +246,6 @@ def _probe(
     Every objective accepts the labels 0 and 1. With several label columns, gradients are computed, too: then all labels
     are 1, because some objectives need positive labels.
     """
-    import numpy as np
     import xgboost
 
     rows = xgboost.DMatrix(
@@ -396,7 +396,6 @@ def has_cuda() -> bool:
 def gpu_problem() -> str | None:
     """Return the reason why XGBoost cannot train on a GPU in this process, with advice for the user; None if GPUs
     work."""
-    import numpy as np
     import xgboost
 
     if not has_cuda():
