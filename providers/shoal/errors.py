@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from shoal.secrets.redaction import redact
@@ -22,15 +23,31 @@ def shown(value: object) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
-def _printable(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()
+_COLOUR = r"\x1b\[[\d;:]*m"
+_CONTROL = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+_HIDDEN_CHARACTER = re.compile(_CONTROL)
+_COLOUR_OR_HIDDEN_CHARACTER = re.compile(f"{_COLOUR}|{_CONTROL}")
+
+
+def printable(text: str, *, colours: bool = False) -> str:
+    """Escape the characters with which a text from data could control a terminal, or that UTF-8 cannot encode.
+
+    Args:
+        text: The text. Line breaks and tabs are kept.
+        colours: Whether to keep the sequences that change colours.
+    """
+
+    def escaped(match: re.Match[str]) -> str:
+        return match[0] if len(match[0]) > 1 else match[0].encode("unicode_escape").decode()
+
+    return (_COLOUR_OR_HIDDEN_CHARACTER if colours else _HIDDEN_CHARACTER).sub(escaped, text)
 
 
 class ShoalError(Exception):
     """Base class of all errors of shoal.
 
-    Credentials in the message are removed, so that the message can be logged. Characters that UTF-8 cannot encode are
-    escaped, so that the message can be printed and stored.
+    Credentials in the message are removed, so that the message can be logged. Characters that control a terminal, or
+    that UTF-8 cannot encode, are escaped, so that the message can be printed and stored.
 
     Attributes:
         permanent: Whether a retry is useless, because the same call would fail again in the same way, or is not
@@ -40,11 +57,11 @@ class ShoalError(Exception):
     permanent: bool = False
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(redact(_printable(arg)) if isinstance(arg, str) else arg for arg in args))
+        super().__init__(*(redact(printable(arg)) if isinstance(arg, str) else arg for arg in args))
 
     def add_note(self, note: str, /) -> None:
         """Add a note, such as the traceback of a worker, without the credentials in it."""
-        super().add_note(redact(_printable(note)))
+        super().add_note(redact(printable(note)))
 
 
 class InvalidArgumentError(ShoalError, ValueError):

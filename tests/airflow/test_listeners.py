@@ -8,6 +8,7 @@ import sys
 import threading
 from importlib.metadata import entry_points
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from airflow.listeners.spec import dagrun
@@ -19,6 +20,7 @@ from airflow.sdk.listener import ListenerManager, taskinstance
 
 from shoal import history
 from shoal.airflow.deployment import VARIABLES, apply_settings, config_section
+from shoal.errors import StoreError
 from shoal.jobs.cleanup import end_in_store
 from shoal.jobs.journal import attempts
 from shoal.pool.journal import commands, rows
@@ -177,6 +179,17 @@ def test_a_failed_run_is_recorded_in_the_store_of_its_team(store, fraud, hook):
     recorded()
     assert states(store) == {"of_the_run": "running", "of_no_team": "cancelled"}
     assert states(fraud) == {"of_the_run": "cancelled", "of_no_team": "running"}
+
+
+def test_a_store_that_is_away_is_reported_once_in_one_line(store, hook, monkeypatch, caplog):
+    for outcome in (StoreError("away\nbehind a line break"), None, StoreError("away again")):
+        monkeypatch.setattr("shoal.jobs.cleanup.end_in_store", Mock(side_effect=outcome, return_value=()))
+        for _ in range(3):
+            hook.on_dag_run_failed(dag_run=SimpleNamespace(dag_id="a_dag", run_id="a_run"), msg="timed_out")
+            recorded()
+    told = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert ["StoreError: away behind" in told[0].message, "StoreError: away again" in told[1].message] == [True, True]
+    assert len(told) == 2 and not any(record.exc_info or "\n" in record.message for record in told)
 
 
 @pytest.mark.parametrize("team", ["fraud", "ads", None])

@@ -46,6 +46,11 @@ def test_a_healthy_machine(shoal, a_pool):
     assert refused.exit_code and "add --pool" in refused.output
 
 
+def test_every_extra_is_checked():
+    extras = {*importlib.metadata.metadata("shoal").get_all("Provides-Extra")} - {"all", "xgboost-gpu"}
+    assert {found.name for found in checks.all_checks()} >= extras
+
+
 def test_without_ray_local_pools_are_broken(shoal, monkeypatch):
     real = importlib.metadata.version
 

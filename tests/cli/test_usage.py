@@ -206,3 +206,13 @@ def test_an_interrupt_while_undoing_says_that_it_is_not_through(capfd):
     with pytest.raises(InterruptedCommandError, match="everything was undone"), on_interrupt("undoing", "undone"):
         interrupted_twice()
     assert capfd.readouterr().err.count("undoing") == 1
+
+
+def test_no_control_character_of_data_reaches_the_terminal(capsys):
+    output.show("a\x1b[2Jb\tc", output.table(["key"], [["d\x1b]0;title\x07"]]), output.fields([("name", "e\x9b1A")]))
+    output.say("f\x08\u202e")
+    output.print_error(ValueError("g\x1b[31m\nh\udc80"), as_json=False)
+    written = "".join(capsys.readouterr())
+    assert not {character for character in written if not character.isprintable()} - {"\n", "\t"}
+    for shown in (r"a\x1b[2Jb", r"d\x1b]0;title\x07", r"e\x9b1A", r"f\x08\u202e", r"g\x1b[31m", r"h\udc80"):
+        assert shown in written

@@ -218,16 +218,19 @@ class TestScoreOnPromotion:
         """Runs the task `choose` in a run of a date; the flights are one row a month."""
         rows = pd.DataFrame({name: range(1, 13) for name in (*FEATURES, LABEL)})
         monkeypatch.setattr("shoal.examples.flights._joined", lambda: rows)
-        choose = bag.dags["score_on_promotion"].get_task("choose").python_callable
+        dag = bag.dags["score_on_promotion"]
+        choose, has_new_champion = (dag.get_task(name).python_callable for name in ("choose", "has_new_champion"))
 
-        def run(version=None, events=()):
+        def run(*promoted, version=None):
             context = {
                 "dag_run": SimpleNamespace(run_after=datetime(2026, 3, 31, tzinfo=UTC)),
                 "params": {"version": version},
-                "triggering_asset_events": {model_asset(MODEL): events} if events else {},
             }
+            champions = iter(promoted)
             monkeypatch.setitem(choose.__globals__, "get_current_context", lambda: context)
-            return choose()
+            monkeypatch.setitem(choose.__globals__, "champion", lambda: next(champions, None))
+            chosen = choose()
+            return chosen, has_new_champion(chosen["version"])
 
         return run
 
@@ -240,14 +243,15 @@ class TestScoreOnPromotion:
             trainings = of_type(bag.dags[name], "DistributedTrainOperator")
             assert trainings and all(PROMOTIONS in training.outlets for training in trainings)
 
-    def test_it_predicts_the_last_complete_month_with_the_version_of_the_event(self, choose):
-        at = datetime(2026, 3, 30, tzinfo=UTC)
-        chosen = choose(events=[SimpleNamespace(extra={"version": "7"}, timestamp=at)])
-        assert chosen["model"] == f"models:/{MODEL}/7"
+    def test_it_predicts_the_last_complete_month_with_the_champion_and_looks_again_at_its_end(self, choose):
+        chosen, is_new = choose("7", "7")
+        assert (chosen["model"], is_new) == (f"models:/{MODEL}/7", False)
         assert [Path(path).stem for path in chosen["dataset"]["paths"]] == ["2026-02"]
         assert Path(chosen["output_path"]).parts[-2:] == ("version-7", "2026-02")
-        assert choose(version="6")["model"] == f"models:/{MODEL}/6"
+        assert choose("7", "8")[1] is True
+        chosen, is_new = choose("7", version="6")
+        assert (chosen["model"], is_new) == (f"models:/{MODEL}/6", False)
 
-    def test_a_run_without_a_promotion_needs_a_version(self, choose):
+    def test_a_run_without_a_champion_needs_a_version(self, choose):
         with pytest.raises(AirflowFailException, match="trigger the DAG with the parameter version"):
             choose()

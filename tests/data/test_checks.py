@@ -51,10 +51,11 @@ def test_missing_column_suggests_near_names(write: Write) -> None:
         validate_columns(connector.source, ["zzzz"])
 
 
+_CODES = "a number for each of its values"
 BAD_TYPES = {
-    "string": (["a"], "add it to categorical_cols"),
-    "large_string": (pa.array(["a"], pa.large_string()), "add it to categorical_cols"),
-    "dictionary": (pa.array(["a"]).dictionary_encode(), "add it to categorical_cols"),
+    "string": (["a"], _CODES),
+    "large_string": (pa.array(["a"], pa.large_string()), _CODES),
+    "dictionary": (pa.array(["a"]).dictionary_encode(), _CODES),
     "date": ([datetime.date(2026, 1, 1)], "day of the year"),
     "timestamp": ([datetime.datetime(2026, 1, 1)], "day of the year"),
     "list": ([[1, 2]], "separate column"),
@@ -71,6 +72,9 @@ def test_types_that_cannot_be_trained_on(write: Write, kind: str) -> None:
         DataError, match=rf'a\.parquet: column "x" is of type .*{kind}.* cannot be trained on.*{advice}'
     ):
         validate_columns(connector.source, ["x"], "y")
+    if advice is _CODES:
+        with pytest.raises(DataError, match="add it to categorical_cols"):
+            validate_columns(connector.source, ["x"], "y", takes_categories=True)
     with pytest.raises(DataError, match='label "x" is of type'):
         validate_columns(connector.source, ["y"], "x")
 

@@ -43,6 +43,10 @@ _STORE_THREADS: dict[str, BoundedSemaphore] = defaultdict(lambda: BoundedSemapho
 """Limits the number of threads that use a store at a time, because many tasks may fail together, and each thread
 needs a connection to the store. Each store has its own limit, so that one that does not answer delays no other team."""
 
+_failing: set[str] = set()
+"""Stores in which the end of a run could not be recorded at the last try. Any failed run of any DAG is recorded, and a
+store that is away must not fill the log of the scheduler."""
+
 
 @hookimpl
 def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
@@ -92,12 +96,14 @@ def _end(reason: str, dag_id: str, run_id: str, task_id: str | None = None, key:
     from shoal.jobs.cleanup import end_in_store
     from shoal.state.home import default_url, use_store
 
+    store = ""
     try:
         if has_teams():
             from airflow.models.dag import DagModel
 
             use_store(store_of(DagModel.get_team_name(dag_id)))
-        with _STORE_THREADS[default_url()]:
+        store = default_url()
+        with _STORE_THREADS[store]:
             # Leases and jobs of an older shoal have names without the deployment.
             runs = {DagRunHolder(deployment, dag_id, run_id) for deployment in (None, deployment_in_database())}
             of_task = {holder_name(run, task_id) for run in runs}
@@ -107,9 +113,20 @@ def _end(reason: str, dag_id: str, run_id: str, task_id: str | None = None, key:
                 owns_job=lambda holder, its: DagRunHolder.of(holder) in runs and key in (None, its),
             ):
                 log.info(line)
+        _failing.discard(store)
     # The error is only logged, because the DAG `pool_janitor` ends the remaining jobs and leases later.
-    except Exception:
-        log.warning("the end of a run could not be recorded in shoal's store (%s)", reason, exc_info=True)
+    except Exception as error:
+        log.debug("the end of a run could not be recorded (%s)", reason, exc_info=True)
+        if store not in _failing:
+            _failing.add(store)
+            log.warning(
+                "the end of run %s of DAG %s could not be recorded in shoal's store (%s: %s). Until this works again, "
+                "further failed runs are not reported here; the DAG pool_janitor ends their jobs and leases",
+                run_id,
+                dag_id,
+                type(error).__name__,
+                " ".join(str(error).split()),
+            )
 
 
 @hookimpl

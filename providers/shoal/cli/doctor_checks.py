@@ -49,6 +49,11 @@ _PACKAGES = (
     ("airflow", ("airflow",), ("apache-airflow",), "the Airflow provider"),
     ("prefect", ("prefect",), ("prefect",), "the Prefect collection"),
     ("ui", ("fastapi", "jinja2", "plotly", "uvicorn"), ("plotly",), "the page of `shoal ui` and of Airflow's plugin"),
+    ("tune", ("optuna",), ("optuna",), "searches for parameters"),
+    ("postgres", ("psycopg",), ("psycopg",), "a state store in PostgreSQL"),
+    ("s3", ("s3fs",), ("s3fs",), "datasets, models and files in S3"),
+    ("kuberay", ("kubernetes",), ("kubernetes",), "pools on Kubernetes"),
+    ("otel", ("opentelemetry",), ("opentelemetry-sdk",), "metrics for OpenTelemetry"),
 )
 """Optional packages, one tuple for each extra of shoal. A tuple contains the name of the extra, the modules that the
 extra installs, the PyPI names of the package whose version is shown, and the part of shoal that needs the extra."""

@@ -134,10 +134,17 @@ _PIPE_WIDTH = 200
 """Width in characters of the output to a file or a pipe. By default, rich would cut tables at 80 characters."""
 
 
+class _Console(Console):
+    """Console that escapes the control characters in the texts that it prints."""
+
+    def print(self, *parts: Any, **options: Any) -> None:
+        super().print(*(errors.printable(part) if isinstance(part, str) else part for part in parts), **options)
+
+
 def console(*, stderr: bool = False) -> Console:
     """Build a `rich.Console` that writes to the current sys.stdout or, with `stderr`, to the current sys.stderr."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(
+    return _Console(
         stderr=stderr, markup=False, highlight=False, emoji=False, width=None if stream.isatty() else _PIPE_WIDTH
     )
 
@@ -163,10 +170,8 @@ def print_json(document: Any) -> None:
 
 def print_error(error: BaseException, *, as_json: bool, message: str | None = None, code: int | None = None) -> None:
     """Print an error as ``error: …`` on stderr, or with `as_json` as ``{"error": {…}}`` on stdout."""
-    text = redact("\n".join([message or str(error), *getattr(error, "__notes__", [])]))
-    # Python represents invalid UTF-8 bytes in a command line argument as lone surrogates. Lone surrogates cannot be
-    # written to a stream, so they are escaped.
-    text = text.encode(errors="backslashreplace").decode()
+    # Python represents invalid UTF-8 bytes in a command line argument as lone surrogates, which no stream can write.
+    text = errors.printable(redact("\n".join([message or str(error), *getattr(error, "__notes__", [])])))
     if not as_json:
         label = "" if isinstance(error, InterruptedCommandError) else "error: "
         console(stderr=True).print(Text.assemble((label, "bold red"), text), soft_wrap=True)
@@ -232,7 +237,7 @@ def when(seconds: float | None) -> str | None:
 def _cell(value: Any) -> Text:
     if isinstance(value, float):
         value = f"{value:.6g}"
-    return Text("-" if value is None or value == "" else str(value), overflow="fold")
+    return Text("-" if value is None or value == "" else errors.printable(str(value)), overflow="fold")
 
 
 _DURATION = re.compile(r"(\d{1,6})\s*([hdw])")

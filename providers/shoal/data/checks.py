@@ -30,8 +30,12 @@ def validate_columns(
     *,
     categorical_cols: Sequence[str] = (),
     allow_all_null: bool = False,
+    takes_categories: bool = False,
 ) -> None:
-    """Check that all columns exist in every file that has rows, have supported types, and are not entirely null."""
+    """Check that all columns exist in every file that has rows, have supported types, and are not entirely null.
+
+    With `takes_categories`, an error about a column may advise to add the column to `categorical_cols`.
+    """
     check_roles(input_cols, label_col, extra_cols, categorical_cols)
     names = _used_columns(input_cols, label_col, extra_cols)
     reference = source.reference()
@@ -45,7 +49,7 @@ def validate_columns(
             what = "label" if name == label_col else "column"
             if name in categorical_cols:
                 _check_categorical(path, name, type_)
-            elif (advice := _advice(type_, what)) is not None:
+            elif (advice := _advice(type_, what, takes_categories)) is not None:
                 raise DataError(f'{path}: {what} "{name}" is of type {type_}, which cannot be trained on: {advice}')
 
     for name in names:
@@ -90,7 +94,10 @@ def check_tensor_columns(source: ParquetSource, columns: Sequence[str] | None) -
         type_ = schema.field(name).type
         dtype = _list_dtype(source, name, type_) or dtype_of(type_)
         if dtype is None:
-            advice = _advice(type_, "column") or "it is null in every row: fix the program that writes the dataset"
+            advice = (
+                _advice(type_, "column", takes_categories=False)
+                or "it is null in every row: fix the program that writes the dataset"
+            )
             left = "" if advice.endswith("leave it out") else ", or leave it out"
             raise DataError(
                 f'{path}: column "{name}" is of type {type_}, which cannot be trained on: {advice}{left} '
@@ -345,7 +352,7 @@ def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:
     raise DataError(f'{path}: column "{name}" is of type {type_}, which cannot be categorical: {advice}')
 
 
-def _advice(type_: pa.DataType, what: str) -> str | None:
+def _advice(type_: pa.DataType, what: str, takes_categories: bool) -> str | None:
     """Return a text that tells the user how to convert a column of an unsupported type; None for supported types."""
     types = pa.types
     if types.is_integer(type_) or types.is_floating(type_) or types.is_boolean(type_) or types.is_null(type_):
@@ -355,7 +362,9 @@ def _advice(type_: pa.DataType, what: str) -> str | None:
     if category_type(type_) is not None:
         if what == "label":
             return "number the classes 0, 1, ... and write these numbers"
-        return "if the column is a feature, add it to categorical_cols; else convert it to numbers, or leave it out"
+        if takes_categories:
+            return "if the column is a feature, add it to categorical_cols; else convert it to numbers, or leave it out"
+        return "convert it to numbers, such as a number for each of its values, or leave it out"
     if types.is_temporal(type_):
         return "convert it to numbers first, such as the day of the year, the hour or the seconds since a fixed time"
     if types.is_nested(type_):

@@ -10,7 +10,9 @@ import pytest
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import logs
 from shoal.jobs.files.logs import teed
+from shoal.jobs.journal.attempts import Key
 from shoal.secrets.known_secrets import KnownSecrets, SecretStream
+from shoal.state import Store
 
 
 def test_a_log_on_a_full_disk_keeps_nothing_from_being_done(capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,3 +65,11 @@ def test_a_log_has_a_limit_and_says_what_it_leaves_out(tmp_path: Path, monkeypat
     assert written[-1] == lines[-1]
     missing = sum(len(line) + 1 for line in lines if line not in written) + 1  # the newline before the notice
     assert written[gap] == f"[{missing:,} bytes of output were left out here]" and notice < gap
+
+
+def test_a_followed_log_may_change_colours_but_not_control_the_terminal(store: Store) -> None:
+    key = Key("job", 1)
+    logs.log_path(key).parent.mkdir(parents=True)
+    logs.log_path(key).write_bytes(b"\x1b[1;32mok\x1b[0m\tnext\n\x1b[2J\x9b\n\x1b]0;title\x07\n")
+    lines = list(logs.LogFollower(key, str).lines(ended=True))
+    assert lines == ["\x1b[1;32mok\x1b[0m\tnext", "\\x1b[2J\ufffd", "\\x1b]0;title\\x07"]

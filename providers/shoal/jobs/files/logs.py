@@ -11,6 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import TextIO
 
+from shoal.errors import printable
 from shoal.jobs.credentials import OutputFilter
 from shoal.jobs.journal.attempts import Key
 from shoal.new_files import create_folder
@@ -77,7 +78,7 @@ class LogFollower:
         taken = new if ended or (len(new) == most_bytes and b"\n" not in new) else new[: new.rfind(b"\n") + 1]
         self.position += -len(taken) if is_copy else len(taken)
         if taken:
-            yield from taken.decode(errors="replace").removesuffix("\n").split("\n")
+            yield from printable(taken.decode(errors="replace"), colours=True).removesuffix("\n").split("\n")
 
     def _new(self, most_bytes: int) -> tuple[bytes, bool]:
         """Return the log's bytes after `position`, and whether they come from Ray's copy of the log."""

@@ -54,7 +54,7 @@ class PartitionsCall(KindCall[PartitionsJobSpec, PartitionProgram | None, "Parti
         spec = self.spec
         super().check()
         if spec.estimator is not None:
-            checked_data(spec.estimator.request(spec.dataset, spec.run_config))
+            checked_data(spec.estimator.request(spec.dataset, spec.run_config), takes_categories=False)
 
     def stored(self) -> dict[str, Any]:
         """Store the function."""
@@ -127,7 +127,7 @@ def estimator_program(request: TrainRequest, threads: int, user_code: UserCode |
         InvalidArgumentError: A parameter is wrong.
         DataError: The estimator cannot train on the data.
     """
-    checked_data(request)
+    checked_data(request, takes_categories=False)
     code = user_code or UserCode()
     if importlib.util.find_spec(request.framework) is None:
         raise MissingExtraError(request.framework, request.framework)

@@ -334,8 +334,14 @@ metrics exactly, so an eval set of any size is then divided among its workers.
 """
 
 
-def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataConnector]]:
+def checked_data(
+    request: TrainRequest, *, takes_categories: bool = True
+) -> tuple[DataConnector, dict[str, DataConnector]]:
     """Open the training set and the eval sets, and check their columns, using only the Parquet files' footers.
+
+    Args:
+        request: The training.
+        takes_categories: Whether the user can name categorical columns.
 
     Raises:
         DataError: A footer shows an error (the message names file, column and row group), or an eval set has too many
@@ -346,7 +352,7 @@ def checked_data(request: TrainRequest) -> tuple[DataConnector, dict[str, DataCo
     train = DataConnector.from_spec(request.dataset)
     columns = (request.input_cols, request.label_col, request.extra_cols)
     categorical = request.categorical_cols
-    validate_columns(train.source, *columns, categorical_cols=categorical)
+    validate_columns(train.source, *columns, categorical_cols=categorical, takes_categories=takes_categories)
     types = {name: train.schema().field(name).type for name in categorical}
     _check_values(request, train.source)
     eval_sets = {}

@@ -104,7 +104,7 @@ _REFUSED = {
     "early_stopping_rounds": "pass it to fit()",
     "verbose_eval": "pass it to fit()",
     "callbacks": "pass them to the estimator",
-    "enable_categorical": "name the columns in fit(categorical_cols=)",
+    "enable_categorical": "name the columns in fit(categorical_cols=); models of partitions have none",
     "missing": "pass it to fit(missing=), or set the field missing of the spec",
 }
 
