@@ -309,8 +309,8 @@ def test_the_run_of_dag_test_sends_no_message_and_says_so(sent, monkeypatch, cap
     ("task_id", "outcome", "state", "error", "said"),
     [
         *((task_id, OUTCOMES[task_id], "success", None, line) for task_id, line in SUCCESSES.items()),
-        ("many", None, "success", None, "success   task many: see its log"),
-        ("own", None, "skipped", None, "skipped   task own: see its log"),
+        ("many", None, "success", None, "success   task many: it has stored no outcome"),
+        ("own", None, "skipped", None, "skipped   task own: it has stored no outcome"),
         ("own", None, None, None, "failed    task own: see its log"),  # killed
         ("own", None, "failed", RuntimeError("the disk is full"), "failed    task own: the disk is full"),
         ("train", result(True), "failed", RuntimeError("the XCom is too large"), "failed    delays: rmse 17.5, "

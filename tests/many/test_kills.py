@@ -54,7 +54,8 @@ def kill_later(job_id: str, dice: random.Random, kills: list[float]) -> None:
                 "all": [driver, *below],
             }
             for victim in chosen[whom]:
-                victim.kill()
+                with suppress(psutil.NoSuchProcess):  # it has ended with the driver
+                    victim.kill()
             kills.append(time.time())
 
     threading.Thread(target=kill, daemon=True).start()

@@ -86,11 +86,11 @@ def _about_task(context: Context) -> Message:
     if isinstance(error, ModelAlertError):
         return error.message
     # In the callback of a killed task, which has stored no line, Airflow gives neither the state nor an error.
-    state = "failed" if error else _text(getattr(ti, "state", None))
+    state = "failed" if error else _text(getattr(ti, "state", "success"))
     ended = _ended(ti, ti.task_id, -1 if ti.map_index is None else ti.map_index, state or "failed")
     if ended.line is None:
-        is_check = isinstance(context["task"], CheckModelsOperator)
-        why = str(error or ("no alerts" if is_check else where_log(ti, ended.task_id, ended.map_index)))
+        no_line = "no alerts" if isinstance(context["task"], CheckModelsOperator) else "it has stored no outcome"
+        why = str(error or (where_log(ti, ended.task_id, ended.map_index) if ended.state == "failed" else no_line))
         return Message(f"{ended.state}: task {ended.name}", ended.text(one_line(why)))
     line = ended.line
     if state == "failed" and line.outcome != "failed":

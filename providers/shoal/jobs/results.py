@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
@@ -312,8 +312,7 @@ class JobResult(PlainResult):
     @property
     def failed_text(self) -> str:
         """Say how many partitions have failed, and why the first ones; empty if none has failed."""
-        counts = self.partitions or {}
-        return failed_text(counts.get("failed", 0), sum(counts.values()), map(str, self.failed_partitions))
+        return failed_text(self.partitions or {"failed": 0}, map(str, self.failed_partitions))
 
     def document(self) -> dict[str, Any]:
         """Return the result as plain data for the store."""
@@ -325,15 +324,15 @@ class JobResult(PlainResult):
         return value and redact_value(value)
 
 
-def failed_text(failed: int, total: int, first: Iterable[str]) -> str:
+def failed_text(counts: Mapping[str, int], first: Iterable[str]) -> str:
     """Say how many partitions have failed, and why the first three; empty if none has failed.
 
     Args:
-        failed: Number of failed partitions.
-        total: Number of partitions.
+        counts: Number of partitions by status.
         first: Key and error of the first failed partitions, as text.
     """
-    return f"{failed:,} of {total:,} partitions have failed: {'; '.join([*first][:3])}" if failed else ""
+    named = "; ".join([*first][:3])
+    return f"{counts['failed']:,} of {sum(counts.values()):,} partitions have failed: {named}" if named else ""
 
 
 class PromotionResult(PlainResult):

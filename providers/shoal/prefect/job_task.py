@@ -41,46 +41,42 @@ _LONGEST_NAME = 200
 
 
 def name_runs(task_name: str, name: Callable[..., str]) -> Callable[[dict[str, Any]], str]:
-    """Return the function that names the runs of a task after a model or function: `name` of the task's arguments.
+    """Return the function that names the runs of a task after a model or function: `name` of the task's arguments, and
+    the registered model or the dataset, by which mapped runs differ.
 
     Prefect fails a task run whose name cannot be made, so after an error, the run has the name of the task.
     """
 
     def name_of(parameters: dict[str, Any]) -> str:
         try:
-            return " ".join(redact(name(**parameters)).split())[:_LONGEST_NAME]
+            named = " ".join([name(**parameters), *_distinction(**parameters)])
+            return " ".join(redact(named).split())[:_LONGEST_NAME]
         except Exception:
             return task_name
 
     return name_of
 
 
-def named_by(task_name: str, about: str, spec: Any, dataset: Any = None) -> str:
-    """Return the name of the run of a task that runs a job: with the registered model, or else with what the job is
-    about and the dataset, by which mapped runs differ.
+def _distinction(spec: Any = None, dataset: Any = None, train: Any = None, **_: Any) -> list[str]:
+    fields = dict(spec or {})
+    if model := _registered(fields):
+        return [model]
+    data = dataset or (train or fields).get("dataset")
+    return [] if data is None else [f"on {path}" for path in DatasetSpec.model_validate(data).paths[:1]]
 
-    Args:
-        task_name: What the task does.
-        about: What the job is about if it registers no model.
-        spec: A spec, or the fields of a spec.
-        dataset: The dataset, if it is not in `spec`.
-    """
-    given: Any = spec or {}
-    fields = given if isinstance(given, Mapping) else dict(given)
-    register, data = fields.get("register_as") or fields.get("register"), dataset or fields.get("dataset")
-    model = register.get("model") if isinstance(register, Mapping) else getattr(register, "model", None)
-    if model:
-        return f"{task_name} {model}"
-    paths = () if data is None else DatasetSpec.model_validate(data).paths
-    return " on ".join([f"{task_name} {about}".rstrip(), *paths[:1]])
+
+def _registered(fields: Mapping[str, Any]) -> Any:
+    register = fields.get("register_as") or fields.get("register")
+    return register.get("model") if isinstance(register, Mapping) else getattr(register, "model", None)
 
 
 def _training_name(spec: Any = None, train_func: Any = None, **_: Any) -> str:
+    if _registered(dict(spec or {})):
+        return "train"
     if train_func is None:
-        return named_by("train", ModelLine.of(spec or {}, NoResult("")).model, spec)
+        return f"train {ModelLine.of(spec or {}, NoResult('')).model}"
     # With a function, `spec` is a dict of the other fields, which alone is no legal spec.
-    function = getattr(train_func, "__name__", None) or Path(train_func).name
-    return named_by("train", (spec or {}).get("name") or function, spec)
+    return f"train {(spec or {}).get('name') or getattr(train_func, '__name__', None) or Path(train_func).name}"
 
 
 _TRAINING_RUNS = name_runs("distributed_train", _training_name)

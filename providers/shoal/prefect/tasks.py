@@ -22,7 +22,6 @@ from shoal.prefect.job_task import (
     failure_event,
     job_task,
     name_runs,
-    named_by,
     run_job,
     twin,
 )
@@ -245,10 +244,7 @@ def promote_model(
 apromote_model = twin(promote_model)
 
 
-@partial(
-    job_task,
-    run_name=name_runs("batch_predict", lambda model, dataset=None, **_: named_by("predict", model, None, dataset)),
-)
+@partial(job_task, run_name=name_runs("batch_predict", lambda model, **_: f"predict {model}"))
 def batch_predict(
     model: str,
     dataset: Any,
@@ -290,12 +286,7 @@ abatch_predict = twin(batch_predict)
 
 @partial(
     job_task,
-    run_name=name_runs(
-        "many_models",
-        lambda by, dataset=None, spec=None, **_: named_by(
-            f"models by {by if isinstance(by, str) else ', '.join(by)}", "", spec, dataset
-        ),
-    ),
+    run_name=name_runs("many_models", lambda by, **_: f"models by {by if isinstance(by, str) else ', '.join(by)}"),
 )
 def many_models(
     dataset: Any,
@@ -346,12 +337,7 @@ def many_models(
 amany_models = twin(many_models)
 
 
-@partial(
-    job_task,
-    run_name=name_runs(
-        "tune", lambda train, spec=None, **_: named_by("tune", train["label_col"], spec, train.get("dataset"))
-    ),
-)
+@partial(job_task, run_name=name_runs("tune", lambda train, **_: f"tune {train['label_col']}"))
 def tune(
     space: Mapping[str, Any],
     train: Mapping[str, Any] | None = None,

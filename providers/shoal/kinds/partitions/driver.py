@@ -66,13 +66,8 @@ class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
         )
         place.stopwatch.worked(train_s=answer.seconds)
         place.on_trained()
-        uri, outcome, first, total = answer.folder, None, _first_failed(answer), sum(answer.counts.values())
-        failed = failed_text(answer.counts["failed"], total, map(str, first))
-        failure = (
-            f"{failed}; max_failed={spec.max_failed} allows fewer"
-            if spec.exceeds_failed(answer.counts["failed"], total)
-            else None
-        )
+        uri, outcome, first = answer.folder, None, _first_failed(answer)
+        failed, has_failed = failed_text(answer.counts, map(str, first)), spec.has_failed(answer.counts)
         if place.run:
             counts = {f"partitions/{state}": count for state, count in answer.counts.items()}
             # The results are complete, so the job does not fail if MLflow is away.
@@ -82,7 +77,7 @@ class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
             ):
                 place.run.log_values({"rows": answer.rows, **counts, "process_seconds": answer.seconds})
             if register := spec.register_as:
-                if failure:
+                if has_failed:
                     register = register.model_copy(update={"promote": False})
                 with place.stopwatch.scoring(), saved_before(answer.folder):
                     uri, outcome = _register(spec, register, place, place.run, answer, trained_on, failed)
@@ -100,7 +95,7 @@ class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
             rows=answer.rows,
             partitions=answer.counts,
             failed_partitions=first,
-            failure=failure and _with_advice(failure, answer, outcome),
+            failure=_failure(spec, answer, failed, outcome) if has_failed else None,
             peak_memory_per_worker=answer.peak_memory_per_worker,
         )
         return result, answer.digest
@@ -114,10 +109,12 @@ def _first_failed(answer: Answer) -> tuple[FailedPartition, ...]:
     return tuple(FailedPartition(key=shown_key(each.key), cause=one_line(each.error)) for each in found)
 
 
-def _with_advice(failure: str, answer: Answer, outcome: Outcome | None) -> str:
+def _failure(spec: PartitionsJobSpec, answer: Answer, failed: str, outcome: Outcome | None) -> str:
     waits = f"{outcome.model} version {outcome.challenger.version} waits for a decision, and " if outcome else ""
-    kept = f"the results of the other {answer.counts['succeeded']:,} are stored"
-    return f"{failure}: {waits}{kept}; a further attempt repeats only the failed ones"
+    return (
+        f"{failed}; max_failed={spec.max_failed} allows fewer: {waits}the results of the other "
+        f"{answer.counts['succeeded']:,} are stored; a further attempt repeats only the failed ones"
+    )
 
 
 def _begin_tracking(spec: PartitionsJobSpec, place: AttemptContext) -> TrainingRows:

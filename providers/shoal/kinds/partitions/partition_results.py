@@ -358,9 +358,8 @@ class PartitionResults:
         Raises:
             PartitionFailedError: At least one partition has failed; the message names the first ones and their errors.
         """
-        if failed := self.failed:
-            first = (f"{shown_key(each.key)}: {each.error}" for each in failed)
-            raise PartitionFailedError(failed_text(len(failed), len(self), first))
+        if text := failed_text(self.counts, (f"{shown_key(each.key)}: {each.error}" for each in self.failed)):
+            raise PartitionFailedError(text)
 
 
 def _table(partition: PartitionResult) -> pa.Table:

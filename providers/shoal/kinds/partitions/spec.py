@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
@@ -238,10 +238,11 @@ class PartitionsJobSpec(AnyJobSpec):
         if self.estimator is not None:
             yield self.estimator.request(self.dataset, self.run_config)
 
-    def exceeds_failed(self, failed: int, total: int) -> bool:
-        """Return whether more partitions have failed than `max_failed` allows."""
+    def has_failed(self, counts: Mapping[str, int]) -> bool:
+        """Return whether more partitions have failed than `max_failed` allows, from their numbers by status."""
+        total = sum(counts.values())
         allowed = total if self.max_failed is None else self.max_failed
-        return failed > (allowed if isinstance(allowed, int) else allowed * total)
+        return counts["failed"] > (allowed if isinstance(allowed, int) else allowed * total)
 
     def _subject(self) -> str:
         """Return the function and the columns of the keys."""
