@@ -30,6 +30,7 @@ from shoal.state.schema import (
     PoolState,
     Promotion,
     PromotionState,
+    Size,
 )
 from tests.support.job_results import result_of
 
@@ -63,6 +64,7 @@ def pool(name: str, *, state: PoolState = PoolState.UP, size: int = 0, most: int
         next_node=9,
         created_at=0.0,
         touched_at=time.time(),
+        seen_at=time.time(),
         **columns,
     )
     demand = [Demand(pool=name, size=size, operation_id=None, set_at=time.time())] if size else []
@@ -185,6 +187,11 @@ def search(store: Store) -> Key:
     return key
 
 
+def sizes(of: str, *points: tuple[float, int | None, int | None]) -> list[Size]:
+    """The recorded sizes of a pool: for each, how many seconds ago, the ready and the demanded nodes."""
+    return [Size(pool=of, at=time.time() - ago, ready=ready, target=target) for ago, ready, target in points]
+
+
 def set_log(key: Key, lines: Iterable[str]) -> None:
     """Write the log of an attempt."""
     path = log_path(key)
@@ -241,6 +248,8 @@ def busy(store: Store) -> None:
         operation("retrain", OperationKind.SCALE, on.SUCCEEDED, 3, 3_000, 24.0),
         operation("retrain", OperationKind.SCALE, on.SUPERSEDED, 6, 2_200, 14.0),
         operation("retrain", OperationKind.LEASE, on.OPEN, 5, 20, None),
+        *sizes("retrain", (5_400, 0, 1), (5_389, 1, 1), (4_400, 1, 1), (4_400, None, None), (3_700, 1, 1)),
+        *sizes("retrain", (3_000, 1, 3), (2_988, 2, 3), (2_976, 3, 3), (2_200, 3, 6), (2_186, 3, 3), (20, 3, 5)),
         *pool("features", size=2),
         node("features", 0),
         node("features", 1, busy=True),
@@ -304,6 +313,7 @@ def broken(store: Store) -> None:
             error=f"2 of 3 nodes were not ready after 720 s, so the size is 1 again; retrain-1: {why}",
         ),
         operation("retrain", OperationKind.SCALE, OperationState.OPEN, 3, 60, None, holder="cli:anna@workbench"),
+        *sizes("retrain", (5_400, 0, 1), (5_389, 1, 1), (900, 1, 3), (176, 1, 1), (60, 1, 3)),
         *pool(
             "nightly-gpu",
             size=4,
@@ -320,6 +330,7 @@ def broken(store: Store) -> None:
             "retrain",
             JobState.FAILED,
             1_300,
+            task_key="train/-1",
             progress=progress(41),
             error="column 'dep_delay' of s3://flights/2025/part-07.parquet, row group 3: 12 infinite values "
             "(row 88,112 is the first)\n\n"
@@ -330,6 +341,7 @@ def broken(store: Store) -> None:
             "nightly-gpu",
             JobState.FAILED,
             4_000,
+            task_key="digits/-1",
             error="rank 2 of 4 failed: CUDA out of memory: tried to allocate 3.2 GiB",
         ),
         job("score-customers", "features", JobState.CANCELLED, 7_000, error="cancelled by anna on shoal's page"),

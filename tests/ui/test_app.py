@@ -39,7 +39,7 @@ from shoal.ui.access import TokenAccess, Viewer
 from shoal.ui.app import EngineRequest, create_app, router, static_files
 from shoal.ui.formats import RunLinks
 from shoal.ui.live import StoreReader
-from shoal.ui.pages import Pages
+from shoal.ui.pages import Pages, unhealed
 from shoal.ui.server import below
 from tests.support import ui_systems
 from tests.support.browser import TOKEN
@@ -181,6 +181,71 @@ def test_a_broken_pool_and_a_failed_job_come_first(client, store):
     assert "No space left on device" in text
     job = client.get("/jobs/flights-2026-11-23").text
     assert job.index("infinite values") < job.index("End of the log") < job.index("12 infinite values</pre>")
+
+
+AIRFLOW_A, AIRFLOW_B, FLOW_A, FLOW_B = "airflow:prod:dag/a", "airflow:prod:dag/b", "prefect:a", "prefect:b"
+TASK, MAPPED, FLOW = {"task_key": "train/-1"}, {"task_key": "train/1"}, {"task_name": "flow.train", "label": "m"}
+
+
+@pytest.mark.parametrize(
+    ("later", "shown"),
+    [
+        (("first", 2, AIRFLOW_A, TASK, JobState.SUCCEEDED), []),
+        (("first", 2, AIRFLOW_A, TASK, JobState.RUNNING), ["first"]),
+        (("first", 2, AIRFLOW_A, TASK, JobState.CANCELLED), ["first"]),
+        (("second", 1, AIRFLOW_B, TASK, JobState.SUCCEEDED), []),
+        (("second", 1, AIRFLOW_A, TASK, JobState.SUCCEEDED), []),
+        (("second", 1, AIRFLOW_B, TASK, JobState.FAILED), ["second"]),
+        (("second", 1, AIRFLOW_B, MAPPED, JobState.SUCCEEDED), ["first"]),
+        (("second", 1, "airflow:test:dag/b", TASK, JobState.SUCCEEDED), ["first"]),
+        (("second", 1, "python:anna@host/1", {}, JobState.SUCCEEDED), ["first"]),
+        (("second", 1, FLOW_B, FLOW, JobState.SUCCEEDED), []),
+        (("second", 1, FLOW_B, FLOW | {"label": "n"}, JobState.SUCCEEDED), ["first"]),
+        (("second", 1, FLOW_A, FLOW, JobState.SUCCEEDED), ["first"]),
+    ],
+)
+def test_a_failure_needs_attention_until_a_later_attempt_or_run_of_its_task_has_succeeded(client, store, later, shown):
+    job_id, attempt, holder, task, state = later
+    first = {"holder": FLOW_A, **FLOW} if task.keys() == FLOW.keys() else {"holder": AIRFLOW_A, **TASK}
+    ui_systems.write(
+        store,
+        ui_systems.job("first", "p", JobState.FAILED, 900, error="why", **first),
+        ui_systems.job(job_id, "p", state, 600, attempt=attempt, holder=holder, error="why", **task),
+    )
+
+    text = client.get("/").text
+
+    assert re.findall(r'<li data-key="job-(\w+)-\d"', text) == shown
+    for name in shown:
+        assert re.search(rf"{name}</a><span[^>]*>(dag.train|m by flow.train)</span>", text)
+    assert "failed in 24 h" in text
+
+
+def test_a_dismissed_failure_is_gone_for_all_users_until_the_task_fails_again(client, store):
+    failed = {"holder": AIRFLOW_A, "error": "why", **TASK}
+    ui_systems.write(
+        store,
+        ui_systems.job("older", "p", JobState.FAILED, 900, **failed),
+        ui_systems.job("newer", "p", JobState.FAILED, 600, **failed),
+        ui_systems.job("running", "p", JobState.RUNNING, 600),
+    )
+    other = StoreReader(store)
+    assert [each.job_id for each in unhealed(other.overview().jobs)] == ["newer"]
+    assert 'data-action="dismiss"' in client.get("/").text
+
+    answer = act(client, "dismiss", {"job_id": "newer", "attempt": 1})
+
+    assert answer.json() == {"done": "the failure of job newer was dismissed for all users"}
+    assert "Needs attention" not in client.get("/").text
+    other.read_again()
+    assert list(unhealed(other.overview().jobs)) == []
+    line = history.read(store=store)[0]
+    assert (line.actor, line.kind, line.subject, line.pool) == ("cli:tester@host", "dismissed", "newer", "p")
+    refused = act(client, "dismiss", {"job_id": "running", "attempt": 1})
+    assert (refused.status_code, "only a failure can be dismissed" in refused.json()["error"]) == (400, True)
+    ui_systems.write(store, ui_systems.job("newest", "p", JobState.FAILED, 300, **failed))
+    other.read_again()
+    assert [each.job_id for each in unhealed(other.overview().jobs)] == ["newest"]
 
 
 def test_what_does_not_exist_is_not_found(client):
@@ -432,7 +497,9 @@ def test_a_user_may_end_what_belongs_to_a_dag_that_the_user_may_edit_and_change_
     client = TestClient(create_app(access=AnyoneMayLook()), base_url="http://127.0.0.1:8000")
     with store.transaction() as session:
         session.add(ui_systems.lease("retrain", "airflow:prod:mine/run", 1))
-        session.add(ui_systems.job("mine", "retrain", JobState.PENDING, 60, holder="airflow:prod:mine/run"))
+        for name, state in (("mine", JobState.PENDING), ("failed-mine", JobState.FAILED)):
+            session.add(ui_systems.job(name, "retrain", state, 60, holder="airflow:prod:mine/run"))
+        session.add(ui_systems.job("failed", "retrain", JobState.FAILED, 60))
     leases = {each.holder: each.id for each in ComputePool("retrain", store=store).describe().leases}
     mine = leases.pop("airflow:prod:mine/run")
     theirs = next(iter(leases.values()))
@@ -443,6 +510,8 @@ def test_a_user_may_end_what_belongs_to_a_dag_that_the_user_may_edit_and_change_
         ("sweep", {}, 403),
         ("cancel", {"job_id": "flights-emea", "attempt": 1}, 403),
         ("release", {"pool": "retrain", "lease_id": theirs}, 403),
+        ("dismiss", {"job_id": "failed", "attempt": 1}, 403),
+        ("dismiss", {"job_id": "failed-mine", "attempt": 1}, 200),
         ("cancel", {"job_id": "mine", "attempt": 1}, 200),
         ("release", {"pool": "retrain", "lease_id": mine}, 200),
     ):

@@ -155,6 +155,17 @@ def test_a_lease_is_released_with_the_keyboard_alone(address, opened, store):
     assert ComputePool("features", store=store).describe().leases == ()
 
 
+def test_a_failure_is_dismissed(address, opened, store):
+    ui_systems.broken(store)
+    page = opened(address)
+    page.wait_for_selector("#live.on")
+    page.get_by_role("button", name="Dismiss the failure of flights-2026-11-23").click()
+    page.get_by_role("dialog", name="Dismiss this failure?").get_by_role("button", name="Dismiss").click()
+    page.get_by_text("the failure of job flights-2026-11-23 was dismissed").wait_for()
+    page.locator(".attention [data-key=job-flights-2026-11-23-1]").wait_for(state="detached")
+    assert page.locator(".attention [data-key=job-digits-cnn-1]").count() == 1
+
+
 def test_a_field_that_is_edited_stays_when_the_page_changes(address, opened, store):
     ui_systems.busy(store)
     page = opened(address)

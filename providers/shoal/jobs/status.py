@@ -44,6 +44,7 @@ class AttemptFields:
     pool: str
     holder: str
     task_key: str | None
+    task_name: str | None
     label: str | None
     team: str | None
     state: JobState
@@ -58,11 +59,11 @@ class AttemptFields:
 
     @property
     def task(self) -> str | None:
-        """Name of Airflow's task instance that submitted the job, such as ``retrain.train[3]``; None for a job of
-        another submitter."""
+        """Name of the DAG and task that submitted the job, such as ``retrain.train[3]``, or of the flow and task; None
+        for a job of another submitter."""
         run = DagRunHolder.of(self.holder)
         if run is None or self.task_key is None:
-            return None
+            return self.task_name
         task_id, _, index = self.task_key.rpartition("/")
         return f"{run.dag_id}.{task_id}" + ("" if index == "-1" else f"[{index}]")
 
@@ -80,10 +81,12 @@ class JobLine(AttemptFields):
     Attributes:
         queued_at: Time at which the attempt joined the queue.
         admitted_at: Time at which the attempt left the queue.
+        dismissed_at: Time at which a user has dismissed the failure of the attempt from the page.
     """
 
     queued_at: float | None
     admitted_at: float | None
+    dismissed_at: float | None
 
     @property
     def key(self) -> Key:
@@ -93,14 +96,14 @@ class JobLine(AttemptFields):
 
 _COLUMNS = (Job.id.label("job_id"), *(getattr(Job, each.name) for each in fields(JobLine) if hasattr(Job, each.name)))
 
+_CHANGED_AT = (Job.created_at, Job.ended_at, Job.dismissed_at)
+
 
 def job_lines(store: Store, *, changed_since: float | None = None) -> list[JobLine]:
     """Return attempts of jobs, the newest first, at most 20,000. The large columns (spec, result) are not read."""
     query = select(*_COLUMNS).order_by(Job.created_at.desc(), Job.id, Job.attempt.desc()).limit(MOST_LINES)
     if changed_since is not None:
-        query = query.where(
-            or_(Job.state.not_in(JOB_ENDED), Job.created_at > changed_since, Job.ended_at > changed_since)
-        )
+        query = query.where(or_(Job.state.not_in(JOB_ENDED), *(each > changed_since for each in _CHANGED_AT)))
     with store.reading(snapshot=False) as session:
         rows = session.execute(query).all()
     waits = any(row.state is JobState.PENDING for row in rows)
@@ -182,6 +185,7 @@ class JobStatus(AttemptFields):
         holder: Name of the run that submitted the job.
         task_key: Name of the workflow engine's task that submitted the job, unique among the tasks of the holder; None
             if no task has submitted it.
+        task_name: Name of the flow and of its task that submitted the job; None if no task of a flow has submitted it.
         label: What the job is about: the name of its model or function, and of its MLflow run.
         team: Team to which the job belongs; None if it belongs to no team.
         state: State of the attempt, see `shoal.state.schema.JobState`.

@@ -177,7 +177,17 @@ def current_flow_task(holder: str, ancestors: Ancestors, digest: str | None) -> 
     key, flow_try = (scope.name, str(scope.runs[-1].state_id)) if scope else (run, run)
     refresh = context.task.refresh_cache if context else None
     anew = get_current_settings().tasks.refresh_cache if refresh is None else refresh
-    return FlowTask(key, holder, flow_try, run, ancestors, digest, anew)
+    return FlowTask(key, holder, flow_try, run, ancestors, digest, anew, _task_name())
+
+
+def _task_name() -> str | None:
+    """Return the name of the current flow and of the current task, such as ``retrain.train delays``. The name of a task
+    run counts only if the task chooses it, because Prefect's own ones differ from run to run."""
+    flow, context = FlowRunContext.get(), TaskRunContext.get()
+    names = [flow.flow.name] if flow is not None and flow.flow is not None else []
+    if context is not None:
+        names.append(context.task_run.name if context.task.task_run_name else context.task.name)
+    return ".".join(names) or None
 
 
 ENGINE = "prefect"

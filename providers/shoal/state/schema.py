@@ -123,6 +123,8 @@ class ActionKind(StrEnum):
     """A pool was deleted."""
     CANCELLED = "cancelled"
     """A job was cancelled."""
+    DISMISSED = "dismissed"
+    """The failure of a job was dismissed from the list of what needs attention."""
     SWEPT = "swept"
     """A host was swept: nodes that no pool needs were ended, and the end of lost jobs was recorded."""
     PROMOTED = "promoted"
@@ -387,6 +389,9 @@ class Job(Base):
     task_key: Mapped[str | None] = mapped_column(_LongText)
     """Name of the workflow engine's task that submitted the job, unique among the tasks of the holder; for a task of
     Prefect, the name of the flow run. None if no task submitted the job."""
+    task_name: Mapped[str | None] = mapped_column(_LongText)
+    """Name of the flow and of its task that submitted the job, as users know them. None if no task of a flow has
+    submitted the job; `task_key` has the name of Airflow's task."""
     task_try: Mapped[int | None]
     """Number of the newest try of the task `task_key` that has submitted the job or attached to it."""
     task_digest: Mapped[str | None] = mapped_column(String(64))
@@ -439,6 +444,8 @@ class Job(Base):
     error_is_permanent: Mapped[bool | None]
     """Whether a further attempt would fail in the same way, or a user has cancelled the attempt. None if the attempt
     has not failed and was not cancelled."""
+    dismissed_at: Mapped[float | None]
+    """Time at which a user has dismissed the failure of the attempt from the page. None: nobody has."""
     mlflow_run_id: Mapped[str | None]
     progress: Mapped[dict[str, Any] | None]
     """Last reported progress of the training. None before the first report."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -215,7 +216,7 @@ async def events(request: Request) -> StreamingResponse:
 
 @router.post("/api/actions/{name}")
 def act(request: Request, viewer: CurrentViewer, name: str, arguments: dict[str, Any]) -> dict[str, str]:
-    """Carry out an action that the user has requested on the page: `release`, `sweep`, `cancel` or `alter`."""
+    """Carry out an action that the user has requested on the page, see `_ACTIONS`."""
     require_action(request, viewer)
     if name not in _ACTIONS:
         raise HTTPException(404, f"there is no action {name!r}: use one of {', '.join(sorted(_ACTIONS))}")
@@ -317,6 +318,16 @@ def cancel(store: Store, actor: str, *, job_id: str, attempt: int) -> str:
     return f"{done}; {handle.left}" if handle.left else done
 
 
+def dismiss(store: Store, actor: str, *, job_id: str, attempt: int) -> str:
+    """Dismiss the failure of an attempt of a job, and return a sentence about the result.
+
+    Raises:
+        InvalidArgumentError: The attempt has not failed.
+    """
+    attempts.dismiss(store, Key(job_id, attempt), time.time())
+    return f"the failure of job {job_id} was dismissed for all users"
+
+
 def alter(store: Store, actor: str, *, pool: str, min_nodes: int, max_nodes: int) -> str:
     """Change a pool's minimum and maximum number of nodes, and return a sentence about the result."""
     ComputePool(pool, store=store).alter(min_nodes=min_nodes, max_nodes=max_nodes)
@@ -324,14 +335,14 @@ def alter(store: Store, actor: str, *, pool: str, min_nodes: int, max_nodes: int
 
 
 def owners_of(store: Store, name: str, arguments: dict[str, Any]) -> tuple[str | None, str | None]:
-    """Return the holder and the team of the job or lease that an action ends. For an action about a pool, the holder is
-    None.
+    """Return the holder and the team of the job or lease that an action concerns. For an action about a pool, the
+    holder is None.
 
     Raises:
         ShoalError: There is no such job, pool or lease.
     """
     match name:
-        case "cancel":
+        case "cancel" | "dismiss":
             job = attempts.load(store, Key(arguments["job_id"], arguments["attempt"]))
             return job.holder, job.team
         case "release":
@@ -372,6 +383,8 @@ def check_arguments(name: str, arguments: dict[str, Any]) -> None:
         )
 
 
-_ACTIONS: dict[str, Callable[..., str]] = {"release": release, "sweep": sweep, "cancel": cancel, "alter": alter}
+_ACTIONS: dict[str, Callable[..., str]] = {
+    action.__name__: action for action in (release, sweep, cancel, dismiss, alter)
+}
 """The function for each action, by the name of the action. The keyword-only arguments of the function come from the
 request."""

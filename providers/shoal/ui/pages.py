@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -16,6 +16,7 @@ from shoal.history import Entry, read
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.status import JobLine
 from shoal.links import dashboard_link
+from shoal.pool.holder import DagRunHolder
 from shoal.pool.journal import sizes
 from shoal.pool.status import PoolReport
 from shoal.secrets.redaction import redact
@@ -32,7 +33,7 @@ from shoal.ui.model_view import Models
 PAGE_SIZE = 50
 """Number of jobs that one page of the list of jobs shows."""
 
-_MINUTE_S, _DAY_S = 60.0, 86_400.0
+_DAY_S = 86_400.0
 
 AGES = {"day": _DAY_S, "week": 7 * _DAY_S, "month": 30 * _DAY_S}
 """Choices of the filter by age in the list of jobs, in seconds."""
@@ -41,6 +42,9 @@ STATES = ("waiting", "starting", "running", "succeeded", "failed", "cancelled")
 """Choices of the filter by state in the list of jobs."""
 
 _KEPT_PAGES = 256
+
+_KEPT_S = 60.0
+"""Seconds after which a page is rendered again even if the store has not changed, because time is part of the page."""
 
 _MOST_SEARCHED = 500
 """Number of newest lines about a pool, in the record of actions, in which the lines about one job are searched."""
@@ -110,8 +114,8 @@ class Pages:
 
     def _main(self, key: tuple[Any, ...]) -> str:
         overview = self.reader.overview()
-        others = {"models": self._models.version, "model": self._models.version, "pool": self._clock() // _MINUTE_S}
-        version = (overview.version, others.get(key[0]))
+        of_models = self._models.version if key[0] in ("models", "model") else 0
+        version = (overview.version, of_models, self._clock() // _KEPT_S)
         # If many viewers request a page at the same time, one request renders the page, and the other requests wait for
         # the result.
         with self._lock:
@@ -161,6 +165,7 @@ class Pages:
             "running": running,
             "waiting": waiting,
             "failed": failed,
+            "unhealed": [job for job in unhealed(overview.jobs) if job in failed],
             "ready": sum(len(report.status.active) for report in pools),
             "target": sum(report.status.target for report in pools),
         }
@@ -247,6 +252,27 @@ def nodes_of(report: PoolReport) -> list[Any]:
     return [*status.active, *status.pending, *status.leaving, *status.failed]
 
 
+def unhealed(jobs: Iterable[JobLine]) -> Iterator[JobLine]:
+    """Yield the failures that need attention: for each job and each task of a workflow only the newest one, if it was
+    not dismissed and no later attempt or run has succeeded.
+
+    Args:
+        jobs: Attempts of jobs, the newest first.
+    """
+    settled: dict[tuple[str | None, ...], str] = {}
+    for job in jobs:
+        if job.state not in (JobState.FAILED, JobState.SUCCEEDED):
+            continue
+        run = DagRunHolder.of(job.holder)
+        # A flow run may have several task runs of one name, each with its own data. They do not heal each other.
+        of_task = (job.task, job.label) if run is None else (job.task, run.deployment, "")
+        later = settled.get(of_task) if job.task else None
+        is_settled = (job.job_id,) in settled or (later is not None and (run is not None or later != job.holder))
+        settled |= {(job.job_id,): job.holder, of_task: job.holder}
+        if job.state is JobState.FAILED and not is_settled and job.dismissed_at is None:
+            yield job
+
+
 def trouble_of(report: PoolReport) -> str | None:
     """Return the reason why a pool needs attention; None if the pool needs no attention. Credentials are removed from
     the reason. A lease that waits in the queue is not a reason."""
@@ -280,10 +306,7 @@ def _size_plot(report: PoolReport, reader: StoreReader, at: float) -> dict[str, 
                 for each in report.operations
             ],
         },
-        "most": max(
-            [report.status.max_nodes, *(each.size for each in report.operations)]
-            + [number or 0 for point in points for number in point[1:]]
-        ),
+        "max_nodes": report.status.max_nodes,
     }
 
 

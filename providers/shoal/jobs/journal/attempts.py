@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session, defer
 from shoal import history, telemetry
 from shoal.errors import (
     BudgetError,
+    InvalidArgumentError,
     JobBusyError,
     JobError,
     JobNotFoundError,
@@ -28,6 +29,7 @@ from shoal.errors import (
     shown,
 )
 from shoal.jobs import ids
+from shoal.jobs.journal import owners
 from shoal.jobs.journal.owners import EngineTask
 from shoal.jobs.journal.stages import Event, may
 from shoal.jobs.journal.steps import JobStep, transaction
@@ -489,6 +491,26 @@ def give_up(store: Store, key: Key, now: float) -> None:
     with transaction(store, JobStep.COLLECT) as session:
         job = get(session, key)
         job.collected_at, job.task_run = job.collected_at or now, None
+
+
+def dismiss(store: Store, key: Key, now: float) -> None:
+    """Record that a user has dismissed the failure of an attempt: the page no longer shows that it needs attention.
+
+    Raises:
+        InvalidArgumentError: The attempt has not failed.
+        TeamError: The job belongs to another team.
+    """
+    with transaction(store, JobStep.COLLECT) as session:
+        job = get(session, key)
+        owners.require(job, None)
+        if job.state is not JobState.FAILED:
+            raise InvalidArgumentError(
+                f'attempt {key.attempt} of job "{key.job_id}" is {job.state.value}: only a failure can be dismissed'
+            )
+        job.dismissed_at, said = now, f"attempt {job.attempt}"
+        history.record(
+            session, ActionKind.DISMISSED, job.id, holder=python_holder(), at=now, pool=job.pool, detail=said
+        )
 
 
 def submissions(job: Job) -> int:

@@ -120,6 +120,7 @@ class FlowTask(EngineTask):
         digest: Digest of the code of a function, which the fingerprint of a spec does not contain. None: the spec has
             no function of the user.
         anew: Whether a new job is submitted even if an earlier try of the flow run has one.
+        name: Name of the flow and of the task, as users know them.
     """
 
     holder: str
@@ -128,6 +129,7 @@ class FlowTask(EngineTask):
     ancestors: Ancestors
     digest: str | None = None
     anew: bool = False
+    name: str | None = None
 
     def check(self, job: Job) -> None:
         """Check that the job does not belong to another task run of the same try."""
@@ -149,6 +151,7 @@ class FlowTask(EngineTask):
         """Return the names of the flow run, its try and the task run, the digest, the holder and its ancestors."""
         return {
             "task_key": self.key,
+            "task_name": self.name,
             "task_run": self._run,
             "task_digest": self.digest,
             "holder": self.holder,

@@ -17,7 +17,8 @@ function plain(text) {
   return String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-function size({ ready, target, requests, most }) {
+function size({ ready, target, requests, max_nodes }) {
+  const most = Math.max(max_nodes, ...ready.y, ...target.y, ...requests.sizes);
   return {
     traces: [
       {
