@@ -15,16 +15,21 @@ from tests.support import ROOT, package_tree
 PACKAGE = Path(shoal.__file__).parent
 
 
-@pytest.mark.parametrize(
-    "folder", ["ui", "airflow/plugin.py", "airflow/page.py", "airflow/listeners.py", "pool/api.py"]
-)
+OF_SERVERS = ["ui", "airflow/plugin.py", "airflow/page.py", "airflow/listeners.py", "jobs", "models", "pool", "state"]
+OF_OTHER_PROCESSES = ["jobs/driver", "pool/backends/local", "pool/reconciling.py"]
+"""Each of these processes uses one store."""
+
+
+@pytest.mark.parametrize("folder", OF_SERVERS)
 def test_threads_of_servers_use_the_store_of_their_starter(folder: str):
     """A thread without the context of its starter would use the server's own store for the page of a team."""
-    paths = [*(PACKAGE / folder).rglob("*.py")] or [PACKAGE / folder]
-    for path in paths:
+    for path in [*(PACKAGE / folder).rglob("*.py")] or [PACKAGE / folder]:
+        if any(path.is_relative_to(PACKAGE / each) for each in OF_OTHER_PROCESSES):
+            continue
         source = path.read_text()
-        if re.search(r"threading\.Thread\(|ThreadPoolExecutor\(|run_in_executor\(", source):
-            assert "copy_context().run" in source, f"{path}: start the thread with copy_context().run"
+        starts = re.findall(r"\b(?:Thread|Timer|ThreadPoolExecutor|run_in_executor|start_new_thread)\(", source)
+        copies = source.count("copy_context().run")
+        assert len(starts) <= copies, f"{path}: start each thread with copy_context().run, or as a BackgroundThread"
 
 
 def test_the_tree_in_the_architecture_is_that_of_the_package():

@@ -1,12 +1,18 @@
-"""One case of the crash matrix per operation on a real control plane: SIGKILL in the middle, then sweeps."""
+"""One case of the crash matrix per operation on a real control plane, and SIGKILLs at random: then sweeps."""
 
 from __future__ import annotations
 
+import random
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from shoal.errors import PoolNotFoundError
 from shoal.pool.api import ComputePool
 from shoal.pool.reconciling import sweep
 from shoal.state import Store
@@ -95,3 +101,45 @@ def test_killed(
     stays = 0 if isinstance(kube, Made) else 1  # the head of a RayCluster that others have created
     wait_until(lambda: len(kube.pods(heads=True)) == max(after, stays), "its head or no head", seconds=60)
     assert sweep(Store()) == []
+
+
+CHANGES = """
+import random, sys
+from shoal.pool import reconciling
+from shoal.pool.api import ComputePool
+from shoal.pool.backends import preflight
+reconciling.ensure_running, preflight.preflight = lambda: None, lambda *_: []
+dice, pool = random.Random(int(sys.argv[2])), ComputePool(sys.argv[1], holder=sys.argv[3])
+print("begins", flush=True)
+while True:
+    pool.up()
+    pool.scale(dice.randint(1, 4))
+    pool.lease(dice.randint(1, 4))
+    pool.scale(dice.randint(1, 4))
+    pool.release()
+    pool.down()
+"""
+
+
+def there(kube: Kubernetes) -> object:
+    """What a pool may have changed."""
+    return kube.everything() if isinstance(kube, Made) else (kube.replicas(), kube.pods())
+
+
+def test_twenty_kills_at_random_leave_nothing(kube: Kubernetes) -> None:
+    before, dice = there(kube), random.Random(0)
+    for seed in range(20):
+        command = [sys.executable, "-c", CHANGES, kube.uri, str(seed), HOLDER]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None and child.stdout.readline() == b"begins\n"
+            threading.Event().wait(after := dice.uniform(0, 15))
+            assert child.poll() is None, f"kill {seed} after {after:.1f} s: it had ended"
+            child.kill()
+        nodes = [node.state for node in node_rows()]
+        with suppress(PoolNotFoundError):  # it had not begun
+            ComputePool(kube.name, holder=HOLDER).down()
+        wait_until(
+            lambda: there(kube) == before, f"the end of all after kill {seed} ({after:.1f} s, {nodes})", seconds=60
+        )
+        assert sweep(Store()) == []
+        print(f"kill {seed} after {after:.1f} s with {nodes}: nothing left", flush=True)

@@ -47,7 +47,9 @@ def lease(kube: Made) -> str:
 
 SCALES = """
 import sys
+from shoal.pool import reconciling
 from shoal.pool.api import ComputePool
+reconciling.ensure_running = lambda: None  # a reconciler that lives creates the cluster again
 pool = ComputePool(sys.argv[1]).up()
 print("up", flush=True)
 pool.scale(3)
