@@ -64,19 +64,12 @@ def run_message(notifier: Notifier) -> Callable[[Context], None]:
 
     :param notifier: Notifier that sends the message. In the notifier's templates, ``shoal`` is the message.
     """
-    return partial(_send_of_run, notifier)
+    return partial(_send, notifier, _about_run)
 
 
-def _send(notifier: Notifier, about: Callable[[Context], Message], context: Context) -> None:
-    copy.copy(notifier)(cast("Context", {**context, "shoal": about(context)}))
-
-
-def _send_of_run(notifier: Notifier, context: Context) -> None:
-    # `dag.test()` calls the callback without a connection to Airflow, which would answer how the tasks have ended.
-    if not hasattr(task_runner, "SUPERVISOR_COMMS"):
-        log.info("no message about the run of DAG %s is sent, because dag.test() has run it", context["dag"].dag_id)
-        return
-    _send(notifier, _about_run, context)
+def _send(notifier: Notifier, about: Callable[[Context], Message | None], context: Context) -> None:
+    if (message := about(context)) is not None:
+        copy.copy(notifier)(cast("Context", {**context, "shoal": message}))
 
 
 def _about_task(context: Context) -> Message:
@@ -129,9 +122,13 @@ def _ended(ti: Any, task_id: str, map_index: int, state: str) -> _Ended:
     return _Ended(task_id, map_index, state, line)
 
 
-def _about_run(context: Context) -> Message:
+def _about_run(context: Context) -> Message | None:
     from shoal.jobs import Message, summary_message
 
+    # `dag.test()` calls the callback without a connection to Airflow, which would answer how the tasks have ended.
+    if not hasattr(task_runner, "SUPERVISOR_COMMS"):
+        log.info("no message about the run of DAG %s is sent, because dag.test() has run it", context["dag"].dag_id)
+        return None
     dag, reason = context["dag"], context.get("reason")
     state = _text(getattr(context.get("dag_run"), "state", None)) or ("success" if reason == "success" else "failed")
     # The context of a DAG run without task instances contains no `ti`.

@@ -48,13 +48,6 @@ _MODEL = "shoal.model."
 resource ids of models, followed by the name of the registered model."""
 
 
-_IN_PAYLOAD = (
-    *("job_id", "model_uri", "metrics", "promoted", "rows", "output_path", "search"),
-    *("partitions", "failed_partitions"),
-)
-"""Fields of a result that an event has, too."""
-
-
 def emit_outcome(
     spec: AnyJobSpec | Mapping[str, Any] | str | None, outcome: JobResult | PromotionResult | Exception
 ) -> None:
@@ -69,8 +62,7 @@ def emit_outcome(
         message = summary_message([line])
         payload = {**line.to_dict(), "subject": message.subject, "text": message.text}
         if isinstance(outcome, JobResult | PromotionResult):
-            result = outcome.to_dict()
-            payload |= {name: result[name] for name in _IN_PAYLOAD if name in result}
+            payload = {**outcome.to_dict(), **payload}
         emit_event(f"{_MODEL}{line.outcome}", _resource(_MODEL, line.model), payload=payload)
     except Exception as error:
         get_run_logger().warning("the Prefect event about the job could not be sent: %s", error)
