@@ -84,7 +84,8 @@ class JobStep(StrEnum):
     TIDY = "tidy"
     """Action: remove files that are not needed any more, such as staged data and credentials."""
     COLLECT = "collect"
-    """Transaction: record that the result was returned to a caller, or that no later caller gets it."""
+    """Transaction: record that the result was returned to a caller, that no later caller gets it, or that a user has
+    dismissed the failure."""
 
 
 class RetentionStep(StrEnum):
