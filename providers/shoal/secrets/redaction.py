@@ -121,7 +121,8 @@ _LAST = (
 _LIKE_ASCII = "ſKıİ"
 """Letters that patterns match as s, k and i if they ignore the case."""
 
-_LONG_WORD = re.compile(r"[^\s\"'<>`]{4096,}")
+_LONG = 4096
+_LONG_WORD = re.compile(rf"[^\s\"'<>`]{{{_LONG},}}")
 _MOST_STEPS = 20_000_000
 """Largest number of search steps for one word. At each colon of a word, credentials may begin that extend to the end of
 the word. So the number of steps is the number of colons times the length of the word. If a word needs more steps than
@@ -311,7 +312,8 @@ def _replaced(text: str, spans: list[_Span]) -> str:
 def _spans(text: str, *, whole: bool) -> list[_Span]:
     if "=" not in text and ":" not in text:
         return []
-    dense = [match for match in _LONG_WORD.finditer(text) if match[0].count(":") * len(match[0]) > _MOST_STEPS]
+    long = _LONG_WORD.finditer(text) if max(map(len, text.split()), default=0) >= _LONG else ()
+    dense = [match for match in long if match[0].count(":") * len(match[0]) > _MOST_STEPS]
     for match in dense:
         text = text[: match.start()] + " " * len(match[0]) + text[match.end() :]
     # The search for these two patterns is slow, and most texts cannot contain them.

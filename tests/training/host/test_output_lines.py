@@ -15,7 +15,7 @@ from shoal.training.host.output_lines import OutputLines
     [
         (b"one\ntwo\r\nrest", ["one", "two", "rest"]),
         (b"\r10%\r50%\r100%\n10%\r50%\r", ["100%", "50%"]),
-        (b"\xff caf\xc3\xa9\n", ["\\xff café"]),
+        (b"\xff caf\xc3\xa9\n", ["\ufffd café"]),
     ],
 )
 @pytest.mark.parametrize("chunk", [1, 7, 1000])

@@ -488,7 +488,7 @@ def test_what_a_rank_prints_is_tagged_line_by_line() -> None:
         print("10%\r50%\r100%", file=sys.stderr)
         sys.stdout.buffer.write(b"\xff\n")
         print("rest", end="")
-    assert lines == [f"[rank 2] {line}" for line in ("one", "two!", "100%", "\\xff", "rest")]
+    assert lines == [f"[rank 2] {line}" for line in ("one", "two!", "100%", "\ufffd", "rest")]
 
 
 def test_a_function_is_checked_against_its_arguments() -> None:
