@@ -44,7 +44,7 @@ def rows(tmp_path: Path) -> Path:
     return tmp_path / "rows.parquet"
 
 
-def forever(pool: ComputePool, rows: Path, framework: str, workers: int) -> JobHandle:
+def forever(pool: ComputePool, rows: Path, framework: str, workers: int, **run_config: str) -> JobHandle:
     """Submit a training that ends only when it is made to."""
     spec = {
         "framework": framework,
@@ -56,7 +56,7 @@ def forever(pool: ComputePool, rows: Path, framework: str, workers: int) -> JobH
         "verbose_eval": 100,
         "tracking": None,
         "scaling_config": {"num_workers": workers, "num_cpu_per_worker": 1},
-        "run_config": {"pool_name": pool.name, "max_restarts": RESTARTS, "checkpoint_every": 200},
+        "run_config": {"pool_name": pool.name, "max_restarts": RESTARTS, "checkpoint_every": 200} | run_config,
     }
     return jobs.submit(JobSpec.parse(spec))
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -54,7 +54,9 @@ def below(pids: Iterable[int]) -> list[int]:
 
 
 def everything() -> set[int]:
-    of_home = [each.pid for each in living() if each.is_of_home()]
+    """All processes of this home, and those in pods, which have its store."""
+    store = f"SHOAL_STATE_URL={os.environ.get('SHOAL_STATE_URL')}".encode()
+    of_home = [each.pid for each in living() if each.is_of_home() or store in each.environment]
     return {*of_home, *below(of_home)}
 
 
@@ -65,12 +67,26 @@ def workers() -> list[int]:
     return sorted(found - set(below(found)))
 
 
-VICTIMS: dict[str, Callable[[JobHandle], Iterable[int]]] = {
+def driver_here(handle: JobHandle) -> int:
+    """The driver's process id on this machine: in a pod it has another one."""
+    its_own = driver_of(handle).pid
+    commands = {each.pid: each.command for each in living()}
+    [pid] = [
+        pid for pid in everything()
+        if b"shoal.jobs.driver" in commands.get(pid, b"")
+        and int(Path(f"/proc/{pid}/status").read_text().partition("NSpid:")[2].splitlines()[0].split()[-1]) == its_own
+    ]  # fmt: skip
+    return pid
+
+
+Victims = Mapping[str, Callable[[JobHandle], Iterable[int]]]
+
+VICTIMS: Victims = {
     "all": lambda _: everything(),
     "a worker": lambda _: workers()[:1],
     "the children of a worker": lambda _: below(workers()[:1]),
-    "the driver": lambda handle: [driver_of(handle).pid],
-    "the driver and its workers": lambda handle: [driver_of(handle).pid, *workers(), *below(workers())],
+    "the driver": lambda handle: [driver_here(handle)],
+    "the driver and its workers": lambda handle: [driver_here(handle), *workers(), *below(workers())],
     "the caller": lambda _: running("embedded-fit"),
     "the supervisors": lambda _: [ProcessId.from_json(node.supervisor).pid for node in node_rows() if node.supervisor],
     "the reconciler": lambda _: running("shoal.reconciler"),
@@ -96,17 +112,20 @@ def on_a_ray_cluster(rows: Path) -> Iterator[JobHandle]:
     with ForeignCluster("static", workers=1, environment={**home, **usual}) as cluster:
         pool = ComputePool(cluster.uri(min_nodes=2, shared_folders=f"{rows.parent},{home['SHOAL_HOME']}")).up()
         try:
-            handle = forever(pool, rows, "xgboost", 2)
-            # The waiting process gives the driver the job's credentials.
-            threading.Thread(target=wait_for_end, args=[handle], daemon=True).start()
-            yield handle
+            yield waited_for(forever(pool, rows, "xgboost", 2))
         finally:
             pool.down()
 
 
-def wait_for_end(handle: JobHandle) -> None:
-    with suppress(JobCancelledError):
-        handle.wait(on_log=None)
+def waited_for(handle: JobHandle) -> JobHandle:
+    """Wait for the end of the job in a thread: the waiting process gives the driver the job's credentials."""
+
+    def wait_for_end() -> None:
+        with suppress(JobCancelledError):
+            handle.wait(on_log=None)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
+    return handle
 
 
 EMBEDDED_FIT = """
@@ -208,26 +227,30 @@ def pause(pids: Iterable[int]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_job_goes_on_after_every_pause(fresh_home: Path, rows: Path, kind: str) -> None:
     with KINDS[kind](rows) as handle:
-        try:
-            try:
-                goes_on(handle, 120)
-            except AssertionError as error:
-                error.add_note(f"{handle.status()} {[(node.name, node.state, node.error) for node in node_rows()]}")
-                raise
-            failures = pauses_that_end(handle, kind)
-        finally:
-            handle.cancel()
+        failures = pauses_that_end(handle, kind)
     wait_until(lambda: not node_rows(), "the end of the embedded pool")
     nothing_left()
     assert not failures
 
 
-def pauses_that_end(handle: JobHandle, kind: str) -> list[str]:
-    """Pause each of the victims in turn, and return those whose pause the job has not survived."""
+def pauses_that_end(handle: JobHandle, kind: str, victims: Victims = VICTIMS) -> list[str]:
+    """Pause each of the victims in turn, return those whose pause the job has not survived, and cancel the job."""
+    try:
+        try:
+            goes_on(handle, 120)
+        except AssertionError as error:
+            error.add_note(f"{handle.status()} {[(node.name, node.state, node.error) for node in node_rows()]}")
+            raise
+        return _pauses_that_end(handle, kind, victims)
+    finally:
+        handle.cancel()
+
+
+def _pauses_that_end(handle: JobHandle, kind: str, victims: Victims) -> list[str]:
     before, nodes = set(workers()), {node.id for node in node_rows()}
     assert len(before) == 2
     failures = []
-    for name, find in VICTIMS.items():
+    for name, find in victims.items():
         if PAUSED not in (None, name) or name in THEIRS.get(kind, ()) or not (pids := set(find(handle))):
             continue  # a pool without Ray has no such process
         pause(pids)
@@ -239,7 +262,10 @@ def pauses_that_end(handle: JobHandle, kind: str) -> list[str]:
             assert {node.id for node in node_rows()} == nodes, "other nodes"
         except AssertionError as error:
             problem = str(error).splitlines()[0] or "failed"
-            failures.append(f"{name}: {problem}: {handle.status().error} {list(handle.logs())[-3:]}")
+            now = [(node.name, node.state, node.error) for node in node_rows()]
+            failures.append(f"{name}: {problem}: {handle.status().error} {list(handle.logs())[-3:]} {now}")
         before, nodes = set(workers()), {node.id for node in node_rows()}
         print(f"{kind}, {PAUSE_S:.0f} s: {name} ({len(pids)}): {problem or 'goes on'}", flush=True)
+        if handle.has_ended:
+            break
     return failures

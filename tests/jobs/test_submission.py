@@ -42,7 +42,7 @@ from shoal.jobs.reconcile.acts import Supplies
 from shoal.jobs.reconcile.look import Target
 from shoal.jobs.reconcile.rounds import host_round
 from shoal.jobs.results import JobResult
-from shoal.jobs.timeouts import HEAD_PATIENCE_S
+from shoal.jobs.timeouts import FAR_HEAD_PATIENCE_S, HEAD_PATIENCE_S
 from shoal.os_processes import ProcessId, host_id
 from shoal.pool.api import ComputePool
 from shoal.pool.endpoint import Endpoint
@@ -586,13 +586,15 @@ class TestWait:
             handle.wait(on_log=lines.append)
         assert lines == ["Running entrypoint", "ModuleNotFoundError: shoal"]
 
-    def test_a_head_that_vanishes_is_noticed(self, store, head, submit, held, spec, clock):
-        endpoint = head.endpoint
+    @pytest.mark.parametrize(("is_direct", "patience"), [(True, HEAD_PATIENCE_S), (False, FAR_HEAD_PATIENCE_S)])
+    def test_a_head_that_vanishes_is_noticed(self, store, head, submit, held, spec, clock, is_direct, patience):
+        """A server between that has no answer of the head does not know whether the head is gone or paused."""
+        endpoint = replace(head.endpoint, is_direct=is_direct)
         handle = held(submit(spec), at=lambda: endpoint)
         run(store, head, handle)
         clock.after(5.0, head.close)
 
-        with pytest.raises(JobFailedError, match="has not answered for"):
+        with pytest.raises(JobFailedError, match=f"has not answered for {patience:.0f} s"):
             handle.wait(on_log=None)
 
     def test_a_killed_driver_is_noticed_after_the_clock_was_set_back(self, store, head, submit, held, spec, clock):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,8 @@ from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import JobFailedError, ScaleError
 from shoal.jobs import JobHandle
 from shoal.pool.api import ComputePool
+from tests.jobs.test_forked_workers import forever
+from tests.jobs.test_pauses import VICTIMS, below, everything, pauses_that_end, waited_for
 from tests.kuberay.accounts import make_account, smallest_role
 from tests.kuberay.conftest import Cluster
 from tests.kuberay.control_plane import ControlPlane
@@ -265,3 +268,18 @@ def test_a_training_fails_with_its_head_and_the_next_attempt_runs_on_the_pods_th
         training.pool.down()
         left = {each for each in kube.everything() if each.startswith(("pods", "rayclusters", "leases", "services/"))}
         assert left == set()
+
+
+@pytest.mark.timeout(3600)
+def test_a_training_goes_on_after_every_pause(setup: Setup):
+    """With `SHOAL_PAUSE_S` and `SHOAL_PAUSED` as in the test of the other pools."""
+    rows = setup.shared / "rows.parquet"
+    frame = pd.DataFrame(np.random.default_rng(0).random((4000, 2)), columns=["a", "b"])
+    frame.assign(y=frame["a"] * 3 + frame["b"]).to_parquet(rows, row_group_size=500)
+    pool = ComputePool(f"{setup.uri}&min_nodes=2").up()
+    try:
+        handle = waited_for(forever(pool, rows, "xgboost", 2, artifact_location=setup.results))
+        machine = {"all, with Kubernetes": lambda _: {*everything(), *below([os.getpid()])}}
+        assert not pauses_that_end(handle, "xgboost kuberay://", {**VICTIMS, **machine})
+    finally:
+        pool.down()

@@ -694,15 +694,18 @@ class ComputePool:
             rows.load(session, self.name, lock=False)
             return usage.by_holder(session, self.name, now, since=stamps.shared_now(session, now) - days * 24 * 3600)
 
-    def endpoint(self) -> Endpoint:
+    def endpoint(self, *, may_be_silent: bool = False) -> Endpoint:
         """Return the address at which the pool's head accepts jobs.
+
+        Args:
+            may_be_silent: Whether a head that does not answer now counts as ready, because it may be paused.
 
         Raises:
             PoolDownError: The pool is not up, its head is not ready, or the pool is bound to another machine.
         """
         snapshot = self._requests.snapshot()
         rows.require_up(snapshot.pool)
-        return head_endpoint(snapshot)
+        return head_endpoint(snapshot, may_be_silent=may_be_silent)
 
     def preflight(self, artifact_location: str | None = None) -> list[Finding]:
         """Check whether the nodes of a `ray://` or `kuberay://` pool have everything that jobs need, such as Python

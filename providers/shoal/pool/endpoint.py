@@ -86,6 +86,8 @@ class Endpoint:
         versions: Versions of the software on the head, as far as they are known (see `shoal.pool.backends.versions`).
         ca_path: File with the CA certificates to trust for an https URL. None: the CA certificates of this machine.
         access: Way to the head, if this process does not send its requests to `api` itself.
+        is_direct: Whether the head itself has sent an error, or its machine has refused a connection. Otherwise another
+            server, such as a service of Kubernetes, does so while the head is paused.
     """
 
     api: str
@@ -94,6 +96,7 @@ class Endpoint:
     versions: Mapping[str, str] = field(default_factory=dict)
     ca_path: Path | None = None
     access: HeadAccess | None = None
+    is_direct: bool = True
 
     @property
     def is_on_loopback(self) -> bool:

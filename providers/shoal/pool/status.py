@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypedDict, TypeVar
 
 from shoal.errors import PoolDownError
@@ -249,15 +249,20 @@ def _from_row(kind: type[_Status], row: Base, /, **others: Any) -> _Status:
     return kind(**columns, **others)
 
 
-def head_endpoint(snapshot: Snapshot) -> Endpoint:
+def head_endpoint(snapshot: Snapshot, *, may_be_silent: bool = False) -> Endpoint:
     """Return the address at which a pool's head accepts jobs.
+
+    Args:
+        snapshot: The pool.
+        may_be_silent: Whether a head that does not answer now counts as ready, because it may be paused.
 
     Raises:
         PoolDownError: The pool has no ready head.
     """
     seen = check_nodes(snapshot)
+    checked = replace(seen, silence=None) if may_be_silent else seen
     for node in snapshot.nodes:
-        if node.is_head and _current_state(node, seen) is NodeState.READY and node.endpoint:
+        if node.is_head and _current_state(node, checked) is NodeState.READY and node.endpoint:
             spec = PoolSpec.model_validate(snapshot.pool.spec)
             return backend_of(spec).endpoint(spec, node.endpoint)
     name = snapshot.pool.name

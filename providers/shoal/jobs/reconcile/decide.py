@@ -26,7 +26,8 @@ class Silence(Enum):
     NO_ANSWER = auto()
     """The head does not answer, or is being replaced; the head may answer later."""
     NO_CONNECTION = auto()
-    """There is no network connection to the machine of the head; the head and its jobs may still run."""
+    """There is no network connection to the machine of the head, or a server between says that the head does not
+    answer: the head and its jobs may still run, or be paused."""
     ELSEWHERE = auto()
     """The pool is bound to another machine, and only that machine can ask its head."""
 

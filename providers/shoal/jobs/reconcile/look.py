@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Self
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from shoal.errors import JobError, PoolDownError, PoolElsewhereError, PoolNotFoundError, ShoalError
+from shoal.errors import (
+    JobError,
+    PoolDownError,
+    PoolElsewhereError,
+    PoolNotFoundError,
+    PoolUnreachableError,
+    ShoalError,
+)
 from shoal.jobs import timeouts
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts
@@ -173,6 +181,8 @@ def facts(target: Target, job: Job, view: View, silent_for: float = 0.0) -> Fact
 def view(target: Target, job: Job) -> View:
     """Ask the pool's head about an attempt. For an attempt in the queue, only find out whether there is a head."""
     head = find_head(target)
+    if head is Silence.NO_ANSWER and not is_waiting(job):
+        head = _silent_head(target) or head
     if isinstance(head, Silence):
         return View(silence=head)
     if is_waiting(job):
@@ -185,7 +195,9 @@ def view(target: Target, job: Job) -> View:
         # A connection to this machine needs no network link. So if a head on this machine does not answer, the head
         # hangs.
         return View(silence=Silence.NO_ANSWER if head.is_on_loopback else Silence.NO_CONNECTION)
-    except (HeadBusyError, HeadGoneError, PoolDownError):
+    except (HeadBusyError, HeadGoneError):
+        return View(silence=Silence.NO_ANSWER if head.is_direct else Silence.NO_CONNECTION)
+    except PoolDownError:
         return View(silence=Silence.NO_ANSWER)
 
 
@@ -203,6 +215,18 @@ def find_head(target: Target) -> Endpoint | Silence:
         # If the pool's state is UP although it has no endpoint, its head node is being replaced and may answer later.
         gone = pool is None or pool.state is not PoolState.UP
         return Silence.POOL_GONE if gone else Silence.NO_ANSWER
+
+
+def _silent_head(target: Target) -> Endpoint | None:
+    """Return the endpoint of a head that has not answered, if its node is not lost: how it does not answer now tells
+    whether it may be paused. Return None if there is no such head."""
+    from shoal.pool.api import ComputePool
+
+    if target.find_endpoint:
+        return None
+    with suppress(PoolDownError, PoolUnreachableError):
+        return ComputePool(target.pool, store=target.store, is_named=False).endpoint(may_be_silent=True)
+    return None
 
 
 def address(endpoint: Endpoint) -> dict[str, str]:

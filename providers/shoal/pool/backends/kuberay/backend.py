@@ -262,7 +262,8 @@ class KubeRayBackend(ClusterBackend):
         if head.get("token_secret"):
             path = home() / keep_token(spec.name, KubeClient(spec).token(head["token_secret"]))
         way = head_access.access(spec, head["service"])
-        return Endpoint(head["api"], head["gcs"], path, versions.recorded(head), ca_path(spec), way)
+        known = versions.recorded(head)
+        return Endpoint(head["api"], head["gcs"], path, known, ca_path(spec), way, is_direct=False)
 
     def log(self, node: NodeRef) -> str:
         """Return the command that shows the log of the node's pod."""
