@@ -163,9 +163,12 @@ def say(text: str) -> None:
 
 def print_json(document: Any) -> None:
     """Print a dataclass, pydantic model or plain data as a JSON document; NaN becomes null."""
+    from pydantic import TypeAdapter
     from pydantic_core import to_json
 
-    typer.echo(to_json(document, indent=2, inf_nan_mode="null").decode())
+    # The JSON of a result has texts for NaN, its plain data do not.
+    plain = TypeAdapter(Any).dump_python(document)
+    typer.echo(to_json(plain, indent=2, inf_nan_mode="null").decode())
 
 
 def print_error(error: BaseException, *, as_json: bool, message: str | None = None, code: int | None = None) -> None:

@@ -65,7 +65,8 @@ def test_a_pool_that_is_as_it_should_be_is_reconciled_without_a_lock(either_stor
     with store.transaction() as session:
         session.add(Demand(pool=POOL, size=1, operation_id=None, set_at=0.0))
         session.add(node(NodeState.PLANNED, spawned_at=math.inf, start_deadline=math.inf))
-        session.get_one(Pool, POOL).touched_at = math.inf
+        pool = session.get_one(Pool, POOL)
+        pool.touched_at, pool.seen_at = math.inf, NOW
     with store.transaction() as session:
         session.get(Pool, POOL)
         assert reconcile(store, POOL, clock=lambda: NOW) == Changes()
