@@ -129,6 +129,12 @@ def record(
     )
 
 
+def creation(session: Session, pool: str) -> Action | None:
+    """Return the newest line about the definition of a pool, with its URI as detail; None if there is none."""
+    query = select(Action).where(Action.pool == pool, Action.kind == ActionKind.CREATED).order_by(Action.id.desc())
+    return session.scalars(query.limit(1)).first()
+
+
 def record_sweep(store: Store, did: Sequence[str], *, holder: str) -> None:
     """Add a sweep (a clean-up of this host's nodes and jobs) to the record of actions.
 

@@ -175,7 +175,7 @@ WRONG = [
     (
         trained,
         {"framework": "lightgbm", "params": {"objective": "softmax"}, "dataset": {"paths": ["/{{ ds }}"]}},
-        'objective="multiclass" needs the number of classes: set num_class in params',
+        'objective="softmax" needs the number of classes: set num_class in params',
     ),
     (trained, {"params": {"objective": "rank:ndcg"}, "verbose_eval": True}, "set group_col to the column"),
     (trained, {"params": {"objective": "survival:aft"}}, "needs the bounds of the labels"),
@@ -257,6 +257,16 @@ WRONG = [
 def test_what_is_wrong_is_refused_when_the_dag_is_loaded(made, arguments, said):
     with DAG("a_dag", schedule=None), pytest.raises(InvalidArgumentError, match=said):
         made(**arguments)
+
+
+def test_a_setting_leaves_the_definition_of_pools_to_connections(monkeypatch):
+    monkeypatch.setenv("SHOAL_POOL_URIS", "refuse")
+    with DAG("a_dag", schedule=None):
+        with pytest.raises(InvalidArgumentError, match=r"task lease: local://p\?max_nodes=2 defines a pool, but"):
+            lease(pool_name=TWO)
+        sensor(pool_name="{{ params.pool }}")
+        scale(pool_name="p")
+        clean(compute_pool_conn_id="c")
 
 
 @task
@@ -544,7 +554,7 @@ def predict_day(**arguments):
             "not run before .*: write earlier >> train",
         ),
         (lambda: train(lease="lease_pol"), "task train: lease names task lease_pol, which does not exist"),
-        (lambda: with_lease_of("p")(lambda: train(pool="p")), "use pool_name="),
+        (lambda: with_lease_of("p")(lambda: train(pool="p")), "task train: pool='p' is a .*use pool_name="),
         (predict_day, 'output_path "/out" is the same in every run, .*"{{ ds }}"'),
         # Right, or not known yet.
         (lambda: pulled("{{ ti.xcom_pull('earlier') }}", earlier()), None),

@@ -251,6 +251,7 @@ def test_an_option_sets_its_variable_unless_it_is_set(unset, monkeypatch, plugin
         "SHOAL_HOME": "/from/the/environment",
         "SHOAL_STATE_URL": "/of/state_url",
         "SHOAL_POOL": "/of/pool",
+        "SHOAL_POOL_URIS": "/of/pool_uris",
         "SHOAL_UI_URL": "/of/ui_url",
     }
     assert {record.getMessage() for record in caplog.records if record.name == "shoal.airflow.deployment"} == {

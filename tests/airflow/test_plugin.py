@@ -22,7 +22,7 @@ from httpx import Response
 
 from shoal import history
 from shoal.airflow import plugin
-from shoal.airflow.page import _is_in_team, _may_end
+from shoal.airflow.page import _is_in_team, _may_end, _reader
 from shoal.airflow.plugin import LazyApp, ShoalPlugin
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts
@@ -331,10 +331,11 @@ def test_concurrent_first_requests_build_one_page():
 
 
 class Manager:
-    """An auth manager that lets everybody edit the runs of the DAG "mine" of the team "ml"."""
+    """An auth manager that lets everybody edit the runs and read the logs of the DAG "mine" of the team "ml"."""
 
     def is_authorized_dag(self, *, method, user, access_entity, details):
-        return (method, access_entity, details) == ("PUT", DagAccessEntity.RUN, DagDetails("mine", "ml"))
+        known = ("PUT", DagAccessEntity.RUN), ("GET", DagAccessEntity.TASK_LOGS)
+        return (method, access_entity) in known and details == DagDetails("mine", "ml")
 
     def is_authorized_team(self, *, method, user, details):
         return (method, details.name) == ("GET", "ml")
@@ -362,3 +363,4 @@ def test_the_pools_of_a_team_are_changed_by_its_members(monkeypatch, multi_team,
 def test_jobs_and_leases_follow_their_dag(monkeypatch, holder, may, otherwise):
     monkeypatch.setattr(DagModel, "get_team_name", lambda dag_id: "ml")
     assert _may_end(Manager(), None, holder, otherwise=otherwise) is (otherwise if may is None else may)
+    assert _reader(Manager(), None)(holder) is (may is not False)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -94,6 +95,30 @@ def test_nodes_that_do_not_come_take_the_claim_back(up, tiny):
     assert up.describe().leases == ()
     assert up.describe().target == 1
     nodes_are(1)
+
+
+def test_only_its_definer_or_a_call_of_up_defines_a_pool_anew(tiny):
+    def lease(uri, holder):
+        with ComputePool(uri, holder=holder).lease(1, bring_up=True):
+            return ComputePool("tiny").describe().max_nodes
+
+    def refused(uri, holder, said):
+        with pytest.raises(InvalidArgumentError, match=re.escape(said)):
+            lease(uri, holder)
+
+    first, second = "airflow:production:first", "airflow:production:second"
+    two, five, eight = (f"local://tiny?max_nodes={number}" for number in (2, 5, 8))
+    assert lease(two, f"{first}/monday") == 2
+    by_first = f'pool "tiny" is {two}, as {first}/monday has defined it, and not {five}: write the same URI'
+    refused(five, f"{second}/monday", by_first)
+    with ComputePool(two, holder=f"{first}/monday").lease(1, bring_up=True):
+        refused(five, f"{second}/monday", by_first)
+        ComputePool("tiny").alter(max_nodes=3)
+        assert lease(two, f"{second}/monday") == 3  # the definition is the same
+    assert lease(five, f"{first}/tuesday") == 5
+    ComputePool(eight, holder="cli:anna@host").up().down()
+    refused(five, f"{first}/tuesday", f"is {eight}, as cli:anna@host has defined it, and not {five}")
+    assert lease(eight, "prefect:0123/block") == 8
 
 
 def test_a_pool_that_a_lease_brought_up_goes_down_with_the_last(tiny):

@@ -84,6 +84,13 @@ def test_the_token_is_kept_in_a_private_file_only(fresh_home):
     assert "s3cret" not in f"{block!r} {block.model_dump()}"
 
 
+def test_a_setting_leaves_the_definition_of_pools_to_blocks(fresh_home, monkeypatch):
+    monkeypatch.setenv("SHOAL_POOL_URIS", "refuse")
+    with pytest.raises(InvalidArgumentError, match="pass the id of a connection or a block, or the name of a pool"):
+        pool_of("local://lab")
+    assert pool_of(ComputePool(name="lab")).name == "lab"
+
+
 def test_a_block_that_arrives_as_a_dict_is_no_pool():
     with pytest.raises(InvalidArgumentError, match="Annotate the parameter with ComputePool"):
         pool_of(LAB)

@@ -394,7 +394,11 @@ class AnyoneMayLook:
     def viewer(self, request: Request) -> Viewer:
         if request.headers.get("x-user") == "nobody":
             raise HTTPException(403, "not you")
-        return Viewer("viewer", False, "secret", may_end_some=lambda: True, may_end=self.may_end)
+        hidden = request.headers.get("x-hidden", "nothing")
+        return Viewer(
+            "viewer", False, "secret", may_end_some=lambda: True, may_end=self.may_end,
+            may_read=lambda holder: hidden not in holder,
+        )  # fmt: skip
 
 
 def test_a_lease_is_released_and_the_record_names_the_user(client, store):
@@ -521,6 +525,11 @@ def test_a_user_may_end_what_belongs_to_a_dag_that_the_user_may_edit_and_change_
     assert attempts.load(store, Key("flights-emea", 1)).state is JobState.PENDING
     assert attempts.load(store, Key("mine", 1)).state is JobState.CANCELLED
     assert client.get("/", headers={"x-user": "nobody"}).status_code == 403
+    for hidden, status in ((":mine/", 404), (":theirs/", 200)):
+        headers = {"x-hidden": hidden}
+        assert client.get("/jobs/mine", headers=headers).status_code == status
+        for path in ("/", "/jobs", "/pools/retrain"):
+            assert ("jobs/mine" in client.get(path, headers=headers).text) == (status == 200 and path != "/")
 
 
 def test_the_page_asks_for_the_team_of_a_pool_and_of_a_job(client, store, monkeypatch):

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 SECTION = "shoal"
 
-VARIABLES = {"home": "SHOAL_HOME", "state_url": "SHOAL_STATE_URL", "pool": "SHOAL_POOL", "ui_url": "SHOAL_UI_URL"}
+VARIABLES = {
+    "home": "SHOAL_HOME",
+    "state_url": "SHOAL_STATE_URL",
+    "pool": "SHOAL_POOL",
+    "pool_uris": "SHOAL_POOL_URIS",
+    "ui_url": "SHOAL_UI_URL",
+}
 """Environment variable of each option that shoal also reads outside of Airflow."""
 
 _OPTIONS = {
@@ -47,6 +53,11 @@ _OPTIONS = {
         "Name of the pool that a task uses if neither its arguments nor its spec name one, and there is no connection "
         "`compute_pool_default`. Default: the only pool that is up.",
         "retrain",
+    ),
+    "pool_uris": (
+        "`refuse`: only connections of type `compute_pool` define pools, and a URI in a DAG is refused. Default: DAGs "
+        "may define pools by URIs.",
+        "refuse",
     ),
     "ui_url": (
         "Address of the page for pools, jobs and models, to which tasks link. Default: the page in Airflow, if the "

@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 
 from shoal.airflow import CONNECTION_TYPE, HOOK_NAME
 from shoal.errors import InvalidArgumentError, PoolNotFoundError, ShoalError
-from shoal.pool.spec import PoolSpec, is_uri
+from shoal.pool.spec import PoolSpec, is_uri, refuse_definition
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
@@ -363,6 +363,7 @@ class ComputePoolHook(BaseHook):
                 f"compute_pool_conn_id={compute_pool_conn_id!r} and pool_name={pool_name!r} are both given: pass only "
                 "one of them"
             )
+        refuse_definition(pool_name)
         self.compute_pool_conn_id = compute_pool_conn_id
         self.pool_name = pool_name
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -37,7 +39,7 @@ class AirflowAccess:
 
     To see the page, a user needs the permission to see Airflow's list of plugins, from which Airflow builds its menu.
     Airflow's separate permission for custom views is not used, because the simple auth manager gives it to every
-    viewer.
+    viewer. Jobs of a DAG of this Airflow are shown to users who may read the logs of its tasks.
 
     To see the page of a team, at ``teams/TEAM/``, a user must also be a member of the team. It shows the team's store.
 
@@ -86,6 +88,7 @@ class AirflowAccess:
             may_end=lambda holder, team: _may_end(
                 manager, user, holder, otherwise=may_act is True and (team is None or _is_in_team(manager, user, team))
             ),
+            may_read=_reader(manager, user),
             may_act_for=lambda team: _is_in_team(manager, user, team),
             team=ALL_TEAMS,
             page_team=team,
@@ -128,6 +131,24 @@ def _may_end(manager: BaseAuthManager[Any], user: BaseUser, holder: str, *, othe
     return (
         manager.is_authorized_dag(method="PUT", access_entity=DagAccessEntity.RUN, details=details, user=user) is True
     )
+
+
+def _reader(manager: BaseAuthManager[Any], user: BaseUser) -> Callable[[str], bool]:
+    """Return a function that returns whether a user may see the jobs of a holder: those of a DAG of this Airflow only
+    if the user may read the logs of its tasks."""
+    deployment = cache(deployment_in_database)
+
+    @cache
+    def may_read_dag(dag_id: str) -> bool:
+        details = DagDetails(id=dag_id, team_name=DagModel.get_team_name(dag_id))
+        logs = DagAccessEntity.TASK_LOGS
+        return manager.is_authorized_dag(method="GET", access_entity=logs, details=details, user=user) is True
+
+    def may_read(holder: str) -> bool:
+        run = DagRunHolder.of(holder)
+        return run is None or run.deployment not in (None, deployment()) or may_read_dag(run.dag_id)
+
+    return may_read
 
 
 def _own_run(holder: str) -> DagRunHolder | None:

@@ -265,7 +265,7 @@ class ComputePool:
             self._requests.record(session, ActionKind.STARTED, _nodes(spec.min_nodes), operation_id=operation_id)
             return operation_id
 
-        self._requests.carry_out(request, bring_up=True, owner=owner, on_progress=on_progress)
+        self._requests.carry_out(request, bring_up=True, may_redefine=True, owner=owner, on_progress=on_progress)
         self.check_nodes()
         return self
 

@@ -55,6 +55,14 @@ def whole_run(holder: str) -> str:
     return run.name if run else run_of(holder)
 
 
+def definer_of(holder: str) -> str:
+    """Return who defines a pool if a holder brings it up: the DAG without the run, the user without the process, and
+    otherwise the whole run."""
+    if (run := DagRunHolder.of(holder)) is not None:
+        return f"{run.deployment}:{run.dag_id}"
+    return holder.removeprefix("python:").removeprefix("cli:").partition("/")[0]
+
+
 def runs_around(holder: str, ancestors: Ancestors | None) -> frozenset[str]:
     """Return the run of a holder, and the runs in the same process that have called it."""
     callers = [ancestor for ancestor, is_in_process in (ancestors or {}).items() if is_in_process]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from hashlib import sha256
@@ -209,6 +210,23 @@ def is_uri(source: str) -> bool:
     """Return whether a text is a pool URI, such as ``local://name`` or ``ray://name?address=…``, and not a bare pool
     name."""
     return "://" in source
+
+
+URIS_VARIABLE = "SHOAL_POOL_URIS"
+"""Environment variable with the value ``refuse`` if only connections of Airflow and blocks of Prefect define pools."""
+
+
+def refuse_definition(source: object) -> None:
+    """Refuse the URI of a pool in a DAG or flow if `URIS_VARIABLE` says so.
+
+    Raises:
+        InvalidArgumentError: `source` is a URI, and only connections and blocks define pools.
+    """
+    if isinstance(source, str) and is_uri(source) and os.environ.get(URIS_VARIABLE, "").strip().lower() == "refuse":
+        raise InvalidArgumentError(
+            f"{redact_address(source)} defines a pool, but here only Airflow connections and Prefect blocks define "
+            f"pools (${URIS_VARIABLE}=refuse): pass the id of a connection or a block, or the name of a pool"
+        )
 
 
 def _fields_of_uri(uri: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from shoal import history, telemetry
 from shoal.errors import (
+    InvalidArgumentError,
     PoolElsewhereError,
     PoolNotFoundError,
     PoolStoppingError,
@@ -29,7 +30,7 @@ from shoal.own_pauses import waited_since
 from shoal.pool import bound_host, reconciling
 from shoal.pool.backends import backend_of
 from shoal.pool.bound_host import is_here
-from shoal.pool.holder import require_team
+from shoal.pool.holder import definer_of, require_team
 from shoal.pool.journal import commands, rows, sizes
 from shoal.pool.journal.advance import withdraw
 from shoal.pool.journal.rows import JournalStep, transaction
@@ -39,6 +40,7 @@ from shoal.pool.selection import is_embedded
 from shoal.pool.spec import PoolSpec
 from shoal.pool.status import PoolStatus, status_of
 from shoal.pool.timeouts import DOWN_PATIENCE, STORE_PERIOD, TURN_PATIENCE, WAIT_PERIOD, WAIT_PERIOD_MOST
+from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.home import lock_file
 from shoal.state.schema import ActionKind, Lease, Operation, OperationKind, OperationState, Pool, PoolState
@@ -271,6 +273,7 @@ class Requests:
         request: Callable[[Session], str],
         *,
         bring_up: bool = False,
+        may_redefine: bool = False,
         owner: ProcessId | None = None,
         is_async: bool = False,
         on_progress: OnProgress | None = None,
@@ -278,13 +281,17 @@ class Requests:
     ) -> None:
         """Write an operation to the database and wait until the operation ends. Roll the operation back if the wait is
         interrupted.
+
+        Raises:
+            InvalidArgumentError: The pool would be brought up with another definition than that of another DAG, flow
+                run or user, and `may_redefine` is False.
         """
         operation_id = ""
         try:
             while not operation_id:
                 try:
                     with self.changing() as session:
-                        started = self._begin_life(session, owner) if bring_up else None
+                        started = self._begin_life(session, owner, may_redefine=may_redefine) if bring_up else None
                         operation_id = request(session)
                         # `prepare` creates the token before the commit, because nodes may start right after the commit.
                         if started:
@@ -322,14 +329,25 @@ class Requests:
             yield session
             sizes.note(session, self.name, self.clock())
 
-    def _begin_life(self, session: Session, owner: ProcessId | None) -> PoolSpec | None:
+    def _begin_life(self, session: Session, owner: ProcessId | None, *, may_redefine: bool) -> PoolSpec | None:
         """Set the pool's state to up. Return the pool's spec if the pool was down before, else None."""
         spec = self.spec_to_start(session)
+        # Each home has a file of its own with the token of a connection.
+        given = spec.model_copy(update={"token_file": None})
+        uri, defined = redact(given.uri), history.creation(session, self.name)
         if (pool := session.get(Pool, spec.name)) is not None:
+            before = PoolSpec.model_validate(pool.spec).model_copy(update={"token_file": None})
+            is_same = before == given or (defined is not None and defined.detail == uri)
+            if defined and not (is_same or may_redefine or definer_of(defined.actor) == definer_of(self.holder)):
+                raise InvalidArgumentError(
+                    f'pool "{self.name}" is {defined.detail}, as {defined.actor} has defined it, and not {uri}: write '
+                    "the same URI, or only the name. To change the definition for all, run `shoal pool alter "
+                    f'{self.name}`, or `shoal pool down {self.name}` and `shoal pool up "{uri}"`'
+                )
             bound_host.accept(pool, self.spec)
-        else:
-            self.record(session, ActionKind.CREATED, spec.uri)
         was_down = commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self.clock())
+        if was_down and (pool is None or not is_same):
+            self.record(session, ActionKind.CREATED, uri)
         return spec if was_down else None
 
     def record(

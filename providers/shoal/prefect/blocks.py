@@ -13,7 +13,7 @@ from shoal.pool import api
 from shoal.pool.endpoint import check_token, with_token
 from shoal.pool.holder import Ancestors
 from shoal.pool.options import PoolFields
-from shoal.pool.spec import PoolSpec, is_uri
+from shoal.pool.spec import PoolSpec, is_uri, refuse_definition
 
 _ONLY_IN_BLOCKS = frozenset(
     ("team", "token", "block_type_slug", "_block_document_id", "_block_document_name", "_is_anonymous")
@@ -124,6 +124,7 @@ def pool_of(source: PoolSource, *, holder: str | None = None, ancestors: Ancesto
             "pool_name is a dict: a block that is a parameter of a flow run arrives as a dict if the parameter has no "
             "type. Annotate the parameter with ComputePool, or pass the name of the block and load it in the flow"
         )
+    refuse_definition(source)
     team = source.team if isinstance(source, ComputePool) else None
     spec = source.spec if isinstance(source, ComputePool) else source
     return api.ComputePool(spec, holder=holder, ancestors=ancestors, team=team)

@@ -27,6 +27,7 @@ class Viewer:
             with buttons ask, because the answer may cost a query.
         may_end: Function that returns whether the user may cancel the jobs and release the leases of a holder and a
             team; the team is None if they belong to no team.
+        may_read: Function that returns whether the user may see the jobs of a holder.
         csrf_token: Secret of the user's session. Every action must send it in the header `X-Shoal-CSRF`.
         may_act_for: Function that returns whether the user may alter the pools of a team.
         team: Team for which the user's actions ask the store. ``"*"``: this object alone decides about teams. None:
@@ -42,6 +43,7 @@ class Viewer:
     csrf_token: str
     may_end_some: Callable[[], bool]
     may_end: Callable[[str, str | None], bool]
+    may_read: Callable[[str], bool] = lambda holder: True
     may_act_for: Callable[[str], bool] = lambda team: True
     team: str | None = None
     page_team: str | None = None

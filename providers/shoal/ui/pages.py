@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -96,7 +97,9 @@ class Pages:
         Raises:
             ShoalError: The pool, job or model does not exist, or the store cannot be read.
         """
-        key = (page, subject, tuple(sorted(query.items())), viewer.may_act, viewer.may_end_some(), root)
+        holders = {job.holder for job in self.reader.overview().jobs}
+        hidden = frozenset(holder for holder in holders if not viewer.may_read(holder))
+        key = (page, subject, tuple(sorted(query.items())), viewer.may_act, viewer.may_end_some(), root, hidden)
         try:
             main = self._main(key)
         except (JobNotFoundError, PoolNotFoundError):
@@ -121,7 +124,8 @@ class Pages:
         with self._lock:
             kept = self._kept.get((key, version))
             if kept is None:
-                page, subject, query, may_act, may_end, root = key
+                page, subject, query, may_act, may_end, root, hidden = key
+                overview = replace(overview, jobs=tuple(job for job in overview.jobs if job.holder not in hidden))
                 context = self._context(page, subject, dict(query), overview)
                 kept = self._environment.get_template(f"{page}.html").render(
                     **context, root=root, may_act=may_act, may_end=may_end, problem=overview.problem, now=self._clock()

@@ -87,17 +87,17 @@ def is_known(value: Any) -> bool:
     )
 
 
-def check_slots(pool: Any, compute_pools: Collection[str | None] = ()) -> None:
+def check_slots(pool: Any, compute_pools: Collection[str | None] = (), task: str = "") -> None:
     """Check that the argument `pool`, which names one of Airflow's own pools of slots, is neither the URI of a compute
-    pool nor the name of one of the given compute pools.
+    pool nor the name of one of the given compute pools. `task` is the beginning of the error message.
 
     Raises:
         InvalidArgumentError: The argument is a compute pool.
     """
     if isinstance(pool, str) and (is_uri(pool) or pool in compute_pools):
         raise InvalidArgumentError(
-            f"pool={shown(pool)} is a compute pool, but the argument pool takes the name of one of Airflow's own pools "
-            "of slots: use pool_name= instead"
+            f"{task}pool={shown(pool)} is a compute pool, but the argument pool takes the name of one of Airflow's own "
+            "pools of slots: use pool_name= instead"
         )
 
 
@@ -321,8 +321,8 @@ def check_in_dag(task: BaseOperator | MappedOperator) -> None:
                 near = difflib.get_close_matches(task_id, dag.task_dict, n=1)
                 problem = "does not exist: " + (f"did you mean {near[0]}?" if near else "name a task of this DAG")
             raise InvalidArgumentError(f"task {task.task_id}: {use} task {task_id}, which {problem}")
-    if not pool_of(arguments):
-        check_slots(arguments.get("pool"), {pool_of(arguments_of(one)) for one in dag.tasks if is_a(one, PoolOperator)})
+    pools = {pool_of(arguments_of(one)) for one in dag.tasks if is_a(one, PoolOperator)}
+    check_slots(arguments.get("pool"), () if pool_of(arguments) else pools, f"task {task.task_id}: ")
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -369,13 +369,11 @@ class Library(ABC):
         Raises:
             InvalidArgumentError: The column of the groups or the number of classes is missing.
         """
-        objective = self.objective_of(merged)
+        objective, given = self.objective_of(merged), f'objective="{merged.get("objective")}"'
         if objective.startswith(self.ranking) and request.group_col is None:
-            raise InvalidArgumentError(
-                f'objective="{objective}" ranks rows within groups: set group_col to the column of the groups'
-            )
+            raise InvalidArgumentError(f"{given} ranks rows within groups: set group_col to the column of the groups")
         if objective in self.multiclass and not merged.get("num_class"):
-            raise InvalidArgumentError(f'objective="{objective}" needs the number of classes: set num_class in params')
+            raise InvalidArgumentError(f"{given} needs the number of classes: set num_class in params")
 
     # Metrics
 
