@@ -118,7 +118,8 @@ def on_a_pool() -> None:
     from shoal.ui.app import create_app
     from tests.support.browser import TOKEN
 
-    options, holdout = {**options_on(some_rows(1)), "tracking": {}}, some_rows(2)
+    options, holdout = options_on(some_rows(1)), some_rows(2)
+    options |= {"tracking": {}, "eval_set": {"recent": options["dataset"]}}
     holdout.to_parquet("holdout.parquet")
     register = {"model": "waves", "metric": "rmse", "holdout": {"paths": (os.path.abspath("holdout.parquet"),)}}
     pool = ComputePool("local://here?max_nodes=1&ray=false").up()
@@ -138,7 +139,7 @@ def on_a_pool() -> None:
         app = create_app(access=TokenAccess(TOKEN, "cli:tester@host"))
         with TestClient(app, base_url="http://127.0.0.1:8000") as client:
             page = client.get(f"/jobs/second?token={TOKEN}").text
-            for shown in ("<dd>sklearn</dd>", "<dt>holdout-mse</dt>", "version 2 is the champion"):
+            for shown in ("<dd>sklearn</dd>", "<dt>recent-mse</dt>", "version 2 is the champion"):
                 assert shown in page, page
             assert "waves" in client.get("/models/waves").text
         app.state.reader.close()
