@@ -40,7 +40,8 @@ def printable(text: str, *, colours: bool = False) -> str:
     def escaped(match: re.Match[str]) -> str:
         return match[0] if len(match[0]) > 1 else match[0].encode("unicode_escape").decode()
 
-    return (_COLOUR_OR_HIDDEN_CHARACTER if colours else _HIDDEN_CHARACTER).sub(escaped, text)
+    hidden = _COLOUR_OR_HIDDEN_CHARACTER if colours else _HIDDEN_CHARACTER
+    return hidden.sub(escaped, text.replace("\r\n", "\n"))
 
 
 class ShoalError(Exception):

@@ -555,12 +555,13 @@ def predict_day(**arguments):
         ),
         (lambda: train(lease="lease_pol"), "task train: lease names task lease_pol, which does not exist"),
         (lambda: with_lease_of("p")(lambda: train(pool="p")), "task train: pool='p' is a .*use pool_name="),
-        (predict_day, 'output_path "/out" is the same in every run, .*"{{ ds }}"'),
         # Right, or not known yet.
         (lambda: pulled("{{ ti.xcom_pull('earlier') }}", earlier()), None),
         (lambda: pulled("{{ ti.xcom_pull(task_ids=params.task) }}"), None),
         (lambda: pulled("{{ ti.xcom_pull('x', dag_id='other') }}{{ ti.xcom_pull('y', 'other') }}"), None),
         (lambda: pulled("{{ ti.xcom_pull('train', include_prior_dates=True) }}{{ ti.xcom_pull(key='x') }}"), None),
+        (lambda: pulled("{{ ti.xcom_pull(None, key='x') }}{{ ti.xcom_pull('y', run_id='z') }}"), None),
+        (lambda: trained(dataset={"paths": ["abfss://{{ ts[:4] }}@acct.dfs.core.windows.net/x"]}), None),
         (lambda: with_lease_of("p")(lambda: train(pool="slots")), None),
         (lambda: with_lease_of("p")(lambda: train(pool="p", pool_name="p")), None),
         (lambda: predict_day(output_path="/out/{{ ds }}"), None),
@@ -573,6 +574,13 @@ def test_what_concerns_other_tasks_is_refused_when_the_dag_is_complete(made, sai
     if said is None:
         return dag.resolve_template_files()
     with pytest.raises(InvalidArgumentError, match=said):
+        dag.resolve_template_files()
+
+
+def test_one_folder_for_the_predictions_of_all_runs_is_warned_about():
+    with DAG("a_dag", schedule="@daily") as dag:
+        predict_day()
+    with pytest.warns(UserWarning, match='output_path "/out" is the same in every run, .*"{{ ds }}"'):
         dag.resolve_template_files()
 
 

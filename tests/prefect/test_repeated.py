@@ -112,7 +112,7 @@ def test_a_retry_of_the_flow_trains_nothing_again(trained):
     failing.flow()
     assert failing.tries[0] == failing.tries[1]
     assert len(set(failing.tries[0])) == trained() == 6
-    assert {job.task for job in jobs.list_jobs()} == {"failing.train xgboost"}
+    assert {job.task for job in jobs.list_jobs()} == {"failing.distributed_train", "failing.adistributed_train"}
 
 
 def test_a_subflow_that_runs_again_trains_nothing_again(trained):

@@ -113,7 +113,7 @@ def _end(reason: str, dag_id: str, run_id: str, task_id: str | None = None, key:
                 owns_job=lambda holder, its: DagRunHolder.of(holder) in runs and key in (None, its),
             ):
                 log.info(line)
-        _failing.discard(store)
+        _failing.difference_update({store, ""})
     # The error is only logged, because the DAG `pool_janitor` ends the remaining jobs and leases later.
     except Exception as error:
         log.debug("the end of a run could not be recorded (%s)", reason, exc_info=True)
@@ -125,7 +125,7 @@ def _end(reason: str, dag_id: str, run_id: str, task_id: str | None = None, key:
                 run_id,
                 dag_id,
                 type(error).__name__,
-                " ".join(str(error).split()),
+                one_line(str(error)),
             )
 
 

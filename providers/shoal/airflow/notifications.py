@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from airflow.sdk.execution_time import task_runner
+from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from shoal.airflow.operators import CheckModelsOperator, ModelAlertError, PromoteModelOperator
 from shoal.airflow.operators.base import is_a
@@ -78,16 +79,18 @@ def _about_task(context: Context) -> Message:
     error, ti = context.get("exception"), context["ti"]
     if isinstance(error, ModelAlertError):
         return error.message
+    # Airflow hides the secrets that it knows, as in the task's log.
+    said = one_line(str(redact(str(error)))) if error else ""
     # In the callback of a killed task, which has stored no line, Airflow gives neither the state nor an error.
     state = "failed" if error else _text(getattr(ti, "state", "success"))
     ended = _ended(ti, ti.task_id, -1 if ti.map_index is None else ti.map_index, state or "failed")
     if ended.line is None:
         no_line = "no alerts" if isinstance(context["task"], CheckModelsOperator) else "it has stored no outcome"
-        why = str(error or (where_log(ti, ended.task_id, ended.map_index) if ended.state == "failed" else no_line))
-        return Message(f"{ended.state}: task {ended.name}", ended.text(one_line(why)))
+        why = said or (where_log(ti, ended.task_id, ended.map_index) if ended.state == "failed" else no_line)
+        return Message(f"{ended.state}: task {ended.name}", ended.text(why))
     line = ended.line
     if state == "failed" and line.outcome != "failed":
-        cause = f"task {ended.name} failed after its job: {one_line(str(error or 'see its log'))}"
+        cause = f"task {ended.name} failed after its job: {said or 'see its log'}"
         line = line.model_copy(update={"outcome": "failed", "sentence": f"{cause}; {line.outcome}: {line.sentence}"})
     return summary_message([line])
 

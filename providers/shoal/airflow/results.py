@@ -134,7 +134,7 @@ def training_results(*task_ids: str, mapped: int | None = None) -> list[dict[str
 def why_no_result(ti: Any, dag: Any, task_id: str, index: int, state: str | None) -> str:
     """Return why a task instance has no result: the cause that it has stored, else the failures before it."""
     # An instance that has not run since it was cleared may still have the cause of an earlier run.
-    if state not in _NEVER_RAN and (cause := cause_of(ti, task_id, index)):
+    if state not in (*_NEVER_RAN, "success") and (cause := cause_of(ti, task_id, index)):
         return cause
     if state in _NEVER_RAN and (found := sorted(_failures_before(ti, dag, task_id))):
         more = f"; and {len(found) - _MOST_CAUSES} more" if len(found) > _MOST_CAUSES else ""

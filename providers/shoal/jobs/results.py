@@ -331,8 +331,10 @@ def failed_text(counts: Mapping[str, int], first: Iterable[str]) -> str:
         counts: Number of partitions by status.
         first: Key and error of the first failed partitions, as text.
     """
+    if not counts["failed"]:
+        return ""
     named = "; ".join([*first][:3])
-    return f"{counts['failed']:,} of {sum(counts.values()):,} partitions have failed: {named}" if named else ""
+    return f"{counts['failed']:,} of {sum(counts.values()):,} partitions have failed{named and f': {named}'}"
 
 
 class PromotionResult(PlainResult):

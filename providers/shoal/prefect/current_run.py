@@ -181,12 +181,12 @@ def current_flow_task(holder: str, ancestors: Ancestors, digest: str | None) -> 
 
 
 def _task_name() -> str | None:
-    """Return the name of the current flow and of the current task, such as ``retrain.train delays``. The name of a task
-    run counts only if the task chooses it, because Prefect's own ones differ from run to run."""
+    """Return the name of the current flow and of the current task, such as ``retrain.distributed_train``. The name of
+    the task run is not used, because it may differ from one flow run to the next."""
     flow, context = FlowRunContext.get(), TaskRunContext.get()
     names = [flow.flow.name] if flow is not None and flow.flow is not None else []
     if context is not None:
-        names.append(context.task_run.name if context.task.task_run_name else context.task.name)
+        names.append(context.task.name)
     return ".".join(names) or None
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from shoal.secrets.known_secrets import KnownSecrets
@@ -32,6 +35,25 @@ def test_a_text_without_newlines_is_divided_but_no_secret(chunk: int, monkeypatc
     assert len(lines) > 40 and all(line in ("word", *lines[:2]) or line.endswith("word") for line in lines)
 
 
+def test_a_text_without_spaces_is_divided_between_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output_lines, "_LONGEST_LINE", 100)
+    assert "".join(_lines("学習".encode() * 500, 7)) == "学習" * 500
+
+
+def test_lines_of_several_threads_are_neither_lost_nor_doubled() -> None:
+    lines: list[str] = []
+    stream = OutputLines(lines.extend)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(3) as threads:
+            for thread in range(3):
+                threads.submit(lambda of: [stream.write(f"{of} {n}\n".encode()) for n in range(5_000)], thread)
+    finally:
+        sys.setswitchinterval(interval)
+    assert sorted(lines) == sorted(f"{of} {n}" for of in range(3) for n in range(5_000))
+
+
 def _lines(written: bytes, chunk: int) -> list[str]:
     lines: list[str] = []
     stream = OutputLines(lines.extend)
@@ -49,6 +71,9 @@ def _lines(written: bytes, chunk: int) -> list[str]:
         (b"\r10%\r20%", "10%", b"\r30%\n", "30%"),
         (b"the pin is hunt", "the pin is ...", b"er22xyz\n", "the pin is ***"),
         (b"at http://me:hunt", "at ...", b"er22@host\n", "at http://me:hunter22@host"),  # the log hides such words
+        (b"at http://me:hunt er", "at ...", b"22@host\n", "at http://me:hunt er22@host"),
+        (b'{"password": "hunt er', "{ ...", b'22"}\n', '{"password": "hunt er22"}'),
+        ("of münche".encode() + b"\xc3", "of ...", b"\xbcst\n", "of ***"),
     ],
 )
 def test_a_line_in_progress_is_shown_without_the_beginning_of_a_secret(
@@ -57,11 +82,11 @@ def test_a_line_in_progress_is_shown_without_the_beginning_of_a_secret(
     monkeypatch.setattr(output_lines, "PROGRESS_LINE_PERIOD_S", 0)
     lines: list[str] = []
     stream = OutputLines(lines.extend)
-    with hiding(KnownSecrets(["hunter22xyz"]).hide):
+    with hiding(KnownSecrets(["hunter22xyz", "müncheüst"]).hide):
         stream.write(first)
         for _ in range(3):
             stream.look()
         assert lines == [visible]
         stream.write(then)
         stream.look()
-    assert [line.replace("hunter22xyz", "***") for line in lines] == [visible, line]
+    assert [line.replace("hunter22xyz", "***").replace("müncheüst", "***") for line in lines] == [visible, line]

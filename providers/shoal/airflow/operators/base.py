@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import socket
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ UNKNOWN = object()
 """Placeholder for an argument of a mapped task that gets its value only when the task runs."""
 
 _TEMPLATE_MARKS = ("{{", "{%", "{#")
+_TEMPLATE = re.compile(r"\{[{%#].*?[}%#]\}", re.DOTALL)
 
 _USERS_OWN = frozenset({"params", "hyper_params", "args", "kwargs"})
 """Fields of a spec that contain the user's own values. A list named `paths` inside such a field is a value of the user,
@@ -248,7 +250,7 @@ def check_paths(fields: Any, script: Any = None) -> None:
     if isinstance(script, str | os.PathLike) and not is_name(script):
         found.append(("train_func", os.fspath(script)))
     for option, path in found:
-        if option.endswith("paths"):
+        if option.endswith("paths") and has_credentials(_TEMPLATE.sub("x", path)):
             refuse_credentials(path)
         if path and is_relative(path) and not path.startswith(_TEMPLATE_MARKS):
             raise InvalidArgumentError(
@@ -333,17 +335,22 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(item)
 
 
+_OF_OTHER_RUNS = {"dag_id", "run_id", "include_prior_dates"}
+"""Arguments of ``xcom_pull`` that choose another run."""
+
+
 def _results_of(template: jinja2.nodes.Template) -> Iterator[str]:
     """Yield the ids of the tasks of the same run whose results a template pulls, as far as it contains the ids."""
     for call in template.find_all(jinja2.nodes.Call):
         options = {option.key: option.value for option in call.kwargs}
         named = call.args[0] if call.args else options.get("task_ids")
         is_pull = isinstance(call.node, jinja2.nodes.Getattr) and call.node.attr == "xcom_pull"
-        if not is_pull or named is None or len(call.args) > 1 or options.keys() & {"dag_id", "include_prior_dates"}:
+        if not is_pull or named is None or len(call.args) > 1 or options.keys() & _OF_OTHER_RUNS:
             continue
         with suppress(jinja2.nodes.Impossible):
             ids = named.as_const()
-            yield from (each for each in ([ids] if isinstance(ids, str) else ids) if isinstance(each, str))
+            found = ids if isinstance(ids, list | tuple) else [ids]
+            yield from (each for each in found if isinstance(each, str))
 
 
 class CheckedOperator(BaseOperator):

@@ -421,6 +421,7 @@ _ARGUMENTS = (
     "function",
     "function_kwargs",
     "estimator",
+    "max_failed",
     "train",
     "space",
     "trials",

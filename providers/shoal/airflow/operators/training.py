@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -423,10 +424,11 @@ class BatchPredictOperator(_FieldsOperator):
         self.check(self.task_id, vars(self))
 
     def prepare_template(self) -> None:
-        """Check that runs with other rows write to other folders. Airflow calls this when the DAG is complete."""
+        """Warn if runs with other rows write to one folder (see `same_output`). Airflow calls this when the DAG is
+        complete."""
         super().prepare_template()
         if not is_known(self.dataset) and (problem := same_output(self)):
-            raise InvalidArgumentError(problem)
+            warnings.warn(problem, stacklevel=2)
 
     @property
     def job_label(self) -> str:

@@ -78,7 +78,9 @@ class LogFollower:
         taken = new if ended or (len(new) == most_bytes and b"\n" not in new) else new[: new.rfind(b"\n") + 1]
         self.position += -len(taken) if is_copy else len(taken)
         if taken:
-            yield from printable(taken.decode(errors="replace"), colours=True).removesuffix("\n").split("\n")
+            for line in taken.decode(errors="replace").removesuffix("\n").split("\n"):
+                # A progress bar overwrites its line after each carriage return.
+                yield printable(line.rstrip("\r").rpartition("\r")[2], colours=True)
 
     def _new(self, most_bytes: int) -> tuple[bytes, bool]:
         """Return the log's bytes after `position`, and whether they come from Ray's copy of the log."""
@@ -118,8 +120,9 @@ class _Limit:
 
     def end(self) -> bytes:
         """Return the end of the output, with a line before it about the output that was left out."""
-        # The end begins with a whole line.
-        end = bytes(self._end if len(self._end) == self._left_out else self._end.partition(b"\n")[2])
+        # The end begins with a whole line, unless it is the end of a single line.
+        is_all = len(self._end) == self._left_out
+        end = bytes((not is_all and self._end.partition(b"\n")[2]) or self._end)
         missing = self._left_out - len(end)
         return (f"[{missing:,} bytes of output were left out here]\n".encode() if missing else b"") + end
 

@@ -224,7 +224,7 @@ def _silent_head(target: Target) -> Endpoint | None:
 
     if target.find_endpoint:
         return None
-    with suppress(PoolDownError, PoolUnreachableError):
+    with suppress(PoolDownError, PoolUnreachableError, PoolNotFoundError):
         return ComputePool(target.pool, store=target.store, is_named=False).endpoint(may_be_silent=True)
     return None
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from weakref import WeakSet
 
 from shoal.secrets.redaction import hide_known, hide_known_so_far
 from shoal.training.timeouts import PROGRESS_LINE_PERIOD_S
@@ -18,12 +22,18 @@ log."""
 LOOK_EVERY_S = 1.0
 """Seconds between two calls of :meth:`OutputLines.look`."""
 
+_CREDENTIALS_MAY_BEGIN = re.compile(r"[\"']|\S*://")
+"""What credentials with spaces may begin with. They are complete, and thus hidden, only when the line is complete."""
+
+_streams: WeakSet[OutputLines] = WeakSet()
+
 
 class OutputLines(io.RawIOBase):
     """Binary stream that passes the lines of the written bytes to a function.
 
     A progress bar overwrites its line many times: it writes a carriage return and then the new text. Only the last text
-    of a line is passed on. A longer text without a newline is divided, after a space if there is one.
+    of a line is passed on. A longer text without a newline is divided, after a space if there is one. Several threads
+    may write.
 
     Args:
         show: Function to call with new lines.
@@ -31,6 +41,8 @@ class OutputLines(io.RawIOBase):
 
     def __init__(self, show: Callable[[list[str]], None]) -> None:
         self._show = show
+        self._lock = threading.RLock()  # a signal handler may print while this thread writes
+        _streams.add(self)
         self._held = bytearray()  # the line in progress; before a carriage return, only the text that is visible
         self._shown = b""
         self._is_old = False
@@ -42,7 +54,10 @@ class OutputLines(io.RawIOBase):
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
         """Pass each complete line to the `show` function, and keep the line in progress."""
-        data = bytes(data)
+        with self._lock:
+            return self._write(bytes(data))
+
+    def _write(self, data: bytes) -> int:
         self._held += data
         if b"\n" in data:
             *lines, rest = bytes(self._held).split(b"\n")
@@ -62,25 +77,33 @@ class OutputLines(io.RawIOBase):
         Without a carriage return, the line is passed on again when it is complete. Until then, its end is left out if a
         secret may begin there.
         """
-        if time.monotonic() < self._look_at:
-            return
+        with self._lock:
+            if time.monotonic() >= self._look_at:
+                self._look()
+
+    def _look(self) -> None:
         self._look_at = time.monotonic() + PROGRESS_LINE_PERIOD_S
         held = bytes(self._held)
         is_due, self._is_old = self._is_old and held != self._shown, bool(held)
         if is_due:
             self._shown = held
             visible, _, last = held.rpartition(b"\r")
-            text = _text(visible) if visible else hide_known_so_far(_text(last))
+            # Without the bytes of an incomplete character at the end, before which a secret may begin.
+            whole = codecs.getincrementaldecoder("utf-8")("replace").decode(last).rstrip()
+            text = _text(visible) if visible else hide_known_so_far(whole)
             beginning, _, word = text.rpartition(" ")
-            if not visible and any(mark in word for mark in ":=@\"'"):  # perhaps the beginning of credentials
+            if not visible and any(mark in word for mark in ":=@"):  # perhaps the beginning of credentials
                 text = beginning
+            if not visible:
+                text = _CREDENTIALS_MAY_BEGIN.split(text, maxsplit=1)[0]
             self._show([text if visible else f"{text.rstrip()} ..."])
 
     def end(self) -> None:
         """Pass on the line in progress."""
-        if self._held:
-            self._show([_text(bytes(self._held))])
-            self._held.clear()
+        with self._lock:
+            if self._held:
+                self._show([_text(bytes(self._held))])
+                self._held.clear()
 
     def _divide(self) -> None:
         # A secret that begins before a cut is complete by now, and must not be divided.
@@ -88,10 +111,22 @@ class OutputLines(io.RawIOBase):
         at, lines = 0, []
         while len(text) - at > 2 * _LONGEST_LINE:
             end = text.rfind(b" ", at, at + _LONGEST_LINE) + 1 or at + _LONGEST_LINE
+            while text[end] & 0xC0 == 0x80 and end > at + _LONGEST_LINE - 4:  # in a character of several bytes
+                end -= 1
             lines.append(_text(text[at:end]))
             at = end
         self._held = bytearray(text[at:])
-        self._show(lines)
+        if lines:
+            self._show(lines)
+
+
+def _renew_locks() -> None:
+    """Renew the locks in a forked process, in which the thread that holds one does not run."""
+    for stream in _streams:
+        stream._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 @contextlib.contextmanager

@@ -267,4 +267,5 @@ def tagged_output(rank: int, log: Callable[[str], None]) -> Iterator[None]:
         try:
             yield
         finally:
-            stream.flush()
+            with contextlib.suppress(ValueError):  # the function has closed the stream
+                stream.flush()
