@@ -153,6 +153,16 @@ def test_a_lease_brings_up_a_pool_that_it_can_define(tiny, context):
     assert len(ComputePool("tiny").get_nodes()) == 2
 
 
+def test_a_changed_connection_defines_the_pool_anew_for_all_dags_and_a_uri_does_not(up, context, monkeypatch):
+    up.down()
+    uri = LeasePoolOperator(task_id="lease", size=1, pool_name="local://tiny?max_nodes=8")
+    with pytest.raises(AirflowFailException, match="write the same URI"):
+        uri.execute(context)
+    monkeypatch.setenv("AIRFLOW_CONN_COMPUTE_POOL_DEFAULT", "compute-pool://tiny?max_nodes=8")
+    LeasePoolOperator(task_id="lease", size=1).execute(context)
+    assert up.describe().max_nodes == 8
+
+
 def test_a_lease_leaves_a_pool_down_that_it_only_knows_by_name(up, context):
     up.down()
     with pytest.raises(PoolDownError):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, ScaleError
 from shoal.os_processes import ProcessId
 from shoal.pool import api
@@ -18,7 +19,7 @@ from shoal.pool.journal.advance import withdraw
 from shoal.pool.reconciling import reconcile
 from shoal.pool.spec import LeaseOptions
 from shoal.state import Store
-from shoal.state.schema import Job, JobState, Lease
+from shoal.state.schema import Job, JobState, Lease, Pool
 from tests.support.pool_processes import node_rows
 from tests.support.tiny_node import FAIL_FILE
 from tests.support.waiting import wait_until
@@ -97,7 +98,7 @@ def test_nodes_that_do_not_come_take_the_claim_back(up, tiny):
     nodes_are(1)
 
 
-def test_only_its_definer_or_a_call_of_up_defines_a_pool_anew(tiny):
+def test_only_its_definer_or_who_may_redefines_a_pool(tiny, caplog):
     def lease(uri, holder):
         with ComputePool(uri, holder=holder).lease(1, bring_up=True):
             return ComputePool("tiny").describe().max_nodes
@@ -119,6 +120,32 @@ def test_only_its_definer_or_a_call_of_up_defines_a_pool_anew(tiny):
     ComputePool(eight, holder="cli:anna@host").up().down()
     refused(five, f"{first}/tuesday", f"is {eight}, as cli:anna@host has defined it, and not {five}")
     assert lease(eight, "prefect:0123/block") == 8
+    with ComputePool(five, holder=f"{first}/tuesday").lease(1, bring_up=True, may_redefine=True) as connected:
+        assert ComputePool("tiny").describe().max_nodes == 5
+        ComputePool(two, holder="test:connected").lease(1, bring_up=True, may_redefine=True).release()
+        assert ComputePool("tiny").describe().max_nodes == 5
+        assert f'pool "tiny" is up with another definition; {two} counts from its next start' in caplog.text
+        connected.renew()
+    refused(two, f"{second}/monday", f"is {five}, as {first}/tuesday has defined it")
+
+
+def test_all_flow_runs_of_prefect_are_one_definer(tiny):
+    for run, most in (("0123/block", 2), ("4567/block", 5)):
+        with ComputePool(f"local://tiny?max_nodes={most}", holder=f"prefect:{run}").lease(1, bring_up=True):
+            assert ComputePool("tiny").describe().max_nodes == most
+    with pytest.raises(InvalidArgumentError, match="as prefect:4567/block has defined it"):
+        ComputePool("local://tiny", holder="cli:anna@host").lease(1, bring_up=True)
+
+
+@pytest.mark.parametrize("options", ["?token_file=a/b", "?token_file=a&max_nodes=2", "?max_nodes=2&token_file=a/b"])
+def test_a_line_of_an_older_version_with_the_file_of_a_token_is_the_same_definition(tiny, options):
+    uri = "local://tiny?max_nodes=2" if "max_nodes" in options else "local://tiny"
+    ComputePool(uri, holder="airflow:production:first/monday").up().down()
+    with Store().transaction() as session:
+        history.creation(session, "tiny").detail = f"local://tiny{options}"
+        pool = session.get_one(Pool, "tiny")
+        pool.spec = {**pool.spec, "max_nodes": 3}  # as after `shoal pool alter`
+    ComputePool(uri, holder="airflow:production:second/monday").lease(1, bring_up=True).release()
 
 
 def test_a_pool_that_a_lease_brought_up_goes_down_with_the_last(tiny):

@@ -72,6 +72,14 @@ def test_a_pool_that_was_down_is_down_again(home, pool):
     nothing_left()
 
 
+def test_a_changed_block_defines_the_pool_anew_and_a_uri_of_a_flow_does_not(home):
+    CorePool("local://tiny?max_nodes=2", holder="airflow:production:dag/run").up().down()
+    with pytest.raises(InvalidArgumentError, match="write the same URI"):
+        leased(3)
+    assert leased(3, ComputePool(name="tiny", max_nodes=5)) == 3
+    assert leased(4) == 4  # the runs of all flows are one definer
+
+
 def test_a_pool_that_was_up_is_as_it_was(home):
     CorePool(POOL).up().scale(2)
     assert leased(3, "tiny") == 3

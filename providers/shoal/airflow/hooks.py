@@ -378,6 +378,11 @@ class ComputePoolHook(BaseHook):
             return spec_of(self._defining_connection)
         return PoolSpec.parse(self.pool_name) if self.pool_name and is_uri(self.pool_name) else None
 
+    @property
+    def is_defined_by_connection(self) -> bool:
+        """Return whether a connection defines the pool. Who may edit connections may also define the pool anew."""
+        return self._defining_connection is not None
+
     @cached_property
     def team(self) -> str | None:
         """Return the team for which tasks with this connection act: the value ``team`` in the connection's extra

@@ -354,6 +354,7 @@ class ComputePool:
         exclusive: bool = False,
         ttl: float = LEASE_TTL,
         bring_up: bool = False,
+        may_redefine: bool = False,
         is_async: bool = False,
         options: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
@@ -380,6 +381,8 @@ class ComputePool:
             ttl: Seconds after which a lease that is not renewed expires.
             bring_up: Start the pool if it is down. The pool goes down again after its last lease and job, unless
                 `scale_cluster` or `up` has set a base demand in the meantime.
+            may_redefine: Whether the definition that this object has got, for example from an Airflow connection,
+                replaces that of another DAG or user if the pool is down. By default, the lease is refused.
             is_async: Return as soon as the request is written to the database.
             options: The same options as for `scale_cluster`, and two limits, after which the lease and its jobs are
                 ended, even if the holder is dead. ``max_lifetime`` is the number of seconds after the grant.
@@ -393,7 +396,8 @@ class ComputePool:
 
         Raises:
             InvalidArgumentError: The size is above MAX_NODES, an option is invalid, or this holder requests a shared
-                lease and has an exclusive one, or the other way round.
+                lease and has an exclusive one, or the other way round. Or another DAG or user has defined the pool
+                otherwise, and `may_redefine` is False.
             PoolDownError: The pool is not up, and `bring_up` is False.
             BudgetError: The run has used up its budget of node-hours, or the request is above the quota of its team.
             ScaleError: At the deadline the lease still waited or its nodes were not ready, and the lease was rolled
@@ -450,6 +454,7 @@ class ComputePool:
         self._requests.carry_out(
             request,
             bring_up=bring_up,
+            may_redefine=may_redefine,
             owner=owner,
             is_async=is_async,
             on_progress=on_progress,

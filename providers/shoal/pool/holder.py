@@ -57,9 +57,12 @@ def whole_run(holder: str) -> str:
 
 def definer_of(holder: str) -> str:
     """Return who defines a pool if a holder brings it up: the DAG without the run, the user without the process, and
-    otherwise the whole run."""
+    otherwise the holder without what follows a slash. All flow runs of Prefect are one definer, because their holders
+    do not name the flow."""
     if (run := DagRunHolder.of(holder)) is not None:
         return f"{run.deployment}:{run.dag_id}"
+    if holder.startswith(_PREFECT):
+        return _PREFECT
     return holder.removeprefix("python:").removeprefix("cli:").partition("/")[0]
 
 

@@ -5,6 +5,7 @@ pool (starts and ends its nodes), so it does not depend on the background reconc
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -283,8 +284,8 @@ class Requests:
         interrupted.
 
         Raises:
-            InvalidArgumentError: The pool would be brought up with another definition than that of another DAG, flow
-                run or user, and `may_redefine` is False.
+            InvalidArgumentError: The pool would be brought up with another definition than that of another DAG or
+                user, and `may_redefine` is False.
         """
         operation_id = ""
         try:
@@ -337,7 +338,9 @@ class Requests:
         uri, defined = redact(given.uri), history.creation(session, self.name)
         if (pool := session.get(Pool, spec.name)) is not None:
             before = PoolSpec.model_validate(pool.spec).model_copy(update={"token_file": None})
-            is_same = before == given or (defined is not None and defined.detail == uri)
+            # Lines of older versions contain the file.
+            recorded = re.sub("(?<=[?&])token_file=[^&]*&?", "", defined.detail or "").rstrip("?&") if defined else None
+            is_same = before == given or recorded == uri
             if defined and not (is_same or may_redefine or definer_of(defined.actor) == definer_of(self.holder)):
                 raise InvalidArgumentError(
                     f'pool "{self.name}" is {defined.detail}, as {defined.actor} has defined it, and not {uri}: write '
@@ -346,8 +349,11 @@ class Requests:
                 )
             bound_host.accept(pool, self.spec)
         was_down = commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self.clock())
-        if was_down and (pool is None or not is_same):
-            self.record(session, ActionKind.CREATED, uri)
+        if pool is None or not is_same:
+            if was_down:
+                self.record(session, ActionKind.CREATED, uri)
+            else:
+                log.warning('pool "%s" is up with another definition; %s counts from its next start', self.name, uri)
         return spec if was_down else None
 
     def record(

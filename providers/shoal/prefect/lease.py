@@ -19,6 +19,7 @@ from shoal.jobs import clean_up, cleanup
 from shoal.jobs.cleanup import RunEnd
 from shoal.pool.api import ComputePool, PoolLease
 from shoal.pool.timeouts import LEASE_TTL
+from shoal.prefect.blocks import ComputePool as PoolBlock
 from shoal.prefect.blocks import PoolSource, defines, pool_of
 from shoal.prefect.current_run import ENGINE, Block, ancestors, current_holder, holder_of, in_thread
 from shoal.prefect.reports import NodeLog
@@ -143,7 +144,12 @@ class PoolLeaseContext:
     def _enter(self, log: NodeLog) -> ComputePool:
         self._pool = pool_of(self._source, holder=self._block.holder, ancestors=ancestors())
         self._block.pool = self._pool.name
-        self._lease = self._pool.lease(**self._request, bring_up=defines(self._source), on_progress=log)
+        self._lease = self._pool.lease(
+            **self._request,
+            bring_up=defines(self._source),
+            may_redefine=isinstance(self._source, PoolBlock),
+            on_progress=log,
+        )
         self._lease.__enter__()  # This call starts the thread that renews the lease.
         return self._pool
 

@@ -322,6 +322,7 @@ class LeasePoolOperator(_NodesOperator):
             node_count(self.size, "size"),
             exclusive=self.exclusive,
             bring_up=hook.spec is not None,
+            may_redefine=hook.is_defined_by_connection,
             is_async=self.deferrable or not self.wait_for_completion,
             options=self.options,
             on_progress=partial(self.log_progress, holder=pool.holder),
