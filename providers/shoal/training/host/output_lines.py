@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from weakref import WeakSet
 
 from shoal.secrets.redaction import hide_known, hide_known_so_far
+from shoal.training.host.own_process import repeating
 from shoal.training.timeouts import PROGRESS_LINE_PERIOD_S
 
 _LONGEST_LINE = 2**16
@@ -132,19 +133,10 @@ os.register_at_fork(after_in_child=_renew_locks)
 @contextlib.contextmanager
 def looked_at(lines: OutputLines) -> Iterator[None]:
     """Show a line in progress from time to time while the ``with`` block runs, and the last line when it ends."""
-    ended = threading.Event()
-
-    def look() -> None:
-        while not ended.wait(LOOK_EVERY_S):
-            lines.look()
-
-    thread = threading.Thread(target=look, name="shoal-line-in-progress", daemon=True)
-    thread.start()
     try:
-        yield
+        with repeating(lines.look, LOOK_EVERY_S, "shoal-line-in-progress"):
+            yield
     finally:
-        ended.set()
-        thread.join()
         lines.end()
 
 

@@ -1,4 +1,5 @@
-"""Control this process of a worker or driver: its title, its working folder, its listening sockets, and its end.
+"""Control this process of a worker or driver: its title, its working folder, its listening sockets, work that it
+repeats in the background, and its end.
 
 Workers and drivers do not end by a normal exit: Ray ends its actors with `os._exit`, a forked process would continue in
 the frames of its parent, and a normal exit may hang in the threads of libraries. Therefore :func:`end_user_code` is the
@@ -30,7 +31,7 @@ import tempfile
 import threading
 import traceback
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -305,3 +306,21 @@ def open_listeners() -> Iterator[socket.socket]:
             # Other code uses this file descriptor, so detach() is called: it drops the socket object without closing
             # the descriptor.
             sock.detach()
+
+
+@contextlib.contextmanager
+def repeating(work: Callable[[], object], period_s: float, name: str) -> Iterator[None]:
+    """Call a function every `period_s` seconds, in a thread with this name, while the ``with`` block runs."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(period_s):
+            work()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 
 from shoal.lazy_imports import ray
+from shoal.training.host.own_process import repeating
 from shoal.training.reporting import say
 from shoal.training.timeouts import USAGE_PERIOD_S
 
@@ -31,19 +32,10 @@ _MEGABYTE = 1e6
 def measured(gpus: Sequence[str], report: Callable[[dict[str, float]], None]) -> Iterator[None]:
     """Measure this process and its child processes every 10 s, and once more at the end of the ``with`` block."""
     meter = Meter(gpus)
-    ended = threading.Event()
-
-    def measure() -> None:
-        while not ended.wait(USAGE_PERIOD_S):
-            report(meter.measure())
-
-    thread = threading.Thread(target=measure, name="shoal-usage", daemon=True)
-    thread.start()
     try:
-        yield
+        with repeating(lambda: report(meter.measure()), USAGE_PERIOD_S, "shoal-usage"):
+            yield
     finally:
-        ended.set()
-        thread.join()
         report(meter.measure())
         meter.close()
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from shoal.training.boosting.params import Direction
 from shoal.training.boosting.rows import CheckLabel, ShardRows, cache_budget, label_check
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
-from shoal.training.host.own_process import is_loopback, tie_to_loopback
+from shoal.training.host.own_process import is_loopback, repeating, tie_to_loopback
 from shoal.training.lightgbm import dataset
 from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large, sample
 from shoal.training.lightgbm.library import Share, shares
@@ -322,27 +322,14 @@ class Port:
             _safe_call(_LIB.LGBM_NetworkFree())
 
 
-@contextlib.contextmanager
-def _listening_on_loopback_only() -> Iterator[None]:
+def _listening_on_loopback_only() -> AbstractContextManager[None]:
     """Restrict LightGBM's listening socket to the loopback device while the workers connect, so that no other host can
     connect.
 
     LightGBM opens the socket inside a C call and closes it when all workers are connected. A second thread therefore
     looks for the socket during the call. The thread can run, because ctypes releases the GIL during the call.
     """
-    over = threading.Event()
-
-    def tie() -> None:
-        while not over.wait(_TIE_SECONDS):
-            tie_to_loopback()
-
-    thread = threading.Thread(target=tie, name="shoal-tie", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return repeating(tie_to_loopback, _TIE_SECONDS, "shoal-tie")
 
 
 _OF_TRAININGS = frozenset(
