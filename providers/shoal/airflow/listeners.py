@@ -72,10 +72,7 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any)
     if not hasattr(task_instance, "_sa_instance_state"):
         # Only DAG files that use shoal load this module.
         if results := sys.modules.get("shoal.airflow.results"):
-            from airflow.sdk.log import redact  # type: ignore[attr-defined]
-
-            # Airflow hides the secrets that it knows, as in the task's log.
-            results.store_cause(one_line(str(redact(str(error) or type(error).__name__))), task_instance)
+            results.store_cause(results.error_text(error), task_instance)
         return
     reason = f"its task {task_instance.task_id} failed: {error}"
     _in_thread(reason, task_instance.dag_id, task_instance.run_id, task_instance.task_id, task_key(task_instance))

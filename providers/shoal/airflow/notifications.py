@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from airflow.sdk.execution_time import task_runner
-from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from shoal.airflow.operators import CheckModelsOperator, ModelAlertError, PromoteModelOperator
 from shoal.airflow.operators.base import is_a
@@ -21,6 +20,7 @@ from shoal.airflow.operators.job_operator import JobOperator
 from shoal.airflow.results import (
     LINE,
     cause_of,
+    error_text,
     instance_name,
     instances_of,
     state_key,
@@ -79,8 +79,7 @@ def _about_task(context: Context) -> Message:
     error, ti = context.get("exception"), context["ti"]
     if isinstance(error, ModelAlertError):
         return error.message
-    # Airflow hides the secrets that it knows, as in the task's log.
-    said = one_line(str(redact(str(error)))) if error else ""
+    said = error_text(error) if error else ""
     # In the callback of a killed task, which has stored no line, Airflow gives neither the state nor an error.
     state = "failed" if error else _text(getattr(ti, "state", "success"))
     ended = _ended(ti, ti.task_id, -1 if ti.map_index is None else ti.map_index, state or "failed")

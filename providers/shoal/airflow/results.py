@@ -14,9 +14,11 @@ from urllib.parse import quote
 from airflow.sdk import Asset, AssetAlias, get_current_context
 from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+from airflow.sdk.log import redact  # type: ignore[attr-defined]
 
 from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.links import task_link
+from shoal.secrets.redaction import one_line
 
 if TYPE_CHECKING:
     from airflow.sdk import RetryDecision
@@ -83,6 +85,11 @@ _NEVER_RAN = ("upstream_failed", "removed", None)
 """States of instances that have not run. The reason is in the tasks before them."""
 
 _MOST_CAUSES = 3
+
+
+def error_text(error: object) -> str:
+    """Return an error as one line, without the secrets that Airflow knows, as in the task's log."""
+    return one_line(str(redact(str(error) or type(error).__name__)))
 
 
 def store_cause(cause: str, ti: Any = None) -> None:

@@ -323,8 +323,10 @@ def check_in_dag(task: BaseOperator | MappedOperator) -> None:
                 near = difflib.get_close_matches(task_id, dag.task_dict, n=1)
                 problem = "does not exist: " + (f"did you mean {near[0]}?" if near else "name a task of this DAG")
             raise InvalidArgumentError(f"task {task.task_id}: {use} task {task_id}, which {problem}")
-    pools = {pool_of(arguments_of(one)) for one in dag.tasks if is_a(one, PoolOperator)}
-    check_slots(arguments.get("pool"), () if pool_of(arguments) else pools, f"task {task.task_id}: ")
+    slots = arguments.get("pool")
+    if slots != "default_pool":  # that of tasks without this argument
+        pools = {pool_of(arguments_of(one)) for one in dag.tasks if is_a(one, PoolOperator)}
+        check_slots(slots, () if pool_of(arguments) else pools, f"task {task.task_id}: ")
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -314,9 +314,9 @@ class LeasePoolOperator(_NodesOperator):
         if hook.spec is not None and pool_that_is_up(pool.name) is None:
             # Airflow has rendered this task's own arguments, and the DAG has them as they are written.
             tasks = dag.task_dict if (dag := self.get_dag()) else {}
+            own = pool_of(vars(tasks[self.task_id])) if tasks else None
             for task in tasks.values():
-                is_same = pool_of(arguments_of(task)) == pool_of(vars(tasks[self.task_id]))
-                if is_same and (problem := outside_of_lease(task)) is not None:
+                if pool_of(arguments_of(task)) == own and (problem := outside_of_lease(task)) is not None:
                     raise InvalidArgumentError(problem)
         pool.lease(
             node_count(self.size, "size"),
@@ -356,12 +356,13 @@ def outside_of_lease(task: BaseOperator | MappedOperator) -> str | None:
     pool = pool_of(arguments)
     if dag is None or pool is None or arguments.get("lease") or is_a(task, _NodesOperator, CleanupPoolOperator):
         return None
-    same = [one for one in dag.tasks if isinstance(one, PoolOperator) and pool_of(vars(one)) == pool]
-    leases = [one for one in same if isinstance(one, LeasePoolOperator)]
+    leases = [one for one in dag.tasks if isinstance(one, LeasePoolOperator) and pool_of(vars(one)) == pool]
+    if not any(one.compute_pool_conn_id or is_uri(one.pool_name or "") for one in leases):
+        return None
     before, after = (task.get_flat_relative_ids(upstream=upstream) for upstream in (True, False))
-    ended = {one.lease for one in same if isinstance(one, CleanupPoolOperator) and one.task_id not in after}
-    brought_up = any(one.compute_pool_conn_id or is_uri(one.pool_name or "") for one in leases)
-    if not brought_up or any(one.task_id in before and one.lease not in ended for one in leases):
+    ends = [one for one in dag.tasks if isinstance(one, CleanupPoolOperator) and pool_of(vars(one)) == pool]
+    ended = {one.lease for one in ends if one.task_id not in after}
+    if any(one.task_id in before and one.lease not in ended for one in leases):
         return None
     return (
         f"task {task.task_id} runs on the pool {pool}, but it may run before {leases[0].task_id} leases its nodes, or "
