@@ -16,7 +16,7 @@ from typing import Any
 from shoal.data.parquet.files import is_local, resolve
 from shoal.kinds.partitions.keys import key_column, key_text, keys_in
 from shoal.kinds.partitions.partition_messages import Outcome
-from shoal.lazy_imports import pa, pq
+from shoal.lazy_imports import pa, pc, pq
 from shoal.training import locations
 from shoal.training.reporting import say
 
@@ -99,8 +99,6 @@ def discard_leftovers(folder: str) -> None:
 
 def forget_failed(folder: str) -> None:
     """Remove the outcomes of failed partitions, so that an attempt repeats these partitions and no others."""
-    from pyarrow import compute, parquet
-
     filesystem, root = resolve(folder)
     found = [
         table for part in (_BUCKET, _KEPT) for tables in _summaries(folder, part, None).values() for table in tables
@@ -111,13 +109,13 @@ def forget_failed(folder: str) -> None:
             continue
         path = f"{root}/{table.column('file')[0].as_py()}"
         kept = f"{root}/{_KEPT}{_bucket_of(path.rpartition('/')[2]):05d}-{uuid.uuid4().hex}.parquet"
-        with parquet.ParquetFile(filesystem.open_input_file(path)) as file:
+        with pq.ParquetFile(filesystem.open_input_file(path)) as file:
             outcomes = _OutcomeFile(
                 filesystem, kept, table.schema.field("key").type, succeeded, is_local=is_local(folder)
             )
             for group in range(file.num_row_groups):
                 rows = file.read_row_group(group)
-                outcomes.write(rows.filter(compute.equal(rows.column("status"), "succeeded")))
+                outcomes.write(rows.filter(pc.equal(rows.column("status"), "succeeded")))
             outcomes.close()
         filesystem.delete_file(path)
 
@@ -359,12 +357,10 @@ def _summary(filesystem: Any, path: str, key_type: pa.DataType | None) -> pa.Tab
 
 def manifest_of(tables: Iterable[pa.Table]) -> bytes:
     """Return the content of the manifest, a Parquet file with a row for each partition, in the order of the keys."""
-    from pyarrow import compute, parquet
-
     table = pa.concat_tables(tables)
     by_key = pa.table({str(index): part for index, part in enumerate(table.column("key").flatten())})
     order = [(name, "ascending") for name in by_key.column_names]
-    positions = compute.sort_indices(by_key, sort_keys=order)
+    positions = pc.sort_indices(by_key, sort_keys=order)
     with io.BytesIO() as file:
-        parquet.write_table(table.take(positions), file)
+        pq.write_table(table.take(positions), file)
         return file.getvalue()
