@@ -403,7 +403,6 @@ def model_signature(schema: pa.Schema, columns: Collection[str], outputs: Any) -
     Most columns may have any type, because MLflow refuses integers for ``double``, floats for ``long`` and nulls for
     ``long`` and ``boolean``, and makes True of a null.
     """
-    import pyarrow as pa
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema
     from mlflow.types.schema import AnyType
