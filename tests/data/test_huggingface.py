@@ -57,6 +57,20 @@ def test_rows_limits_and_batches(files: list[str], streaming: bool) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True])
+def test_pictures_and_names_of_classes_stay(tmp_path: Path, files: list[str], streaming: bool) -> None:
+    datasets = pytest.importorskip("datasets")
+    pillow = pytest.importorskip("PIL.Image")
+    features = datasets.Features({"picture": datasets.Image(), "kind": datasets.ClassLabel(names=["cat", "dog"])})
+    rows = {"picture": [pillow.new("RGB", (2, 3), color) for color in ("red", "blue")], "kind": ["dog", "cat"]}
+    path = str(tmp_path / "pictures.parquet")
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
+    found = DataConnector.from_parquet(path).to_huggingface_dataset(streaming=streaming)
+    assert found.features == features
+    assert [row["picture"].getpixel((0, 0)) for row in found] == [(255, 0, 0), (0, 0, 255)]
+    assert [row["kind"] for row in found] == [1, 0]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
 def test_a_shuffled_dataset_has_every_row(files: list[str], streaming: bool) -> None:
     pytest.importorskip("datasets")
     connector = DataConnector.from_parquet(files, filters=[("text", "!=", "mnm")])

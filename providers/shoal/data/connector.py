@@ -113,11 +113,14 @@ class DataShard:
         if limit is not None:
             rows = min(limit, rows)
         source, seed = self.ingester.source, self.position.seed
-        schema = source.schema()
         check_same_schema(source, None)
+        # Files that `datasets` has written name the columns that are pictures or names of classes.
+        stored = source.metadata(source.reference().path).metadata or {}
+        schema = source.schema().with_metadata({key: text for key, text in stored.items() if key == b"huggingface"})
         if not streaming:
             tables = self.iter_batches()
-            dataset = datasets.Dataset(take_rows(tables, None if shuffle else rows) if rows else schema.empty_table())
+            table = take_rows(tables, None if shuffle else rows) if rows else schema.empty_table()
+            dataset = datasets.Dataset(table.replace_schema_metadata(schema.metadata))
             return dataset.shuffle(seed=seed).select(range(rows)) if shuffle else dataset
         if source.staged_copy is not None:
             # The stream reads the files when the connector may no longer exist, also in workers of a DataLoader.

@@ -185,7 +185,8 @@ def _comparable(table: pa.Table, name: str, type_: pa.DataType) -> pa.ChunkedArr
 Column: TypeAlias = "np.ndarray | pa.Array"
 
 OBJECTS = "object"
-"""Name of the dtype of text and bytes columns. The values of these columns become Python objects and not tensors."""
+"""Name of the dtype of the columns whose values become Python objects and not tensors: text, bytes, structs, and lists
+of these."""
 
 # Unsigned Arrow type -> signed type to which its values are converted. torch has the dtypes uint16, uint32 and uint64,
 # but few of torch's operations support these dtypes.
@@ -198,10 +199,14 @@ def dtype_of(type_: pa.DataType) -> str | None:
 
     Returns:
         Name of the dtype; None if torch does not support the type. Signed integers, uint8 and floats keep their width.
-        uint16 becomes int32, and uint32 and uint64 become int64. Decimals become float64, and text and bytes become
-        :data:`OBJECTS`.
+        uint16 becomes int32, and uint32 and uint64 become int64. Decimals become float64. Text, bytes, structs and
+        lists of these become :data:`OBJECTS`.
     """
     types = pa.types
+    if types.is_struct(type_):
+        return OBJECTS
+    if _is_variable(type_) or types.is_fixed_size_list(type_):
+        return OBJECTS if dtype_of(type_.value_type) == OBJECTS else None
     if types.is_dictionary(type_):
         return dtype_of(type_.value_type)
     if types.is_integer(type_):
@@ -277,9 +282,8 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
     The values are not copied if they already have the right type.
 
     Returns:
-        A NumPy array ``[rows]`` (lists: ``[rows, *shape]``) with nulls as NaN, or an
-        Arrow array ``[rows]`` for text (large_string) and bytes
-        (large_binary).
+        A NumPy array ``[rows]`` (lists: ``[rows, *shape]``) with nulls as NaN, or an Arrow array ``[rows]`` for text
+        (large_string), bytes (large_binary), structs and lists of these.
     """
     if dtype.startswith("("):
         return _to_lists(column, name, np.dtype(dtype), part)
@@ -295,7 +299,8 @@ def to_column(column: pa.ChunkedArray, name: str, dtype: str, part: RowRange) ->
     if dtype == OBJECTS:
         # The values are cast to Arrow's "large" types, which have 64-bit offsets. With 32-bit offsets, the
         # array of several concatenated row groups could not exceed 2 GiB.
-        column = column.cast(pa.large_string() if kind_of(type_) == "text" else pa.large_binary())
+        if not pa.types.is_nested(type_):
+            column = column.cast(pa.large_string() if kind_of(type_) == "text" else pa.large_binary())
         return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pa.types.is_decimal(type_):
         column = column.cast(pa.float64())
@@ -325,11 +330,14 @@ def copied(column: Column, start: int, stop: int) -> np.ndarray | list[Any]:
     """Copy the rows ``start <= i < stop`` of a column, so that the whole column can be freed while the copy is in use.
 
     Returns:
-        A NumPy array, or a list of str or bytes.
+        A NumPy array, or a list of str, bytes, dict or list.
     """
     if isinstance(column, np.ndarray):
         return column[start:stop].copy()
-    # `to_numpy().tolist()` is used, because Arrow's `to_pylist` creates a scalar object for every value and takes ten
-    # times as long.
-    values: list[Any] = column.slice(start, stop - start).to_numpy(zero_copy_only=False).tolist()
+    rows = column.slice(start, stop - start)
+    # Arrow's `to_pylist` creates a scalar object for every value and takes ten times as long as `to_numpy().tolist()`,
+    # which returns lists inside other values as arrays, however.
+    values: list[Any] = (
+        rows.to_pylist() if pa.types.is_nested(rows.type) else rows.to_numpy(zero_copy_only=False).tolist()
+    )
     return values

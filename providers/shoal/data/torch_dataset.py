@@ -28,6 +28,7 @@ from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from shoal.data.ingest import Ingester
+    from shoal.data.parquet.source import ParquetSource
     from shoal.data.planning import GangPosition
 
 
@@ -191,7 +192,8 @@ def _slot_and_round() -> tuple[int, int]:
 Window = dict[str, Column]
 Item = dict[str, Any]
 
-# Assumed size of a text value in bytes, to estimate the memory for shuffled rows before any row is read.
+# Smallest assumed size of a text or another object in bytes, to estimate the memory for shuffled rows before any row is
+# read. Pictures are larger: see `_object_bytes`.
 _TEXT_BYTES = 64
 
 # Number of rows that are converted to Python objects at a time if the user sets no batch size, to limit the memory.
@@ -213,11 +215,10 @@ class _Progress:
 class TorchDataset(IterableDataset):  # type: ignore[misc]
     """Iterable torch dataset of rows; the method ``to_torch_dataset()`` of a connector or a shard creates it.
 
-    With a batch size, an item is a dict of column -> tensor ``[rows]`` (a list for text and bytes).
+    With a batch size, an item is a dict of column -> tensor ``[rows]`` (a list for text, bytes and structs).
     ``DataLoader(dataset, batch_size=None)`` returns these items unchanged; ``DataLoader(dataset)`` returns tensors
-    ``[1, rows]``. Without a batch size, an item is a dict of column -> int, float, bool, str, bytes or (lists)
-    tensor, and DataLoader
-    combines the items into batches.
+    ``[1, rows]``. Without a batch size, an item is a dict of column -> int, float, bool, str, bytes, dict (structs) or
+    tensor (lists of numbers), and DataLoader combines the items into batches.
 
     Each ``iter()`` begins an epoch when its first item is requested. With ``shuffle=True`` every epoch has its own
     order, which depends only on the seed, the epoch, the rank and the DataLoader worker. The row ranges are shuffled
@@ -275,7 +276,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._rows = rows
         self._position = position
         self._row_bytes = sum(
-            _TEXT_BYTES if dtype == OBJECTS else np.dtype(dtype).itemsize for dtype in self._dtypes.values()
+            _object_bytes(ingester.source, name) if dtype == OBJECTS else np.dtype(dtype).itemsize
+            for name, dtype in self._dtypes.items()
         )
         self._epochs = EpochCounter()
         self._progress = _Progress()
@@ -536,6 +538,20 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             return list(values.tolist())
         # Each row gets memory of its own, so that a row that is kept does not keep the others.
         return [row.clone() for row in torch.from_numpy(values)]
+
+
+def _object_bytes(source: ParquetSource, column: str) -> int:
+    """Estimate the size of a text, a picture or another object from the footer of the dataset's first file."""
+    metadata = source.metadata(source.reference().path)
+    chunks = [
+        chunk
+        for group in map(metadata.row_group, range(metadata.num_row_groups))
+        for chunk in map(group.column, range(metadata.num_columns))
+        if chunk.path_in_schema.split(".")[0] == column
+    ]
+    size: int = sum(chunk.total_uncompressed_size for chunk in chunks)
+    rows: int = metadata.num_rows
+    return max(_TEXT_BYTES, size // max(rows, 1))
 
 
 def _worker_identity() -> dict[str, int]:
