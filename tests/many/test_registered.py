@@ -11,12 +11,24 @@ import numpy as np
 import pandas as pd
 import pytest
 import xgboost
+from typer.testing import CliRunner
 
 from shoal import ComputePool, RunConfig, many
+from shoal.cli import app
 from shoal.data import DataConnector
 from shoal.errors import InvalidArgumentError, JobFailedError
-from shoal.jobs import JobResult, Tracking, attach, list_jobs, load_partitions, models_spec_of, submit
+from shoal.jobs import (
+    JobResult,
+    Tracking,
+    attach,
+    list_jobs,
+    load_partitions,
+    models_spec_of,
+    partitions_so_far,
+    submit,
+)
 from shoal.kinds.partitions import logged_model
+from shoal.models.catalog import model_history
 from shoal.state.schema import JobState
 from tests.support.homes import new_home
 
@@ -152,21 +164,31 @@ def test_too_many_failed_partitions_fail_the_job_after_all_others_and_a_retry_re
     models = load_partitions(status.result)
     assert models["south"].value.num_boosted_rounds() == 3
 
+    south = models["south"].content()
+    assert partitions_so_far("nightly")["south"].content() == south
+    shown = CliRunner().invoke(app, ["jobs", "show", "nightly"]).stdout
+    assert "'west': ValueError: no model today" in shown and "{'" not in shown
+
     (tmp_path / "calls").write_text("")
+    with pytest.raises(JobFailedError, match="limited version 2 waits for a decision"):
+        run("nightly", max_failed=0.1)  # judges the same job
     (tmp_path / "heal").touch()
     result = run("nightly")
-    assert (tmp_path / "calls").read_text().split() == ["west"]
-    assert (result.attempt, result.promoted, result.model_version) == (2, True, "2")
+    assert (tmp_path / "calls").read_text().split() == ["west"] * 2
+    assert (result.attempt, result.promoted, result.model_version) == (3, True, "3")
+    assert [each.version for each in model_history("limited", tracking_uri=tracking.uri)] == ["3"]
     assert result.partitions == {"succeeded": 3, "failed": 0}
-    assert load_partitions(result)["south"].content() == models["south"].content()
+    assert load_partitions(result)["south"].content() == south
+    earlier = load_partitions(status.result)
+    assert (earlier["south"].content(), earlier["west"].status) == (south, "failed")
 
     (tmp_path / "heal").unlink()
-    for job_id, limit in (("number", 1), ("share", 0.34), ("python", None)):
+    for job_id, limit in (("number", "1"), ("share", "0.34"), ("all", 1.0), ("python", None)):
         result = run(job_id, max_failed=limit)
         assert (result.failure, result.promoted, result.decision.sentence.endswith(why)) == (None, False, True)
     with pytest.raises(JobFailedError, match=r"max_failed=0\.33 allows fewer"):
         run("small-share", max_failed=0.33)
-    for wrong in (-1, 1.5, "many"):
+    for wrong in (-1, 1.5, True, "many"):
         with pytest.raises(InvalidArgumentError, match="max_failed"):
             run("wrong", max_failed=wrong)
 

@@ -371,7 +371,7 @@ def _result_table(result: JobResult) -> Any:
         if isinstance(value, dict):
             pairs += [(f"{name} {key}", item) for key, item in value.items()]
         elif isinstance(value, list):
-            pairs.append((name, ", ".join(str(item) for item in value)))
+            pairs.append((name, ", ".join(map(str, getattr(result, name)))))
         else:
             pairs.append((name, value))
     return output.fields((name.replace("_", " "), value) for name, value in pairs)
@@ -387,7 +387,9 @@ def run_partitions(
     job_id: NewJobId = None,
     max_failed: Annotated[
         str | None,
-        typer.Option(help="Number of partitions that may fail, or their share below 1; by default that in SPEC, or 0."),
+        typer.Option(
+            help="Number of partitions that may fail, or their share, such as 0.05; by default that in SPEC, or 0."
+        ),
     ] = None,
     detach: Detach = False,
     as_json: output.Json = False,

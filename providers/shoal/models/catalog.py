@@ -20,6 +20,7 @@ from sqlalchemy import false, or_, select
 from shoal.errors import InvalidArgumentError, ModelNotFoundError, RegistryError, ShoalError, shown
 from shoal.jobs import mlflow_run
 from shoal.jobs.files.retention import checked_age, prune_jobs
+from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import RetentionStep, act, store_lock, transaction
 from shoal.jobs.mlflow_run import ATTEMPT_TAG, JOB_TAG, answering, missing_ignored
 from shoal.jobs.register import DEFAULT_ALIAS
@@ -621,6 +622,20 @@ class _Deletion:
             for source in sources
             for other in self.registry.client.search_model_versions(f"source_path = {source}", max_results=2)
         )
+
+
+def delete_waiting(store: Store, registry: Registry, model: str, replaced: Collection[Key]) -> None:
+    """Delete the versions that attempts have registered and that still wait for a decision: a further attempt of the
+    job has replaced them."""
+    keys = {(key.job_id, str(key.attempt)) for key in replaced}
+    try:
+        found = [each for each in registry.versions(model).get(model, []) if _attempt(each) in keys]
+        waiting = [each for each in found if each.tags.get(REASON_TAG) == WAITING]
+        aliases = {each.tags[ALIAS_TAG] for each in waiting}
+        for version in _Deletion(store, registry, model, aliases, asking_team()).of(waiting):
+            print(f"{model} version {version.version}, which an earlier attempt has registered, is deleted", flush=True)
+    except Exception as error:  # the new version is registered, so the job must not fail
+        print(f"the versions of earlier attempts could not be deleted: {error}", flush=True)
 
 
 def _needed(store: Store, team: str | None) -> Attempts:

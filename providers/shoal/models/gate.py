@@ -38,7 +38,7 @@ from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, Pr
 from shoal.jobs.submission import attach
 from shoal.lazy_imports import mlflow
 from shoal.models import training_record
-from shoal.models.catalog import unknown_model
+from shoal.models.catalog import delete_waiting, unknown_model
 from shoal.models.contest import COLUMNS_TAG, Challenge, Outcome, champion_of, columns_of, holdout_named, load, reading
 from shoal.models.decision import Candidate, Evaluation
 from shoal.models.holdout import Holdout, try_out
@@ -219,6 +219,8 @@ def enter(
         tags |= record.tags(run)
     challenger = registered(register, model_uri, challenge.evaluation, digest, tags)
     ledger = Ledger.of(run.client, place.store, register)
+    if earlier := attempts.without_success(place.store, place.key):
+        delete_waiting(place.store, Registry(run.client, ledger.registry), register.model, earlier)
     contest = challenge.contest(ledger, challenger, place.key)
     say = functools.partial(print, flush=True)
     outcome = contest.decided() if register.promote else contest.previewed()

@@ -311,7 +311,7 @@ def many_models(
             ``pkg.module:name``.
         kwargs: Keyword arguments of the function.
         estimator: Boosting model instead of a function, as a dict with the fields of a `PartitionEstimator`.
-        max_failed: Number of partitions that may fail, or their share below 1, such as 0.05. If more fail, the task
+        max_failed: Number of partitions that may fail, or their share, such as 0.05. If more fail, the task
             fails after all others were trained and stored. None: the number in `spec`, or 0.
         spec: Further fields of a `PartitionsJobSpec`, such as ``register``, ``columns``, ``run_config``.
         pool_name: Name, URI or block of the pool; by default the pool in `spec`.

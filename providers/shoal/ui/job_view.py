@@ -14,7 +14,7 @@ from typing import Any
 
 from shoal import jobs
 from shoal.errors import ShoalError
-from shoal.jobs import load_partitions, partitions_so_far
+from shoal.jobs import partitions_so_far
 from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts, study_logs
@@ -178,18 +178,13 @@ def partitions_view(job: Job, result: JobResult | None, location: str | None) ->
     """Return the partitions of an attempt; None if it has none, or if their files are not on this machine."""
     if job.framework != PARTITIONS or (location is not None and "://" in location):
         return None
-    if result is not None:
-        return _partitions(job.id, job.attempt, result.model_dump_json(), 0)
-    return _partitions(job.id, job.attempt, None, int(time.monotonic() // _READ_EVERY_S))
+    return _partitions(job.id, job.attempt, 0 if result else int(time.monotonic() // _READ_EVERY_S))
 
 
 @lru_cache(maxsize=80)
-def _partitions(job_id: str, attempt: int, result: str | None, _turn: int) -> PartitionsView | None:
+def _partitions(job_id: str, attempt: int, _turn: int) -> PartitionsView | None:
     try:
-        if result is None:
-            found = partitions_so_far(job_id, attempt=attempt)
-        else:
-            found = load_partitions(JobResult.model_validate_json(result))
+        found = partitions_so_far(job_id, attempt=attempt)
         if not len(found):
             return None
         worst = sorted(found, key=lambda each: (each.status == "succeeded", -each.seconds))[:_MOST_LINES]

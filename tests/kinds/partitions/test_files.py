@@ -184,6 +184,12 @@ def test_an_attempt_takes_over_the_folder_of_a_killed_one_with_the_same_plan(roo
     third.prepare("key", [])  # the same attempt, again
     assert len(complete_files(third.results)) == 1
 
+    storage.write(third.manifest, b"named by the store")
+    _, fourth = attempt(root, 4)
+    fourth.prepare("key", [third.path.rpartition("/")[0]])  # failed after all results were stored
+    assert [len(complete_files(each.results)) for each in (third, fourth)] == [1, 1]
+    assert storage.read(third.manifest) == b"named by the store"
+
     assert (third.new_claims() is None) == ("://" in root)
     third.discard_rows()
     with pytest.raises(OSError, match="rows"):

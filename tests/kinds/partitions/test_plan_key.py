@@ -18,6 +18,7 @@ import pytest
 from shoal import RunConfig
 from shoal.data import DataConnector
 from shoal.data.parquet.files import DataFile, list_files
+from shoal.jobs.submission import fingerprint
 from shoal.kinds.partitions.call import program_of
 from shoal.kinds.partitions.engine import plan_key
 from shoal.kinds.partitions.partition_messages import PartitionProgram
@@ -52,6 +53,11 @@ def test_a_frame_that_is_staged_again_is_recognised_by_its_rows(fresh_home: Path
     assert key(FRAME) == key(FRAME.copy())
     changed = (FRAME.assign(sales=2.0), FRAME.iloc[::-1], FRAME.assign(store=FRAME.store.astype("int8")))
     assert len({key(frame) for frame in (FRAME, *changed)}) == 4
+
+
+def test_a_job_that_is_judged_otherwise_is_the_same_job(files: DataConnector) -> None:
+    spec = PartitionsJobSpec.parse({"dataset": files, "by": "store", "program": "stored"})
+    assert fingerprint(spec) == fingerprint(spec.model_copy(update={"max_failed": 0.1}))
 
 
 @pytest.mark.parametrize("is_equal", [True, False])

@@ -60,6 +60,10 @@ def test_what_is_wrong_is_refused_by_name(fields, said):
         JobSpec.parse(TRAIN | fields)
 
 
+def test_a_stored_spec_with_an_eval_set_called_holdout_can_be_read():
+    JobSpec.parse(TRAIN | {"register": REGISTER, "eval_set": {"holdout": HOLDOUT}, "fingerprint": "q"})
+
+
 def test_every_public_name_is_there():
     assert all(getattr(jobs, name) is not None for name in jobs.__all__)
     with pytest.raises(AttributeError, match="no attribute 'submitt'"):

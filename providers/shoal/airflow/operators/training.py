@@ -257,7 +257,7 @@ class ManyModelsOperator(_FieldsOperator):
     :param function_kwargs: Keyword arguments of the function. (templated)
     :param estimator: Boosting model instead of a function: a dict with the fields of a `PartitionEstimator`, such as
         ``input_cols``, ``label_col``, ``params``. (templated)
-    :param max_failed: Number of partitions that may fail, or their share below 1, such as 0.05. By default that in
+    :param max_failed: Number of partitions that may fail, or their share, such as 0.05. By default that in
         `spec`, or 0. (templated)
     :param spec: Further fields of a `PartitionsJobSpec`, such as ``register``, ``columns``, ``run_config``. (templated)
     """

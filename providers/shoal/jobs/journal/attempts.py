@@ -387,6 +387,14 @@ def saved_before_failure(store: Store, key: Key) -> tuple[Key, str] | None:
     return None
 
 
+def without_success(store: Store, key: Key) -> list[Key]:
+    """Return the earlier attempts of a job that have failed or were cancelled, the newest first."""
+    query = select(Job.attempt).where(Job.id == key.job_id, Job.attempt < key.attempt)
+    query = query.where(Job.state.in_((JobState.FAILED, JobState.CANCELLED))).order_by(Job.attempt.desc())
+    with store.reading() as session:
+        return [Key(key.job_id, attempt) for attempt in session.scalars(query)]
+
+
 def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
     """Record whether a job uses GPUs, unless an earlier attempt has recorded it, and return the recorded choice.
 

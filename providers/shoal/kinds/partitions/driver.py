@@ -8,7 +8,6 @@ from shoal.data.connector import DataConnector
 from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts
 from shoal.jobs.journal import attempts
-from shoal.jobs.journal.attempts import Key
 from shoal.jobs.kind import KindDriver
 from shoal.jobs.mlflow_run import Run, answering, missing_ignored, retrying_briefly
 from shoal.jobs.results import FailedPartition, JobResult, failed_text
@@ -21,7 +20,6 @@ from shoal.models.contest import Outcome, champion_of
 from shoal.models.holdout import check_holdout
 from shoal.models.training_record import TrainingRows
 from shoal.secrets.redaction import one_line
-from shoal.state.schema import JobState
 
 if TYPE_CHECKING:
     from shoal.kinds.partitions.engine import Answer
@@ -59,7 +57,7 @@ class PartitionsDriver(KindDriver[PartitionsJobSpec, AttemptContext]):
             program,
             claim=claim,
             folder=folder,
-            earlier=_unfinished(place, location),
+            earlier=[artifacts.folder(key, location) for key in attempts.without_success(place.store, place.key)],
             env=place.environment,
             may_publish=place.is_current,
             on_progress=place.on_progress,
@@ -185,13 +183,3 @@ def _register(
         note=failed,
     )
     return uri, outcome
-
-
-def _unfinished(place: AttemptContext, location: str | None) -> list[str]:
-    """Return the artifact folders of the earlier attempts that did not succeed, the newest first."""
-    earlier = [Key(place.key.job_id, attempt) for attempt in range(place.key.attempt - 1, 0, -1)]
-    return [
-        artifacts.folder(key, location)
-        for key in earlier
-        if attempts.state(place.store, key) in (JobState.FAILED, JobState.CANCELLED)
-    ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,7 +77,7 @@ class WorkFolder:
                 found = locations.read_claim(folder)
                 is_ours = found is not None and (found.job_id, found.owner) == (self._claim.job_id, self._claim.owner)
                 if is_ours and self._key(work_folder_in(folder)) == key:
-                    _move(work_folder_in(folder), self.path)
+                    self._take_over(work_folder_in(folder))
                     forget_failed(self.results)
                     break
         if self.is_local:
@@ -103,21 +104,30 @@ class WorkFolder:
         with contextlib.suppress(OSError):
             discard_leftovers(self.results)
 
+    def _take_over(self, earlier: str) -> None:
+        """Move the files of an earlier attempt. If the store names its results, they stay readable there, and this
+        attempt gets copies of the result files, which are links on a local disk."""
+        fs, old = filesystem(earlier)
+        _, new = filesystem(self.path)
+        is_published = fs.exists(f"{old}/{MANIFEST}")
+        if self.is_local and not is_published:
+            Path(old).rename(new)
+            return
+        if self.is_local:
+            make_folder(self._attempt_folder, self.results)
+        for path in map(str, fs.find(f"{old}/results" if is_published else old)):
+            target = new + path.removeprefix(old)
+            with contextlib.suppress(OSError):  # not every file system has links
+                if self.is_local:
+                    os.link(path, target)
+                    continue
+            (fs.cp_file if is_published else fs.mv)(path, target)
+
     def _key(self, path: str) -> str | None:
         try:
             return str(json.loads(storage.read(f"{path}/{_PLAN}"))["key"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-
-
-def _move(source: str, target: str) -> None:
-    fs, old = filesystem(source)
-    _, new = filesystem(target)
-    if is_local(fs):
-        Path(old).rename(new)
-        return
-    for path in fs.find(old):
-        fs.mv(path, new + str(path).removeprefix(old))
 
 
 _MOST_ERRORS = 20

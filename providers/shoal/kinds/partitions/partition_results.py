@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.output_tables import to_exact_frame, without_row_numbers, write_tables
 from shoal.data.parquet.files import resolve
@@ -19,7 +19,7 @@ from shoal.errors import InvalidArgumentError, JobError, TrainingError
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.results import failed_text
+from shoal.jobs.results import JobResult, failed_text
 from shoal.kinds.partitions import partition_messages
 from shoal.kinds.partitions.keys import Key as PartitionKey
 from shoal.kinds.partitions.keys import key_text, keys_in, shown_key
@@ -34,9 +34,6 @@ from shoal.kinds.partitions.spec import PARTITIONS
 from shoal.lazy_imports import pa, pd, pq
 from shoal.state import Store
 from shoal.training.locations import filesystem, local_path, resolved
-
-if TYPE_CHECKING:
-    from shoal.jobs.results import JobResult
 
 
 class PartitionFailedError(TrainingError):
@@ -420,4 +417,6 @@ def partitions_so_far(
     if job.framework != PARTITIONS:
         raise InvalidArgumentError(f"job {job_id} has no partitions: only jobs of shoal.many have them")
     location = artifact_location or job.run_config.get("artifact_location")
+    if job.result:  # it has succeeded, or failed after all results were stored
+        return load_partitions(JobResult.model_validate(job.result), location)
     return PartitionResults.so_far(work_folder_in(artifacts.folder(Key(job.id, job.attempt), location)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
@@ -156,11 +158,11 @@ class PartitionsJobSpec(AnyJobSpec):
         description="Maximum time in seconds that the function may take for one partition. A partition that takes "
         "longer fails. None: no limit.",
     )
-    max_failed: Annotated[int, Field(ge=0)] | Annotated[float, Field(gt=0, lt=1)] | None = Field(
+    max_failed: int | float | None = Field(
         default=0,
-        description="Number of partitions that may fail, or their share if it is below 1, such as 0.05. If more fail, "
-        "the job fails after all results are stored: the registered version waits for a decision, and a further "
-        "attempt repeats only the failed partitions. None: no limit, as in `shoal.many`, whose results have "
+        description="Number of partitions that may fail, or their share, such as 0.05; 1.0 is the share of all. If "
+        "more fail, the job fails after all results are stored: the registered version waits for a decision, and a "
+        "further attempt repeats only the failed partitions. None: no limit, as in `shoal.many`, whose results have "
         "`require_all`. If all partitions fail, the job always fails.",
     )
     scaling_config: PartitionsScalingConfig = Field(
@@ -177,6 +179,16 @@ class PartitionsJobSpec(AnyJobSpec):
     @classmethod
     def _several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
+
+    @field_validator("max_failed", mode="before")
+    @classmethod
+    def _number_or_share(cls, value: Any) -> Any:
+        with suppress(ValueError):  # the command line and templates give texts
+            value = json.loads(value) if isinstance(value, str) else value
+        is_share = isinstance(value, float) and 0 <= value <= 1
+        if value is None or is_share or (type(value) is int and value >= 0):
+            return value
+        raise ValueError("use a number of partitions, such as 3, or their share, such as 0.05 (1.0: all partitions)")
 
     @field_validator("scaling_config", mode="before")
     @classmethod

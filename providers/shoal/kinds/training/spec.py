@@ -66,7 +66,8 @@ class JobSpec(TrainRequest, AnyJobSpec):
                 "a ranking metric in register needs group_col as well: set group_col to the name of the column that "
                 "assigns rows to groups, such as queries"
             )
-        if self.register_as is not None and HOLDOUT in self.eval_set:
+        # The stored spec of an earlier version may have this name. Only a stored spec has a fingerprint.
+        if self.register_as is not None and HOLDOUT in self.eval_set and self.fingerprint is None:
             raise ValueError(
                 f'an eval set has the name "{HOLDOUT}", under which the metrics on register.holdout are stored: rename '
                 "the eval set"
