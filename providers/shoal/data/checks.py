@@ -126,8 +126,8 @@ def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | N
                 f'{place}: column "{name}" of type {type_} has {nulls} null lists or elements, but only elements that '
                 "are floats can be null (as NaN): fill in these values, or leave these rows out"
             )
-        # The footer counts the lists that filters leave out, too.
-        if not is_variable or (source.filters is not None and group.rows < rows):
+        # The footer counts the lists that filters leave out, too, and deleted ones.
+        if not is_variable or (source.filtered and group.rows < rows):
             continue
         here, rest = divmod(chunk.num_values, rows * math.prod(found[0]))
         if rest or (length and here != length):
@@ -137,7 +137,7 @@ def _list_dtype(source: ParquetSource, name: str, type_: pa.DataType) -> str | N
                 "a tensor needs lists of one length, so pad or cut the lists, or leave the column out (columns=[...])"
             )
         length, first = here, place
-    if is_variable and not length and source.filters is not None:
+    if is_variable and not length and source.filtered:
         # The footers do not show how long the matching lists are, so the first list is read. It has no length if null.
         one = source.ranges()[0]
         (table,) = source.read([RowRange(one.path, one.row_group, 0, 1)], [name])
@@ -153,9 +153,10 @@ def _elements(source: ParquetSource, name: str, depth: int) -> Iterator[tuple[Ro
     for group in source.row_groups():
         if not group.rows:
             continue
-        metadata = source.metadata(group.path).row_group(group.index)
+        footer, metadata = source.footer(group.path), source.metadata(group.path).row_group(group.index)
+        stored = footer.stored_names([name])[0] if name in footer.schema.names else name
         for chunk in map(metadata.column, range(metadata.num_columns)):
-            below = chunk.path_in_schema.removeprefix(f"{name}.")
+            below = chunk.path_in_schema.removeprefix(f"{stored}.")
             if below != chunk.path_in_schema and below.count(".") == 2 * depth - 1:
                 yield group, chunk, metadata.num_rows
 
@@ -169,6 +170,10 @@ def check_same_schema(source: ParquetSource, columns: Sequence[str] | None) -> N
         columns: The columns; None for all columns of the dataset. A file may then lack an index that pandas has stored
             in other files.
     """
+    if source.is_table:
+        for name in columns or ():
+            check_present(source.place, name, source.schema().names)
+        return
     gaps = source.index_gaps() if columns is None else ()
     columns = source.schema().names if columns is None else columns
     partitions = source.partition_fields()
@@ -210,7 +215,7 @@ def check_categories(source: ParquetSource, types: Mapping[str, pa.DataType]) ->
         if pa.types.is_null(type_) or category_type(type_) == category_type(expected):
             continue
         path, advice = source.file_of_type(name), "write the column in the type of the training set"
-        if name in source.partition_fields() and not pa.types.is_boolean(expected):
+        if name in source.partition_fields() and not source.is_table and not pa.types.is_boolean(expected):
             padded = None if pa.types.is_string(type_) else source.padded_partition(name)
             if padded is None:
                 continue

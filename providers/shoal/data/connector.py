@@ -11,7 +11,8 @@ from shoal.data.dataset_spec import DatasetSpec, SplitSpec, TorchDefaults
 from shoal.data.filters import TimeRange, check_present, columns_of, parse_filters, time_column
 from shoal.data.ingest import INGESTERS, ArrowIngester, Ingester, IngesterClass, RayDataIngester
 from shoal.data.parquet.files import need
-from shoal.data.parquet.source import ParquetSource, find_groups, take_rows
+from shoal.data.parquet.reading import take_rows
+from shoal.data.parquet.source import ParquetSource, find_groups
 from shoal.data.planning import GangPosition, Shard, Split, current_position, deal_rows, plan_groups, plan_shards
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
 from shoal.lazy_imports import pa, pc, pd

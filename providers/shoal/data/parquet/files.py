@@ -13,12 +13,13 @@ import socket
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from shoal.data.filters import Filters
+from shoal.data.listing import DataFile, Listing
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, MissingExtraError, shown
 from shoal.lazy_imports import pa
 from shoal.secrets.redaction import has_credentials, redact_address, redact_value, redacted_errors
@@ -217,20 +218,25 @@ WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 """Pattern of the partition values that are read as integers."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """Path, size and time of the last change of one file of a dataset.
+class ParquetPaths:
+    """Lister of Parquet files: files, directories and globs.
 
     Args:
-        path: Canonical path or URI.
-        size: Size in bytes.
-        modified_ns: Time of the last change, in nanoseconds since the epoch; None if the filesystem does not report the
-            time.
+        paths: Absolute paths or URIs.
     """
 
-    path: str
-    size: int
-    modified_ns: int | None = None
+    def __init__(self, paths: Sequence[str]) -> None:
+        self.paths = tuple(paths)
+
+    @property
+    def place(self) -> str:
+        """The file, folder or glob, or the number of those that were given."""
+        first = self.paths[0]
+        return first if len(self.paths) == 1 else f"{len(self.paths)} paths, of which the first is {first}"
+
+    def list_files(self, filters: Filters | None) -> Listing:
+        """List all files that the paths match. The files of a directory or glob are ordered by path."""
+        return Listing(list_files(self.paths))
 
 
 def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
@@ -290,7 +296,7 @@ def _expand(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[D
     [info] = filesystem.get_file_info([inner])
     if info.type == FileType.File:
         check([inner.rpartition("/")[0]])
-        return [DataFile(path, info.size or 0, info.mtime_ns)]
+        return [_found(path, info)]
     if info.type == FileType.Directory:
         static = inner
         check([inner])
@@ -318,8 +324,12 @@ def _expand(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[D
         is_below = Path(inner).is_relative_to(here)
         start = f". Relative paths start in {here}, the folder of this process" if is_below else ""
         raise DataError(f"{path} does not exist: check the path, and that this machine ({host}) can access it{start}")
-    files = [DataFile(canonical(info.path, static), info.size or 0, info.mtime_ns) for info in infos]
+    files = [_found(canonical(info.path, static), info) for info in infos]
     return sorted(files, key=lambda file: file.path)
+
+
+def _found(path: str, info: Any) -> DataFile:
+    return DataFile(path, info.size or 0, info.mtime_ns, partition_values(path))
 
 
 def _is_hidden(relative: str) -> bool:

@@ -20,11 +20,9 @@ from typing import Any
 
 from shoal.data.filters import Filters, Scalar, Term, check_present, describe_term
 from shoal.data.parquet.footers import Footer, kind_of, open_planned, wrap_read_errors
+from shoal.data.parquet.table_types import read_batches
 from shoal.errors import DataError, shown
 from shoal.lazy_imports import np, pa, pc
-
-BATCH_ROWS = 65_536
-"""Number of rows that are filtered at a time, to limit the memory. 64 Ki rows of 100 float32 columns are 26 MB."""
 
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
@@ -123,18 +121,19 @@ class Comparison:
 
 class Matcher:
     """Filters that are prepared for one file: the values of the filters are converted to the types of the file's
-    columns.
+    columns. A row that the table has deleted matches nothing.
 
     Args:
-        filters: The filters.
+        filters: The filters; None if all rows that are not deleted match.
         footer: Footer of the file.
-        partitions: Partition column -> its value for this file.
+        partitions: Column that the file does not store, such as a partition column -> its value for this file.
     """
 
-    def __init__(self, filters: Filters, footer: Footer, partitions: dict[str, pa.Scalar]) -> None:
+    def __init__(self, filters: Filters | None, footer: Footer, partitions: dict[str, pa.Scalar]) -> None:
         self._alternatives: list[list[tuple[str, Comparison]]] = []
+        self._footer = footer
         stored = footer.schema.names
-        for terms in filters:
+        for terms in ((),) if filters is None else filters:
             tests: list[tuple[str, Comparison]] | None = []
             for term in terms:
                 check_present(footer.path, term[0], [*stored, *(name for name in partitions if name not in stored)])
@@ -155,16 +154,18 @@ class Matcher:
         None if the statistics are not sufficient.
 
         Returns:
-            True if every row matches, False if no row matches, None if the values must be read to decide.
+            True if every row that is not deleted matches, False if no row matches, None if the values must be read to
+            decide.
         """
         if not self._alternatives:
             return False
         group = metadata.row_group(row_group)
         bounds = {name: Bounds(None, None, None, group.num_rows) for name in self.columns}
+        stored = dict(zip(self._footer.stored_names(self.columns), self.columns, strict=True))
         for chunk in map(group.column, range(group.num_columns)):
-            name = chunk.path_in_schema
-            stats = chunk.statistics if name in bounds and chunk.is_stats_set else None
-            if stats is not None:
+            name = stored.get(chunk.path_in_schema)
+            if name is not None and chunk.is_stats_set:
+                stats = chunk.statistics
                 nulls = stats.null_count if stats.has_null_count else None
                 low, high = (_min_and_max(stats, self._types[name]) if stats.has_min_max else None) or (None, None)
                 bounds[name] = Bounds(low, high, nulls, group.num_rows)
@@ -174,11 +175,18 @@ class Matcher:
             verdicts.append(False if False in found else None if None in found else True)
         return True if True in verdicts else None if None in verdicts else False
 
-    def mask(self, table: pa.RecordBatch) -> pa.Array:
-        """Return a bool array without nulls that is True for each row of the batch that matches the filters."""
+    def mask(self, table: pa.RecordBatch, row_group: int, start: int) -> pa.Array:
+        """Return a bool array without nulls that is True for each row of a batch that matches the filters.
+
+        Args:
+            table: The batch.
+            row_group: The row group that contains the batch.
+            start: Position of the batch's first row in the row group.
+        """
+        deleted = self._footer.deleted_in(row_group)
         either = None
         for tests in self._alternatives:
-            every = None
+            every = pc.invert(at_positions(deleted, start, table.num_rows)) if len(deleted) else None
             for name, test in tests:
                 found = test.mask(table.column(table.schema.names.index(name)))
                 every = found if every is None else pc.and_(every, found)
@@ -195,15 +203,17 @@ def count_rows(footer: Footer, metadata: Any, matcher: Matcher) -> list[int]:
     unknown = []
     for index, (rows, _) in enumerate(footer.groups):
         verdict = matcher.decide(metadata, index) if rows else False
-        counts.append(rows if verdict else 0)
+        counts.append(rows - len(footer.deleted_in(index)) if verdict else 0)
         if verdict is None:
             unknown.append(index)
     if unknown:
         with open_planned(footer) as file:
             for index in unknown:
                 with wrap_read_errors(footer.path, f"row group {index}"):
-                    batches = file.iter_batches(BATCH_ROWS, row_groups=[index], columns=list(matcher.columns))
-                    counts[index] = sum(pc.sum(matcher.mask(batch)).as_py() or 0 for batch in batches)
+                    batches = read_batches(file, footer, index, matcher.columns)
+                    counts[index] = sum(
+                        pc.sum(matcher.mask(batch, index, start)).as_py() or 0 for start, batch in batches
+                    )
     return counts
 
 
@@ -212,10 +222,21 @@ def matching_rows(footer: Footer, metadata: Any, matcher: Matcher, row_group: in
     rows = footer.groups[row_group][0]
     verdict = matcher.decide(metadata, row_group) if rows else False
     if verdict is not None:
-        return np.arange(rows if verdict else 0)
+        return np.delete(np.arange(rows), footer.deleted_in(row_group)) if verdict else np.arange(0)
     with open_planned(footer) as file, wrap_read_errors(footer.path, f"row group {row_group}"):
-        batches = file.iter_batches(BATCH_ROWS, row_groups=[row_group], columns=list(matcher.columns))
-        return np.flatnonzero(np.concatenate([matcher.mask(batch).to_numpy(zero_copy_only=False) for batch in batches]))
+        batches = read_batches(file, footer, row_group, matcher.columns)
+        masks = [matcher.mask(batch, row_group, start) for start, batch in batches]
+        return np.flatnonzero(np.concatenate([mask.to_numpy(zero_copy_only=False) for mask in masks]))
+
+
+def at_positions(positions: np.ndarray, start: int, rows: int) -> pa.Array:
+    """Return an Arrow array of booleans ``[rows]`` that is true for each row whose number, plus `start`, is one of the
+    ascending `positions`."""
+    mask = np.zeros(rows, dtype=bool)
+    first, last = np.searchsorted(positions, (start, start + rows))
+    mask[positions[first:last] - start] = True
+    # The shorter `pa.array(mask)` would import pandas, which is slow.
+    return pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(np.packbits(mask, bitorder="little"))])
 
 
 def prepare(path: str, term: Term, type_: pa.DataType) -> Comparison:

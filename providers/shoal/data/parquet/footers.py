@@ -10,11 +10,12 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Context
 from typing import Any
 
-from shoal.data.parquet.files import DataFile, partition_values, resolve
+from shoal.data.listing import DataFile
+from shoal.data.parquet.files import resolve
 from shoal.errors import DataAccessError, DataError
 from shoal.lazy_imports import np, pa, pc, pq
 
@@ -35,22 +36,42 @@ class Footer:
         path: Canonical path or URI.
         size: Size of the file in bytes.
         groups: (number of rows, uncompressed bytes) of each row group.
-        schema: The columns in the file, without metadata.
-        partitions: (name, value) of each Hive partition in the path; the value is text, or None for a null.
+        schema: The columns in the file, without metadata. For a file of a table: in the table's names and types.
+        partitions: (name, value) of each partition; see `DataFile`.
         fingerprint: Hash of the bytes of the footer.
+        stored: For a file of a table, the names in the file of the columns of `schema`; None if they are the same, and
+            the types, too.
+        deleted: Positions of the deleted rows of the file; see `DataFile`.
     """
 
     path: str
     size: int
     groups: tuple[tuple[int, int], ...]
     schema: pa.Schema
-    partitions: tuple[tuple[str, str | None], ...]
+    partitions: tuple[tuple[str, Any], ...]
     fingerprint: str = ""
+    stored: tuple[str, ...] | None = None
+    deleted: np.ndarray | None = field(default=None, compare=False)
 
     @property
     def rows(self) -> int:
         """Return the number of rows in the file."""
         return sum(rows for rows, _ in self.groups)
+
+    def stored_names(self, names: Iterable[str]) -> list[str]:
+        """Return the names that columns have in the file."""
+        if self.stored is None:
+            return list(names)
+        return [self.stored[self.schema.get_field_index(name)] for name in names]
+
+    def deleted_in(self, row_group: int) -> np.ndarray:
+        """Return the positions of the deleted rows of a row group, counted from its first row, ascending."""
+        if self.deleted is None:
+            return np.arange(0)
+        start = sum(rows for rows, _ in self.groups[:row_group])
+        first, after = np.searchsorted(self.deleted, (start, start + self.groups[row_group][0]))
+        positions: np.ndarray = self.deleted[first:after].astype(np.int64) - start
+        return positions
 
 
 @contextlib.contextmanager
@@ -88,7 +109,7 @@ def open_planned(footer: Footer) -> Iterator[Any]:
     If the file was replaced after its rows were assigned to workers, rows could be lost, read twice or mixed with rows
     that nobody has checked.
     """
-    with _open(footer.path) as (file, fingerprint):
+    with _open(footer.path, of_table=footer.stored is not None) as (file, fingerprint):
         if fingerprint != footer.fingerprint:
             rows = file.metadata.num_rows
             raise changed(
@@ -106,8 +127,11 @@ def changed(footer: Footer, how: str) -> DataError:
 
 
 @contextlib.contextmanager
-def _open(path: str) -> Iterator[tuple[Any, str]]:
+def _open(path: str, *, of_table: bool = False) -> Iterator[tuple[Any, str]]:
     """Open a Parquet file, and yield it with the fingerprint of its footer."""
+    # As nanoseconds, which are Arrow's default for the INT96 of Spark, times outside the years 1677 to 2262 are wrong.
+    # Folders of Parquet files keep the type that they have always had.
+    options = {"coerce_int96_timestamp_unit": "us"} if of_table else {}
     filesystem, inner = resolve(path)
     with contextlib.ExitStack() as stack:
         with wrap_read_errors(path):
@@ -115,7 +139,7 @@ def _open(path: str) -> Iterator[tuple[Any, str]]:
             footer = _footer_bytes(handle)
             # The footer is not read a second time. If it is not one, ParquetFile reads the file and raises the error.
             metadata = pq.read_metadata(pa.BufferReader(_MAGIC + footer)) if footer else None
-            file = stack.enter_context(pq.ParquetFile(handle, metadata=metadata, pre_buffer=False))
+            file = stack.enter_context(pq.ParquetFile(handle, metadata=metadata, pre_buffer=False, **options))
         yield file, hashlib.sha256(footer).hexdigest()[:32]
 
 
@@ -147,8 +171,13 @@ def stored_description(stored: Any) -> dict[str, Any]:
     return described
 
 
-def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any]]:
-    """Read the footers of several Parquet files in parallel threads."""
+def read_footers(files: Sequence[DataFile], table: pa.Schema | None = None) -> tuple[list[Footer], dict[str, Any]]:
+    """Read the footers of several Parquet files in parallel threads.
+
+    Args:
+        files: The files.
+        table: Columns of the table to which the files belong; None if they belong to no table.
+    """
     schemas: dict[Any, Any] = {}
 
     def read(file: DataFile) -> tuple[Footer, Any]:
@@ -156,14 +185,16 @@ def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any
             raise DataError(f"{file.path} is corrupt or not a Parquet file: it is empty (0 bytes)")
         with _open(file.path) as (parquet, fingerprint), wrap_read_errors(file.path):
             metadata = parquet.metadata
-            schema = parquet.schema_arrow.remove_metadata()
+            schema, stored = parquet.schema_arrow.remove_metadata(), None
+        if table is not None:
+            schema, stored = _of_table(schema, table, file)
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
         # The files of a dataset usually have the same schema. Footers with equal schemas share one schema object, so
         # that a pickled `ParquetSource` is small.
-        schema = schemas.setdefault(schema, schema)
+        schema, stored = schemas.setdefault((schema, stored), (schema, stored))
         sizes = tuple((group.num_rows, group.total_byte_size) for group in groups)
-        partitions = tuple(partition_values(file.path).items())
-        return Footer(file.path, file.size, sizes, schema, partitions, fingerprint), metadata
+        partitions = tuple(file.partitions.items())
+        return Footer(file.path, file.size, sizes, schema, partitions, fingerprint, stored, file.deleted), metadata
 
     if len(files) == 1:
         results = [read(files[0])]
@@ -171,6 +202,26 @@ def read_footers(files: Sequence[DataFile]) -> tuple[list[Footer], dict[str, Any
         with ThreadPoolExecutor(min(THREADS, max(1, len(files))), thread_name_prefix="shoal-footers") as threads:
             results = list(threads.map(read, files))
     return [footer for footer, _ in results], {footer.path: metadata for footer, metadata in results}
+
+
+def _of_table(schema: pa.Schema, table: pa.Schema, file: DataFile) -> tuple[pa.Schema, tuple[str, ...]]:
+    """Return those columns of a table that one of its files stores, and their names in the file."""
+    ids = {field_id(column): column.name for column in schema}
+    fields, names = [], []
+    for column in table:
+        key = column.name if file.columns is None else file.columns.get(column.name)
+        name = ids.get(key) if isinstance(key, int) else key
+        # The partition value holds, and is known without reading, even if the file stores the column, too.
+        if name is not None and name in schema.names and column.name not in file.partitions:
+            fields.append(column)
+            names.append(name)
+    return pa.schema(fields), tuple(names)
+
+
+def field_id(column: pa.Field) -> int | None:
+    """Return the Parquet field id of a column; None if it has none."""
+    text = (column.metadata or {}).get(b"PARQUET:field_id")
+    return None if text is None else int(text)
 
 
 _EXACT = Context(prec=100)

@@ -7,6 +7,7 @@ as the same file, but rows that were written into a new file are not recognised.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -30,12 +31,14 @@ class RecordedFile:
         groups: For each row group, the rows that belong to the dataset. If the dataset has filters, only matching rows
             are counted.
         filters: Filters of the dataset; None without filters.
+        deleted: Digest of the positions of the rows that the table has deleted; None if there are none.
     """
 
     path: str
     digest: str
     groups: tuple[GroupSelection, ...]
     filters: Filters | None = None
+    deleted: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON data, with the weights, index and seed of each split instead of row numbers."""
@@ -46,6 +49,7 @@ class RecordedFile:
             "splits": [[list(split.weights), split.index, split.seed] for split in splits],
             "groups": [[group.rows, group.key, [before for _, before in group.steps]] for group in self.groups],
             **({"filters": self.filters} if self.filters else {}),
+            **({"deleted": self.deleted} if self.deleted else {}),
         }
 
     @classmethod
@@ -60,6 +64,7 @@ class RecordedFile:
                 for rows, key, before in document["groups"]
             ),
             parse_filters(document["filters"]) if "filters" in document else None,
+            document.get("deleted"),
         )
 
 
@@ -89,6 +94,7 @@ def record_rows(source: ParquetSource) -> list[RecordedFile]:
                 for index, (rows, _) in enumerate(footer.groups)
             ),
             source.filters,
+            _digest(footer.deleted),
         )
         for footer in source.used_footers()
     ]
@@ -132,7 +138,7 @@ def _shared(source: ParquetSource, mine: RecordedFile, theirs: Sequence[Recorded
     theirs = [file for file in theirs if file.groups[index].selected]
     if not theirs or not selected:
         return np.zeros(selected, dtype=bool)
-    if any(file.filters is None and not file.groups[index].steps for file in theirs):
+    if any(file.filters is None and file.deleted is None and not file.groups[index].steps for file in theirs):
         return np.ones(selected, dtype=bool)
     taken = np.zeros(source.footer(mine.path).groups[index][0], dtype=bool)
     for file in theirs:
@@ -148,14 +154,23 @@ def _positions(source: ParquetSource, path: str, file: RecordedFile, index: int)
     the recorded file.
 
     If the recorded filters cannot be applied to the file, for example because the partition column has another type in
-    `source`, the positions of all rows are returned. Too many reported rows are better than a missed row.
+    `source`, the positions of all rows are returned. Too many reported rows are better than a missed row. Rows that the
+    table has deleted since, or had deleted then, are therefore reported, too.
     """
-    chosen = file.groups[index].indices()
-    if file.filters is None:
-        return chosen
+    group, footer = file.groups[index], source.footer(path)
+    if file.filters is None and file.deleted is None:
+        return group.indices()
+    as_now = file.deleted == _digest(footer.deleted)
     try:
-        matching = source.matching(path, index, file.filters)
+        matching = source.matching(path, index, file.filters, deleted=not as_now)
     except DataError:
-        return np.arange(source.footer(path).groups[index][0])
-    positions: np.ndarray = matching[chosen]
-    return positions
+        return np.arange(footer.groups[index][0])
+    if as_now or file.deleted is None:
+        positions: np.ndarray = matching[group.indices()]
+        return positions
+    # The numbers of a split count only the rows that were not deleted then, which are not known.
+    return np.arange(footer.groups[index][0]) if group.steps else matching
+
+
+def _digest(deleted: np.ndarray | None) -> str | None:
+    return None if deleted is None else hashlib.sha256(deleted.astype(np.int64).tobytes()).hexdigest()[:32]

@@ -1,135 +1,36 @@
-"""Define `ParquetSource`, which lists Parquet files, reads their footers, and reads rows by ranges (of one row group);
+"""Define `ParquetSource`: the rows of Parquet files, which belong to folders or to a table of another format;
 find the groups of rows, such as the documents of one query, that must stay on one worker."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
+from dataclasses import replace
 from itertools import chain, groupby
 from typing import Any
 
 from shoal.data.filters import Filters, columns_of
-from shoal.data.parquet.files import WHOLE_NUMBER, DataFile, list_files, normalise, partition_type, partition_values
-from shoal.data.parquet.filter_matching import BATCH_ROWS, Matcher, count_rows, matches_value, matching_rows
+from shoal.data.listing import DataFile, Lister
+from shoal.data.parquet.files import WHOLE_NUMBER, ParquetPaths, list_files, normalise, partition_type
+from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows
 from shoal.data.parquet.footers import (
     THREADS,
     Footer,
-    changed,
     footer_texts,
     open_planned,
     read_footers,
     rows_digest,
     stored_description,
     texts_digest,
-    wrap_read_errors,
 )
+from shoal.data.parquet.reading import read_ranges
 from shoal.data.parquet.schema import common_schema, distinct, first_with_rows, to_schema, widened
 from shoal.data.planning import GroupSelection, RowGroup, RowRange, Split, select
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import np, pa, pc
 from shoal.secrets.redaction import redact
-
-
-def read_ranges(
-    footer: Footer,
-    ranges: Sequence[RowRange],
-    columns: Sequence[str],
-    partitions: dict[str, pa.Scalar],
-    indices_of: Callable[[int], np.ndarray] | None,
-    matcher: Matcher | None = None,
-    matching: Sequence[int] | None = None,
-) -> Iterator[pa.Table]:
-    """Read row ranges (rows of one row group) of one file. The file is opened only once."""
-    with open_planned(footer) as file:
-        stored = [name for name in columns if name not in partitions]
-        names = file.schema_arrow.names
-        for name in stored:
-            if name not in names:
-                raise DataError(
-                    f'{footer.path} has no column "{name}": write this column into all files, or do not read it'
-                )
-        for part in ranges:
-            with wrap_read_errors(footer.path, f"row group {part.row_group}"):
-                rows = footer.groups[part.row_group][0]
-                found = rows if matching is None else matching[part.row_group]
-                # Of a split, all matching rows of the row group are read, and those of the range are taken from them.
-                wanted = part if indices_of is None else RowRange(part.path, part.row_group, 0, found)
-                if wanted.rows == rows:
-                    table = file.read_row_group(part.row_group, columns=stored)
-                else:
-                    table = _read_part(file, footer, wanted, stored, matcher if found < rows else None)
-                if indices_of is not None:
-                    table = table.take(indices_of(part.row_group)[part.positions()])
-                table = table.replace_schema_metadata(None)
-                # Pass the number of rows to `_append`, because a table without columns does not know its number of
-                # rows.
-                for name, value in partitions.items():
-                    if name in columns:
-                        table = _append(table, name, value, part.rows)
-                table = table.select(list(columns))
-            yield table
-            # Without `del`, this table would stay in memory while the next row group is decoded.
-            del table
-
-
-def take_rows(tables: Iterable[pa.Table], limit: int | None) -> pa.Table:
-    """Concatenate tables until the result has `limit` rows. The remaining tables are not read."""
-    kept: list[pa.Table] = []
-    rows = 0
-    for table in tables:
-        kept.append(table if limit is None else table.slice(0, limit - rows))
-        rows += kept[-1].num_rows
-        if limit is not None and rows >= limit:
-            break
-    return pa.concat_tables(kept)
-
-
-def _append(table: pa.Table, name: str, value: pa.Scalar, rows: int) -> pa.Table:
-    column = pa.repeat(value, rows) if value.is_valid else pa.nulls(rows, value.type)
-    return table.append_column(name, column) if table.num_columns else pa.table({name: column})
-
-
-def _read_part(
-    file: Any, footer: Footer, part: RowRange, columns: list[str], matcher: Matcher | None = None
-) -> pa.Table:
-    """Decode a row group in small batches, and keep only the rows of one range, so that the other rows do not take
-    memory.
-
-    With a matcher, the row numbers of the range count only the rows that match the filters.
-    """
-    wanted = list(dict.fromkeys([*columns, *(matcher.columns if matcher else ())]))
-    if not wanted:
-        return pa.table({})
-    positions = None if part.deal is None else part.positions()
-    kept = []
-    at = 0
-    for batch in file.iter_batches(batch_size=BATCH_ROWS, row_groups=[part.row_group], columns=wanted):
-        found = batch.filter(matcher.mask(batch)) if matcher else batch
-        if positions is not None:
-            kept.append(found.filter(_mask(positions, at, found.num_rows)))
-        else:
-            start, stop = max(part.start - at, 0), min(part.stop - at, found.num_rows)
-            if start < stop:
-                kept.append(found.slice(start, stop - start))
-        at += found.num_rows
-        if at >= part.stop:
-            break
-    if at < part.stop:
-        raise changed(footer, f"{part.stop} rows of row group {part.row_group} matched the filters then, {at} now")
-    return pa.Table.from_batches(kept).select(columns)
-
-
-def _mask(positions: np.ndarray, start: int, rows: int) -> pa.Array:
-    """Return an Arrow array of booleans ``[rows]`` that is true for each row whose number, plus `start`, is one of the
-    ascending `positions`."""
-    mask = np.zeros(rows, dtype=bool)
-    first, last = np.searchsorted(positions, (start, start + rows))
-    mask[positions[first:last] - start] = True
-    # The shorter `pa.array(mask)` would import pandas, which is slow.
-    return pa.Array.from_buffers(pa.bool_(), rows, [None, pa.py_buffer(np.packbits(mask, bitorder="little"))])
-
 
 Path = str | os.PathLike[str]
 
@@ -147,10 +48,13 @@ class ParquetSource:
         filters: Filters of the rows, which are applied before the splits; None for all rows. See
             :mod:`shoal.data.parquet.filter_matching`.
         by_value: Whether :meth:`digest` is computed from the values of the rows even if there are no filters.
+        lister: Lister of the table at the path; None if the paths are Parquet files. The digest of a table is always
+            computed from the values.
 
     Attributes:
         staged_copy: The :class:`shoal.data.staged_data.StagedCopy` that prevents the removal of staged files
             while this source exists; None if this process does not hold staged files.
+        is_table: Whether the files belong to a table, whose schema is that of the dataset.
         staged: Whether shoal itself wrote the files, from a DataFrame, a query or another dataset.
     """
 
@@ -161,6 +65,7 @@ class ParquetSource:
         filters: Filters | None = None,
         *,
         by_value: bool = False,
+        lister: Lister | None = None,
     ) -> None:
         several = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
         if not several:
@@ -168,13 +73,19 @@ class ParquetSource:
         self.paths = tuple(normalise(path) for path in several)
         self.splits = tuple(splits)
         self.filters = filters
+        self.lister = lister or ParquetPaths(self.paths)
+        self.is_table = lister is not None
         self.staged_copy: Any = None
         self.staged = by_value
-        self._by_value = by_value
+        self._by_value = by_value or self.is_table
         self._footers: tuple[Footer, ...] | None = None
+        self._table: pa.Schema | None = None
+        self._version: str | None = None
+        self._defaults: Mapping[str, Any] = {}
+        self._has_deleted = False
         self._by_path: dict[str, Footer] = {}
         self._metadata: dict[str, Any] = {}
-        self._partition_types: dict[str, str] = {}
+        self._partition_fields: dict[str, pa.Field] = {}
         self._matching: dict[str, tuple[int, ...]] | None = None
         self._selections: dict[tuple[str, int], GroupSelection] | None = None
         self._schema: pa.Schema | None = None
@@ -182,10 +93,8 @@ class ParquetSource:
 
     @property
     def place(self) -> str:
-        """Where the rows are, for messages: the file, folder or glob, or the number of those that were given."""
-        return (
-            self.paths[0] if len(self.paths) == 1 else f"{len(self.paths)} paths, of which the first is {self.paths[0]}"
-        )
+        """Where the rows are, for messages: the table, file, folder or glob, or the number of those that were given."""
+        return self.lister.place
 
     def __repr__(self) -> str:
         shown = ", ".join(self.paths[:3]) + (f", ... ({len(self.paths)})" if len(self.paths) > 3 else "")
@@ -204,15 +113,39 @@ class ParquetSource:
         do not match the filters are not read. At least one footer is always read, because it contains the columns.
         """
         if self._footers is None:
-            files = list_files(self.paths)
-            texts: dict[str, list[str | None]] = {}
-            for file in files:
-                for name, value in partition_values(file.path).items():
-                    texts.setdefault(name, []).append(value)
-            self._partition_types = {name: partition_type(values) for name, values in texts.items()}
-            footers, self._metadata = read_footers(self._files_to_read(files))
+            listing = self.lister.list_files(self.filters)
+            self._table, self._version, self._defaults = listing.schema, listing.version, listing.defaults
+            values: dict[str, list[Any]] = {}
+            for file in listing.files:
+                for name, value in file.partitions.items():
+                    values.setdefault(name, []).append(value)
+            fields = {
+                name: pa.field(name, pa.type_for_alias(partition_type(texts)))
+                if self._table is None
+                else self._table.field(name)
+                for name, texts in values.items()
+            }
+            footers, self._metadata = read_footers(self._files_to_read(listing.files, fields), self._table)
+            self._has_deleted = any(footer.deleted is not None for footer in footers)
+            if self._table is None:
+                stored = set(first_with_rows(footers).schema.names)
+            else:
+                stored = {name for name in fields for footer in footers if name not in dict(footer.partitions)}
+            self._partition_fields = {name: field for name, field in fields.items() if name not in stored}
             self._footers = tuple(footers)
         return self._footers
+
+    @property
+    def version(self) -> str | None:
+        """The version of the table that is read; None for Parquet files that belong to no table."""
+        self.footers()
+        return self._version
+
+    @property
+    def filtered(self) -> bool:
+        """Whether filters or the deletions of a table may leave out rows of the files."""
+        self.footers()
+        return self.filters is not None or self._has_deleted
 
     def used_footers(self) -> list[Footer]:
         """Return the footers of the files in which at least one row matches the filters. Without filters, every row
@@ -220,9 +153,9 @@ class ParquetSource:
 
         Splits are not taken into account, so a split may select no row of a returned file.
         """
-        if self.filters is None:
+        if not self.filtered:
             return [footer for footer in self.footers() if footer.rows]
-        matching = self._matching_counts(self.filters)
+        matching = self._matching_counts()
         return [footer for footer in self.footers() if any(matching[footer.path])]
 
     def footer(self, path: str) -> Footer:
@@ -245,19 +178,22 @@ class ParquetSource:
 
         The column types of an empty file are not used, because pandas guesses the types of an empty DataFrame.
         """
+        if not self.footers():
+            raise DataError(
+                f"the dataset has no rows: {self.place} has no files; check the program that writes the table"
+            )
         return next(iter(self.used_footers()), None) or first_with_rows(self.footers())
 
     def partition_fields(self) -> dict[str, pa.Field]:
-        """Return the columns that exist only as partition directories (``month=1/``) and not in the files, as a dict by
-        name."""
-        stored = first_with_rows(self.footers()).schema.names
-        types = {name: type_ for name, type_ in self._partition_types.items() if name not in stored}
-        return {name: pa.field(name, pa.type_for_alias(type_)) for name, type_ in types.items()}
+        """Return the columns that exist only as partition directories (``month=1/``) or values in a table's log, and
+        not in the files, as a dict by name."""
+        self.footers()
+        return self._partition_fields
 
     def file_of_type(self, name: str) -> str:
         """Return the path of the file that decides the type of a column: for a partition column of text, the first file
         whose value is not a whole number."""
-        for footer in self.used_footers() if name in self.partition_fields() else ():
+        for footer in self.used_footers() if name in self.partition_fields() and not self.is_table else ():
             text = dict(footer.partitions).get(name)
             if text is not None and not WHOLE_NUMBER.fullmatch(text):
                 return footer.path
@@ -274,17 +210,19 @@ class ParquetSource:
                 return footer.path
         return None
 
-    def partition_value(self, path: str, name: str) -> int | str | None:
+    def partition_value(self, path: str, name: str) -> Any:
         """Return the value of a partition column (``month=1/``) for one file, as an object of the column's type."""
-        text = dict(self.footer(path).partitions)[name]
-        return None if text is None else _typed(text, self.partition_fields()[name])
+        return _scalar(dict(self.footer(path).partitions)[name], self.partition_fields()[name]).as_py()
 
     def schema(self) -> pa.Schema:
         """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns.
 
         If files store a column in different types, the column has the type that holds the values of all files, such as
-        int64 for int32 and int64.
+        int64 for int32 and int64. The schema of a table is that of its log.
         """
+        self.footers()
+        if self._schema is None and self._table is not None:
+            self._schema = pa.schema([pa.field(field.name, field.type, field.nullable) for field in self._table])
         if self._schema is None:
             schema = self.reference().schema
             for footer in distinct(self.used_footers()):
@@ -304,6 +242,8 @@ class ParquetSource:
         ``pandas.read_parquet``, the index is null for the rows of a file without it.
         """
         if self._index_gaps is None:
+            if self.is_table:
+                return ()
             reference = self.reference()
             kept = set(reference.schema.names).intersection(*(footer.schema.names for footer in self.used_footers()))
             missing = set(reference.schema.names) - kept
@@ -358,17 +298,16 @@ class ParquetSource:
             raise InvalidArgumentError(
                 "columns is empty: name at least one column, or omit the argument to read all columns"
             )
-        fields = self.partition_fields()
         selections = self._selection()
         common = {field.name: field for field in self.schema()}
         for path, parts in groupby(ranges, key=lambda part: part.path):
             footer = self.footer(path)
-            values = _partitions_of(footer, fields)
+            values = self._constants(footer)
             indices_of = None
             if self.splits and selections is not None:
                 indices_of = lambda group, path=path: selections[path, group].indices()  # noqa: E731
-            matcher = None if self.filters is None else Matcher(self.filters, footer, values)
-            matching = None if self.filters is None else self._matching_counts(self.filters)[path]
+            matcher = Matcher(self.filters, footer, values) if self.filtered else None
+            matching = self._matching_counts()[path] if self.filtered else None
             gaps = {name: pa.scalar(None, common[name].type) for name in self.index_gaps()}
             constants = values | {name: null for name, null in gaps.items() if name not in footer.schema.names}
             for table in read_ranges(footer, list(parts), wanted, constants, indices_of, matcher, matching):
@@ -387,23 +326,26 @@ class ParquetSource:
         every = footer.groups[row_group][0]
         nulls: int | None
         if column not in footer.schema.names:
-            nulls = every if dict(footer.partitions).get(column) is None else 0
+            value = self._constants(footer).get(column)
+            nulls = 0 if value is not None and value.is_valid else every
         # Arrow writes no statistics for a column of type null. Such a column contains only nulls, so its number of
         # nulls is the number of rows.
         elif str(footer.schema.field(column).type) == "null":
             nulls = every
         else:
-            stats = _statistics(self.metadata(path), row_group, column)
+            stats = _statistics(self.metadata(path), row_group, *footer.stored_names([column]))
             nulls = stats.null_count if stats is not None and stats.has_null_count else None
-        if nulls and nulls != every and self.filters is not None:
-            return nulls if self._matching_counts(self.filters)[path][row_group] == every else None
+        if nulls and nulls != every and self.filtered:
+            return nulls if self._matching_counts()[path][row_group] == every else None
         return nulls
 
     def bounds(self, path: str, column: str) -> Iterator[tuple[Any, Any]]:
         """Yield the smallest and the largest value of a column in each row group of a file that has such statistics."""
-        metadata = self.metadata(path)
+        footer, metadata = self.footer(path), self.metadata(path)
+        if column not in footer.schema.names:
+            return
         for row_group in range(metadata.num_row_groups):
-            stats = _statistics(metadata, row_group, column)
+            stats = _statistics(metadata, row_group, *footer.stored_names([column]))
             if stats is not None and stats.has_min_max:
                 yield stats.min, stats.max
 
@@ -417,7 +359,9 @@ class ParquetSource:
         footers and the filters.
         """
         if self._by_value or self.filters is not None:
-            schema = common_schema(self.schema(), self.partition_fields(), self.used_footers())
+            schema = self.schema()
+            if not self.is_table:
+                schema = common_schema(schema, self.partition_fields(), self.used_footers())
             if schema.names:
                 return rows_digest(self.read(self.ranges(), schema.names), schema)
         options = [repr((split.weights, split.index, split.seed)) for split in self.splits]
@@ -452,37 +396,34 @@ class ParquetSource:
         selections = self._selection()
         return None if selections is None else selections[path, row_group]
 
-    def matching(self, path: str, row_group: int, filters: Filters) -> np.ndarray:
+    def matching(self, path: str, row_group: int, filters: Filters | None, *, deleted: bool = False) -> np.ndarray:
         """Return the positions of the rows of a row group that match the given filters.
 
-        The source's own filters are ignored.
+        The source's own filters are ignored. With `deleted`, rows that the table has deleted may match, too.
         """
         footer = self.footer(path)
-        matcher = Matcher(filters, footer, _partitions_of(footer, self.partition_fields()))
+        if deleted:
+            footer = replace(footer, deleted=None)
+        matcher = Matcher(filters, footer, self._constants(footer))
         return matching_rows(footer, self.metadata(path), matcher, row_group)
 
-    def _files_to_read(self, files: Sequence[DataFile]) -> Sequence[DataFile]:
-        """Return the files that may contain matching rows, according to the partition values in their paths.
+    def _files_to_read(self, files: Sequence[DataFile], fields: Mapping[str, pa.Field]) -> Sequence[DataFile]:
+        """Return the files that may contain matching rows, according to their partition values.
 
         If no file matches, return the first file, because its footer contains the columns.
         """
-        named = [name for name in columns_of(self.filters or ()) if name in self._partition_types]
-        if not named:
+        fields = {name: fields[name] for name in columns_of(self.filters or ()) if name in fields}
+        if not fields:
             return files
         # If a column is stored in the files and is also a partition directory, the stored values are used. For such a
         # column, the path of a file does not show whether the rows match.
-        stored = read_footers(files[:1])[0][0].schema.names
-        fields = {name: pa.field(name, pa.type_for_alias(self._partition_types[name])) for name in named}
+        stored = [] if self.is_table else read_footers(files[:1])[0][0].schema.names
         deciding = [
             [term for term in terms if term[0] in fields and term[0] not in stored] for terms in self.filters or ()
         ]
 
         def may_match(file: DataFile) -> bool:
-            values = {
-                name: _scalar(text, fields[name])
-                for name, text in partition_values(file.path).items()
-                if name in fields
-            }
+            values = {name: _scalar(text, fields[name]) for name, text in file.partitions.items() if name in fields}
             return any(
                 all(term[0] not in values or matches_value(file.path, term, values[term[0]]) for term in terms)
                 for terms in deciding
@@ -490,28 +431,43 @@ class ParquetSource:
 
         return [file for file in files if may_match(file)] or files[:1]
 
-    def _matching_counts(self, filters: Filters) -> dict[str, tuple[int, ...]]:
-        """Count the rows of each row group that match the filters. Later calls return the stored numbers."""
+    def _constants(self, footer: Footer) -> dict[str, pa.Scalar]:
+        """Return the values of the columns that a file does not store: partition columns and, in a table, columns that
+        were added later."""
+        values = dict(footer.partitions)
+        if self._table is None:
+            return {
+                name: _scalar(values[name], field) for name, field in self._partition_fields.items() if name in values
+            }
+        stored = set(footer.schema.names)
+        return {
+            field.name: _scalar(values.get(field.name, self._defaults.get(field.name)), field)
+            for field in self._table
+            if field.name not in stored
+        }
+
+    def _matching_counts(self) -> dict[str, tuple[int, ...]]:
+        """Count the rows of each row group that match the filters and are not deleted. Later calls return the stored
+        numbers."""
         if self._matching is None:
-            fields = self.partition_fields()
 
             def count(footer: Footer) -> tuple[int, ...]:
                 if not footer.rows:
                     return (0,) * len(footer.groups)
-                matcher = Matcher(filters, footer, _partitions_of(footer, fields))
+                matcher = Matcher(self.filters, footer, self._constants(footer))
                 return tuple(count_rows(footer, self.metadata(footer.path), matcher))
 
             footers = self.footers()
-            with ThreadPoolExecutor(min(THREADS, len(footers)), thread_name_prefix="shoal-filters") as threads:
+            with ThreadPoolExecutor(min(THREADS, max(1, len(footers))), thread_name_prefix="shoal-filters") as threads:
                 counts = list(threads.map(count, footers))
             self._matching = {footer.path: found for footer, found in zip(footers, counts, strict=True)}
         return self._matching
 
     def _selection(self) -> dict[tuple[str, int], GroupSelection] | None:
-        if not self.splits and self.filters is None:
+        if not self.splits and not self.filtered:
             return None
         if self._selections is None:
-            matching = None if self.filters is None else self._matching_counts(self.filters)
+            matching = self._matching_counts() if self.filtered else None
             # The files are sorted by path, so that a split does not depend on the order in which the user listed the
             # files.
             footers = sorted(self.footers(), key=lambda footer: footer.path)
@@ -533,17 +489,9 @@ def _statistics(metadata: Any, row_group: int, column: str) -> Any:
     return next((chunk.statistics for chunk in chunks if chunk.path_in_schema == column and chunk.is_stats_set), None)
 
 
-def _partitions_of(footer: Footer, fields: dict[str, pa.Field]) -> dict[str, pa.Scalar]:
-    """Return a file's partition values as a dict: name of the partition column -> value in the type of the column."""
-    return {name: _scalar(text, fields[name]) for name, text in footer.partitions if name in fields}
-
-
-def _scalar(text: str | None, field: pa.Field) -> pa.Scalar:
-    return pa.scalar(None if text is None else _typed(text, field), field.type)
-
-
-def _typed(text: str, field: pa.Field) -> int | str:
-    return int(text) if pa.types.is_integer(field.type) else text
+def _scalar(value: Any, field: pa.Field) -> pa.Scalar:
+    """Return a partition value, which is a text in the path of a Hive partition, in the type of its column."""
+    return pa.scalar(int(value) if isinstance(value, str) and pa.types.is_integer(field.type) else value, field.type)
 
 
 def group_starts(values: pa.Array, before: pa.Scalar | None) -> np.ndarray:

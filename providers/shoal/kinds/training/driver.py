@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from shoal.data.dataset_spec import content_of
-from shoal.data.parquet.source import take_rows
+from shoal.data.parquet.reading import take_rows
 from shoal.jobs import shipped_code
 from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed, saved_before
 from shoal.jobs.files import artifacts

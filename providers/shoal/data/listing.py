@@ -1,0 +1,73 @@
+"""Define what a lister is: the object that knows of which files a dataset consists, and the schema of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from shoal.data.filters import Filters
+from shoal.lazy_imports import np, pa
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file of a dataset, as a lister has found it.
+
+    Args:
+        path: Canonical path or URI.
+        size: Size in bytes.
+        modified_ns: Time of the last change, in nanoseconds since the epoch; None if the filesystem does not report the
+            time.
+        partitions: Column -> its value in all rows of the file. In a folder, the text of the Hive partition; in a
+            table, a Python object of the column's type. None stands for null.
+        columns: Name of a table's column -> the column's name in the file, or its Parquet field id as an int. A column
+            that is not in the dict is not in the file. None: the names in the file are those of the table.
+        deleted: Positions in the file of the rows that the table has deleted, ascending, as an array of unsigned
+            integers; None if there are none.
+    """
+
+    path: str
+    size: int
+    modified_ns: int | None = None
+    partitions: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    columns: Mapping[str, str | int] | None = field(default=None, repr=False, compare=False)
+    deleted: np.ndarray | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files of a dataset, as a lister has found them.
+
+    Args:
+        files: The files. Those of a table are ordered by path.
+        schema: Columns of a table. Each file is read in these names and types, and a column that a file lacks is null.
+            A field of a struct is found in the file by the `PARQUET:field_id` in the metadata of the schema's field, if
+            there is one. None for a folder of Parquet files, whose columns are those of the files.
+        version: Text that identifies the version of the table; None for a folder.
+        defaults: Column of a table -> its value, as a Python object, in the files that lack it, if it is not null.
+    """
+
+    files: tuple[DataFile, ...]
+    schema: pa.Schema | None = None
+    version: str | None = None
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Lister(Protocol):
+    """List the files of a dataset. A lister can be pickled, and imports the library of its table only to list."""
+
+    @property
+    def place(self) -> str:
+        """Where the rows are, for messages."""
+
+    def list_files(self, filters: Filters | None) -> Listing:
+        """List the files.
+
+        Args:
+            filters: Files in which no row matches these filters may be left out. `ParquetSource` itself leaves out
+                those whose partition values do not match.
+
+        Raises:
+            DataError: The table cannot be read, or uses a feature that shoal does not support.
+        """

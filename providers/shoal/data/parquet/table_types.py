@@ -1,0 +1,71 @@
+"""Read batches of a Parquet file in the names and types of the table to which the file belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from shoal.data.parquet.footers import Footer, field_id
+from shoal.lazy_imports import pa
+
+BATCH_ROWS = 65_536
+"""Number of rows that are decoded at a time, to limit the memory. 64 Ki rows of 100 float32 columns are 26 MB."""
+
+_STORED_NAME = b"delta.columnMapping.physicalName"
+"""Key of the metadata in which a Delta table's schema has the name of a column in the files."""
+
+
+def read_batches(
+    file: Any, footer: Footer, row_group: int, columns: Sequence[str]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Decode columns of a row group in small batches, and yield each with the position of its first row."""
+    start = 0
+    for batch in file.iter_batches(BATCH_ROWS, row_groups=[row_group], columns=footer.stored_names(columns)):
+        yield start, in_types_of_table(batch, footer, columns)
+        start += batch.num_rows
+
+
+def in_types_of_table(rows: Any, footer: Footer, columns: Sequence[str]) -> Any:
+    """Return columns of a file, which are a table or record batch, in the names and types of the table to which the
+    file belongs."""
+    if footer.stored is None:
+        return rows
+    if isinstance(rows, pa.Table):
+        schema = pa.schema([footer.schema.field(name) for name in columns])
+        return pa.Table.from_batches([in_types_of_table(batch, footer, columns) for batch in rows.to_batches()], schema)
+    fields = [footer.schema.field(name) for name in columns]
+    arrays = [
+        _converted(rows.column(name), field.type)
+        for name, field in zip(footer.stored_names(columns), fields, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _converted(values: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Convert the values of a file to the type of the table. The fields of structs, also in lists and maps, are found
+    by their ids or names, and a field that the file lacks is null."""
+    types, given = pa.types, values.type
+    if types.is_struct(type_) and types.is_struct(given):
+        stored = [_index_of(field, given) for field in type_]
+        children = [
+            pa.nulls(len(values), field.type) if at is None else _converted(values.field(at), field.type)
+            for field, at in zip(type_, stored, strict=True)
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(type_), mask=values.is_null())
+    if types.is_list(type_) and types.is_list(given):
+        # The offsets of a slice do not start at 0.
+        content = _converted(values.values, type_.value_type)
+        return pa.ListArray.from_arrays(values.offsets, content, type=type_, mask=values.is_null())
+    if types.is_map(type_) and types.is_map(given):
+        keys, items = _converted(values.keys, type_.key_type), _converted(values.items, type_.item_type)
+        return pa.MapArray.from_arrays(values.offsets, keys, items, type=type_, mask=values.is_null())
+    return values if given == type_ else values.cast(type_)
+
+
+def _index_of(field: pa.Field, given: pa.StructType) -> int | None:
+    """Return the index of a field of a table's struct in the struct of a file; None if the file lacks it."""
+    ids = [field_id(each) for each in given]
+    if (wanted := field_id(field)) is not None and any(each is not None for each in ids):
+        return ids.index(wanted) if wanted in ids else None
+    name = (field.metadata or {}).get(_STORED_NAME, field.name.encode()).decode()
+    return next((i for i, each in enumerate(given) if each.name == name), None)
