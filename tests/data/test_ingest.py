@@ -36,7 +36,7 @@ def test_shards_hold_every_row_once_one_table_per_range(write: Write, tmp_path: 
 
 
 def test_part_of_a_big_row_group(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.data.parquet.source.BATCH_ROWS", 64)
+    monkeypatch.setattr("shoal.data.parquet.table_types.BATCH_ROWS", 64)
     path = write("m=5/a.parquet", x=list(range(1000)))
     source = DataConnector.from_parquet(path).source
     for start, stop in [(0, 10), (60, 70), (64, 128), (500, 1000), (999, 1000)]:

@@ -121,7 +121,7 @@ def test_a_dealt_shard_is_small_when_pickled() -> None:
 
 
 def test_dealt_rows_with_filters_and_splits(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.data.parquet.source.BATCH_ROWS", 64)
+    monkeypatch.setattr("shoal.data.parquet.table_types.BATCH_ROWS", 64)
     for i in range(3):
         write(f"d/m={i}/a.parquet", 400, x=list(range(i * 400, i * 400 + 400)), text=[str(j) for j in range(400)])
     whole = DataConnector.from_parquet(tmp_path / "d")
