@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from shoal.kinds.partitions import partition_process
 from shoal.kinds.partitions.partition_messages import Begun, Ended, Message
 from shoal.kinds.partitions.partition_process import LOG_BYTES, ForkedProcess
+from shoal.secrets.known_secrets import KnownSecrets
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.processes
@@ -23,7 +25,8 @@ def test_output_that_is_read_late_belongs_to_its_partition(monkeypatch: pytest.M
     def processed(*_: Any) -> Iterator[Message]:
         for key in range(3):
             yield Begun(key, str(key), 1)
-            print("x" * 3 * LOG_BYTES * (key == 1) + f" of {key}")
+            print("hunter22xyz" * LOG_BYTES * (key == 1) + f" of {key}")
+            print("password=four words of a\tpassword\n" * (LOG_BYTES // 32) * (key == 2), end="")
             yield Ended("succeeded", 0.0)
         done.touch()
 
@@ -36,9 +39,10 @@ def test_output_that_is_read_late_belongs_to_its_partition(monkeypatch: pytest.M
         for message in process.messages(None, None):  # type: ignore[arg-type]
             wait_until(done.exists, "the end of all partitions")
             if isinstance(message, Ended):
-                logs.append(process.log())
+                logs.append(process.log(KnownSecrets(["hunter22xyz"])))
     finally:
         process.end()
         gc.unfreeze()
-    assert [logs[0], logs[2]] == [" of 0\n", " of 2\n"]
-    assert logs[1].endswith("xx of 1\n") and len(logs[1]) == LOG_BYTES
+    assert logs[0] == " of 0\n"
+    assert logs[1].endswith("*** of 1\n") and not re.search("[hunter2xyz]{4}", logs[1]), "no half of a secret"
+    assert set(logs[2].splitlines()) == {"password=*** words of a\tpassword"}, "it begins with a line"

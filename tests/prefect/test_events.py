@@ -79,6 +79,7 @@ def result(promoted: bool):
         model_version="7",
         metrics={"holdout-rmse": 17.5, "eval-auc": float("nan")},
         decision={"reason": "better" if promoted else "champion_not_beaten", "sentence": "decided"},
+        champion={"version": "6", "value": 18.0},
     )
 
 
@@ -108,6 +109,7 @@ def test_a_training_sends_what_became_of_its_model(sent, ends, promoted):
     )
     assert event.payload["metrics"] == {"holdout-rmse": 17.5, "eval-auc": "NaN"}
     assert event.payload["subject"] == f"{outcome}: delays version 7, rmse 17.5"
+    assert event.payload["champion"] == {"version": "6", "value": 18.0, "unseen_rows": None}
 
 
 DATA = {"paths": ["/x.parquet"]}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable
 from datetime import datetime
 from html import unescape
@@ -18,8 +19,10 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends.interface import Seen
 from shoal.pool.journal import rows, sizes
 from shoal.pool.reconciling import reconcile, sweep
+from shoal.pool.scaling_plan import should_note_size
 from shoal.state import Store
-from shoal.state.schema import Size
+from shoal.state.schema import Pool, Size
+from shoal.state.stamps import shared_now
 from shoal.ui.live import StoreReader
 from shoal.ui.pages import Pages
 from tests.support import clocks
@@ -110,6 +113,16 @@ def test_every_change_is_recorded_when_it_happens(either_tiny):
     assert [each for each in steps if each[1] == 2][:2] == [(1, 2), (2, 2)]  # the node's own process has recorded this
     pool.delete()
     assert sizes.points(Store(), "sized", 2e9) == []
+
+
+def test_hosts_whose_clocks_differ_record_no_size_that_has_not_changed(on_postgresql, tiny):
+    ComputePool("local://sized?max_nodes=4").up()
+    recorded = len(sizes.points(Store(), "sized", 0.0))
+    for differs_by in (0.0, 3600.0, 0.0):
+        with Store().transaction() as session:
+            sizes.note(session, "sized", time.time() + differs_by, has_looked=True)
+            assert not should_note_size(session.get_one(Pool, "sized"), shared_now(session, 0.0))
+    assert len(sizes.points(Store(), "sized", 0.0)) == recorded
 
 
 def test_nothing_is_drawn_for_a_head_that_does_not_answer(tiny, clock, monkeypatch):

@@ -62,7 +62,7 @@ def emit_outcome(
         message = summary_message([line])
         payload = {**line.to_dict(), "subject": message.subject, "text": message.text}
         if isinstance(outcome, JobResult | PromotionResult):
-            payload = {**outcome.to_dict(), **payload}
+            payload |= outcome.to_dict()
         emit_event(f"{_MODEL}{line.outcome}", _resource(_MODEL, line.model), payload=payload)
     except Exception as error:
         get_run_logger().warning("the Prefect event about the job could not be sent: %s", error)

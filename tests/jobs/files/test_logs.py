@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -65,6 +67,27 @@ def test_a_log_has_a_limit_and_says_what_it_leaves_out(tmp_path: Path, monkeypat
     assert written[-1] == lines[-1]
     missing = sum(len(line) + 1 for line in lines if line not in written) + 1  # the newline before the notice
     assert written[gap] == f"[{missing:,} bytes of output were left out here]" and notice < gap
+
+
+_HANGS = """
+import atexit, sys, threading
+from pathlib import Path
+from shoal.jobs.credentials import Secrets
+from shoal.jobs.files import logs
+from shoal.training.host import own_process
+logs.LIMIT_BYTES = 10
+with logs.teed(Path(sys.argv[1]), Secrets().stream):
+    print("a line of more than the limit")
+    print("the last line")
+    atexit.register(threading.Event().wait)
+    own_process.end_within(0.01, 7, logs.write_rest)
+"""
+
+
+def test_the_end_of_a_log_over_the_limit_is_written_although_the_exit_handlers_hang(tmp_path: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", _HANGS, tmp_path / "driver.log"], check=False).returncode == 7
+    written = (tmp_path / "driver.log").read_text()
+    assert "the last line\nthe threads and exit handlers of the driver did not end within 0.01 s\n" in written
 
 
 def test_a_followed_log_may_change_colours_but_not_control_the_terminal(store: Store) -> None:

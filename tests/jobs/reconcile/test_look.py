@@ -23,7 +23,7 @@ from shoal.pool.journal import rows
 from shoal.pool.journal.advance import advance, is_due, record_seen
 from shoal.pool.reconciling import Changes, reconcile
 from shoal.pool.spec import PoolSpec
-from shoal.state import Store, databases
+from shoal.state import Store, databases, stamps
 from shoal.state.schema import (
     Demand,
     JobState,
@@ -66,7 +66,7 @@ def test_a_pool_that_is_as_it_should_be_is_reconciled_without_a_lock(either_stor
         session.add(Demand(pool=POOL, size=1, operation_id=None, set_at=0.0))
         session.add(node(NodeState.PLANNED, spawned_at=math.inf, start_deadline=math.inf))
         pool = session.get_one(Pool, POOL)
-        pool.touched_at, pool.seen_at = math.inf, NOW
+        pool.touched_at, pool.seen_at = math.inf, stamps.shared_now(session, NOW)
     with store.transaction() as session:
         session.get(Pool, POOL)
         assert reconcile(store, POOL, clock=lambda: NOW) == Changes()

@@ -18,6 +18,7 @@ from typing import Any
 
 from shoal.errors import ShoalError, StoreError
 from shoal.jobs.driver.attempt_metrics import MetricSeries
+from shoal.jobs.files.logs import write_rest
 from shoal.jobs.journal.attempts import Key, budget_spent
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.timeouts import HEARTBEAT_S, ROW_CHECK_S, SIGTERM_GRACE_S
@@ -194,5 +195,6 @@ class HeartbeatThread:
             if not self._done.wait(SIGTERM_GRACE_S):
                 # `os._exit` does no harm, because the job's files are either complete or absent, and the next process
                 # that polls the job records the job's end.
+                write_rest()
                 os._exit(1)
             return

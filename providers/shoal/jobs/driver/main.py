@@ -34,7 +34,7 @@ from shoal.jobs.driver.attempt_metrics import MetricSeries, MlflowFeed
 from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
 from shoal.jobs.files import staged_rows, storage
-from shoal.jobs.files.logs import log_path, teed
+from shoal.jobs.files.logs import log_path, teed, write_rest
 from shoal.jobs.journal import attempts, job_queue, metric_points
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, act, patiently
@@ -486,7 +486,7 @@ def main(*, ends_process: bool = False) -> int:
         with hiding(secrets.known.hide), hidden_output(secrets.values):
             code = _start(store, key, secrets)
             if ends_process:
-                own_process.end_within(DRIVER_END_S, code)
+                own_process.end_within(DRIVER_END_S, code, write_rest)
             return code
 
 

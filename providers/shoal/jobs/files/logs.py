@@ -188,6 +188,15 @@ class _Tee:
         return self._stream.encoding
 
 
+_open: list[Callable[[], None]] = []
+
+
+def write_rest() -> None:
+    """Write what :func:`teed` holds back in this process, which then ends without the end of the `with` block."""
+    for write in _open:
+        write()
+
+
 @contextmanager
 def teed(path: Path, make_filter: Callable[[], OutputFilter]) -> Iterator[Callable[[Callable[[], OutputFilter]], None]]:
     """Copy stdout and stderr of this process into a file while the `with` block runs, and remove secrets from all
@@ -205,9 +214,15 @@ def teed(path: Path, make_filter: Callable[[], OutputFilter]) -> Iterator[Callab
             for tee in tees:
                 tee.filter_by(make_filter)
 
+        def end() -> None:
+            filter_by(make_filter)
+            tees[0].put(limit.end())
+            tees[0].flush()
+
+        _open.append(end)
         try:
             yield filter_by
         finally:
-            filter_by(make_filter)
-            tees[0].put(limit.end())
+            _open.remove(end)
+            end()
             sys.stdout, sys.stderr = out, err

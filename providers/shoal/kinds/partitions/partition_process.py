@@ -47,6 +47,8 @@ from shoal.kinds.partitions.partition_messages import (
 )
 from shoal.lazy_imports import pa
 from shoal.os_processes import how_ended
+from shoal.secrets.known_secrets import KnownSecrets, SecretStream
+from shoal.secrets.redaction import redact
 from shoal.training.host import memory
 from shoal.training.host.own_process import ending_forks
 from shoal.training.host.process_channel import ProcessChannel
@@ -377,11 +379,17 @@ class ForkedProcess:
                 deadline = None
             yield message
 
-    def log(self) -> str:
-        """Return the end of the output of the function's last call."""
+    def log(self, hidden: KnownSecrets) -> str:
+        """Return the end of the output of the function's last call without secrets. If there is a line to begin with,
+        no secret is cut, and otherwise no known one."""
         self._read_output()
         output = self._parts[0] if self._log is None else self._log
-        return output[-LOG_BYTES:].decode(errors="backslashreplace")
+        text = output[-2 * LOG_BYTES :].decode(errors="backslashreplace")
+        cut = max(0, len(text) - LOG_BYTES)
+        cut = cut and (text.find("\n", cut, cut + LOG_BYTES // 2) + 1 or cut)
+        stream = SecretStream(hidden)
+        stream.feed(text[:cut])
+        return redact(stream.feed(text[cut:]) + stream.end())
 
     def _next_part(self) -> bytes:
         """Remove the output before the next mark, and return it. The process writes a mark before it sends a message,
@@ -458,7 +466,7 @@ class ForkedProcess:
                 return False
             divided = (self._parts.pop() + chunk).split(MARK)
             # A mark may be divided between two chunks.
-            self._parts += [part[-LOG_BYTES - len(MARK) :] for part in divided]
+            self._parts += [part[-2 * LOG_BYTES - len(MARK) :] for part in divided]
         return True
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,7 +120,7 @@ def process(assignment: Assignment, orders: Sequence[Order]) -> int:
         work.function.prepare(assignment.key_type, work.by)
     hidden = KnownSecrets(assignment.secrets)
     reporter = _Reporter()
-    with contextlib.closing(_Processes(work, assignment.timeout, lambda text: redact(hidden.hide(text)))) as processes:
+    with contextlib.closing(_Processes(work, assignment.timeout, hidden)) as processes:
         for order in orders:
             if assignment.claims_folder is None or _claim(assignment.claims_folder, order.bucket):
                 writer = ResultWriter(assignment.results_folder, order.bucket, assignment.key_type, order.kept)
@@ -172,13 +172,13 @@ class _Processes:
     Args:
         work: What is the same for all partitions.
         timeout: Maximum seconds of the function for one partition.
-        hide: Function that removes secrets from a text.
+        hidden: The secrets, which are removed from errors and logs.
     """
 
-    def __init__(self, work: Work, timeout: float | None, hide: Callable[[str], str]) -> None:
+    def __init__(self, work: Work, timeout: float | None, hidden: KnownSecrets) -> None:
         self._work = work
         self._timeout = timeout
-        self._hide = hide
+        self._hidden = hidden
         self._process: ForkedProcess | None = None
         self.peak_bytes = 0
 
@@ -233,7 +233,7 @@ class _Processes:
         self._end()
 
     def _outcome(self, begun: Begun, ended: Ended, attempt: int) -> Outcome:
-        log = self._last_log if self._process is None else self._process.log()
+        log = self._last_log if self._process is None else self._process.log(self._hidden)
         return Outcome(
             begun.key,
             ended.status,
@@ -241,15 +241,15 @@ class _Processes:
             begun.rows,
             ended.seconds,
             ended.metrics,
-            self._hide(ended.error),
-            self._hide(log),
+            redact(self._hidden.hide(ended.error)),
+            log,
             ended.value,
         )
 
     def _end(self) -> None:
         if self._process is not None:
             self.peak_bytes = max(self.peak_bytes, self._process.peak_bytes)
-            self._last_log = self._process.log()
+            self._last_log = self._process.log(self._hidden)
             self._process.end()
             self._process = None
 

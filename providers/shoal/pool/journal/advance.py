@@ -152,7 +152,7 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
         or rows.clock_has_jumped(snapshot.pool)
         or any(_has_expired(snapshot, lease, shared_now) for lease in snapshot.leases)
         or any(_changed_nodes(snapshot, looked_at, seen))
-        or (seen.silence is None and scaling_plan.should_note_size(snapshot.pool, now))
+        or (seen.silence is None and scaling_plan.should_note_size(snapshot.pool, shared_now))
         or scaling_plan.is_due(snapshot, now)
     )
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from shoal.pool.journal import rows
 from shoal.pool.scaling_plan import wanted
 from shoal.pool.timeouts import SIZE_UNKNOWN_AFTER
-from shoal.state import Store
+from shoal.state import Store, stamps
 from shoal.state.schema import NodeState, Pool, Size
 
 
@@ -24,10 +24,11 @@ def note(session: Session, name: str, now: float, *, has_looked: bool = False) -
     Args:
         session: Session of the caller's transaction.
         name: Name of the pool. It may be deleted.
-        now: Present time.
+        now: Present time of this host.
         has_looked: Whether the caller has checked the nodes of the pool, and written what it found to their rows.
     """
     session.flush()
+    now = stamps.shared_now(session, now)
     if session.get(Pool, name) is None:
         return
     snapshot = rows.load(session, name, lock=False)
@@ -51,6 +52,7 @@ def points(store: Store, name: str, now: float) -> list[tuple[float, int | None,
     with store.reading() as session:
         pool = session.get(Pool, name)
         sizes = list(session.scalars(select(Size).where(Size.pool == name).order_by(Size.id)))
+        now = stamps.shared_now(session, now)
     found = [(row.at, row.ready, row.target) for row in sizes]
     if pool is not None and sizes:
         found.append((_known_until(sizes[-1], pool, now), *found[-1][1:]))

@@ -61,11 +61,13 @@ def forget_exit_handlers() -> None:
     atexit.register(logging.shutdown)
 
 
-def end_within(limit_s: float, code: int) -> None:
-    """Call :func:`end_user_code`, and end this process with an exit code if the call takes longer than a limit."""
+def end_within(limit_s: float, code: int, before: Callable[[], object]) -> None:
+    """Call :func:`end_user_code`. If the call takes longer than a limit, call `before`, and end this process with an
+    exit code."""
 
     def give_up() -> None:
         print(f"the threads and exit handlers of the driver did not end within {limit_s:g} s", flush=True)
+        before()
         os._exit(code)
 
     timer = threading.Timer(limit_s, give_up)
