@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal.data.checks import check_same_schema
 from shoal.data.dataset_spec import DatasetSpec, SplitSpec, TorchDefaults
-from shoal.data.filters import TimeRange, check_present, columns_of, parse_filters, time_column
+from shoal.data.delta import DeltaFiles
+from shoal.data.filters import Filters, TimeRange, check_present, columns_of, parse_filters, time_column
 from shoal.data.ingest import INGESTERS, ArrowIngester, Ingester, IngesterClass, RayDataIngester
-from shoal.data.parquet.files import need
+from shoal.data.listing import Lister
+from shoal.data.parquet.files import need, normalise
 from shoal.data.parquet.reading import take_rows
 from shoal.data.parquet.source import ParquetSource, find_groups
 from shoal.data.planning import GangPosition, Shard, Split, current_position, deal_rows, plan_groups, plan_shards
@@ -172,6 +175,17 @@ class DataShard:
 PathLike = str | os.PathLike[str]
 
 
+def _parsed(filters: Sequence[Any] | None) -> Filters | None:
+    return None if filters is None else parse_filters(filters)
+
+
+def _lister(spec: DatasetSpec) -> Lister | None:
+    """Return the lister of the table that a spec describes; None for Parquet files."""
+    if spec.format == "delta":
+        return DeltaFiles(spec.paths[0], spec.version, spec.as_of)
+    return None
+
+
 class DataConnector:
     """Dataset in Parquet files, whose rows are read only when they are needed.
 
@@ -244,8 +258,43 @@ class DataConnector:
         Example:
             >>> DataConnector.from_parquet("flights/", filters=[("month", ">=", 3), ("month", "<", 6)])
         """
-        parsed = None if filters is None else parse_filters(filters)
-        return cls(ParquetSource(path_or_paths, filters=parsed), ingestor_class)
+        return cls(ParquetSource(path_or_paths, filters=_parsed(filters)), ingestor_class)
+
+    @classmethod
+    def from_delta(
+        cls,
+        path: PathLike,
+        *,
+        version: int | None = None,
+        as_of: str | datetime | None = None,
+        filters: Sequence[Any] | None = None,
+        ingestor_class: IngesterClass = ArrowIngester,
+    ) -> Self:
+        """Connect to a Delta table, without copying it. This process needs the library deltalake, the workers do not.
+
+        Columns have the names and types of the table, also in files that were written before a column was renamed,
+        added or widened. Rows that the table has deleted are left out.
+
+        Args:
+            path: Directory of the table: a local path or a URI such as ``s3://bucket/table``.
+            version: Number of the version to read; the newest by default.
+            as_of: Read the newest version that was written at or before this time, as ISO 8601 text or as a datetime;
+                without an offset, the time is UTC.
+            filters: Conditions that the rows must match, as in :meth:`from_parquet`.
+            ingestor_class: Class that reads the rows in the workers.
+
+        Returns:
+            A connector. The log of the table is read at the first use.
+
+        Raises:
+            InvalidArgumentError: If `version` and `as_of` are both given, or an argument is wrong.
+
+        Example:
+            >>> DataConnector.from_delta("s3://lake/flights", as_of="2024-03-31T00:00:00+00:00")
+        """
+        moment = as_of.isoformat() if isinstance(as_of, datetime) else as_of
+        spec = DatasetSpec(format="delta", paths=(normalise(path),), version=version, as_of=moment)
+        return cls(ParquetSource(path, filters=_parsed(filters), lister=_lister(spec)), ingestor_class)
 
     @classmethod
     def from_dataframe(
@@ -368,6 +417,11 @@ class DataConnector:
                     "sources contains a part of a random split, and such a part cannot be combined with other sources: "
                     "combine the sources first, then call random_split()"
                 )
+            elif source.is_table and len(several) > 1:
+                raise InvalidArgumentError(
+                    f"sources contains the table {source.place}, which cannot be combined with other sources: give "
+                    "only the table"
+                )
             elif source.filters and len(several) > 1:
                 raise InvalidArgumentError(
                     "sources contains a source with filters, which cannot be combined with other sources: give all "
@@ -405,7 +459,7 @@ class DataConnector:
             )
         splits = [Split(split.weights, split.index, split.seed) for split in spec.splits]
         kind = ShardedDataConnector if spec.sharded else DataConnector
-        source = ParquetSource(spec.paths, splits, spec.filters, by_value=spec.sql is not None)
+        source = ParquetSource(spec.paths, splits, spec.filters, by_value=spec.sql is not None, lister=_lister(spec))
         source.staged_copy = spec.staged_copy
         return kind(source, INGESTERS[spec.ingester], spec.staging, spec.torch)
 
@@ -432,9 +486,15 @@ class DataConnector:
             filters=self.source.filters,
             torch=self.torch_defaults,
             staging=self.staging,
+            **self.source.lister.options,
         ).holding(self.source.staged_copy)
 
     # Facts about the dataset
+
+    @property
+    def version(self) -> str | None:
+        """The version of the table that is read; None for files that belong to no table."""
+        return self.source.version
 
     def schema(self) -> pa.Schema:
         """Return the schema of the dataset: the columns of the first file that has rows, then the partition columns.

@@ -50,7 +50,21 @@ class TorchDefaults(Settings):
 class DatasetSpec(Settings):
     """Description of a dataset in a job's spec; `DataConnector.from_spec` creates a connector from the description."""
 
-    format: Literal["parquet"] = Field(default="parquet", description="Format of the files.")
+    format: Literal["parquet", "delta"] = Field(
+        default="parquet",
+        description="Format of the files: parquet, or delta for the directory of a Delta table, the only path.",
+    )
+    version: int | None = Field(
+        default=None,
+        ge=0,
+        description="Version of the table to read. None: the newest when the job's first attempt starts; all attempts "
+        "read this version.",
+    )
+    as_of: str | None = Field(
+        default=None,
+        description="Time in ISO 8601: read the newest version of the table that was written at or before this time. "
+        "Without an offset, the time is UTC.",
+    )
     paths: tuple[str, ...] = Field(
         default=(),
         description="Absolute paths or URIs of files, directories or glob patterns. Leave the list empty if `sql` "
@@ -123,6 +137,12 @@ class DatasetSpec(Settings):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
+        if self.is_table and len(self.paths) != 1:
+            raise ValueError(f'format="{self.format}" needs one path: the directory of the table')
+        if not self.is_table and (self.version is not None or self.as_of is not None):
+            raise ValueError('version and as_of can be given only for a table: add format="delta", or omit them')
+        if self.version is not None and self.as_of is not None:
+            raise ValueError("version and as_of are both given: give only one of these options")
         if self.sql is None:
             if not self.paths:
                 raise ValueError(
@@ -144,13 +164,18 @@ class DatasetSpec(Settings):
         return self
 
     @property
+    def is_table(self) -> bool:
+        """Whether the dataset is a table with versions, such as a Delta table."""
+        return self.format == "delta"
+
+    @property
     def origin(self) -> tuple[str, ...]:
         """Source of the rows: the paths of the files, or the name of the database connection."""
         return self.paths if self.sql is None else (f"connection {self.connection}",)
 
     def selects_as(self, other: DatasetSpec) -> bool:
         """Return whether the options of another dataset select the same rows of the same files or database."""
-        names = ("paths", "splits", "filters", "sql", "connection", "params")
+        names = ("format", "paths", "version", "as_of", "splits", "filters", "sql", "connection", "params")
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def located(self) -> Self:
@@ -184,9 +209,13 @@ class DatasetSpec(Settings):
         if self._staged_copy is not None:
             self._staged_copy.written()
         document: dict[str, Any] = write(self)
+        # Without these options, the fingerprints of jobs stay as they are: only a function's job has other values of
+        # `torch`, and only a table has versions.
         if self.torch == TorchDefaults():
-            # Only a function's job has other values, and the fingerprints of all other jobs stay as they are.
             document.pop("torch", None)
+        for name in ("version", "as_of"):
+            if getattr(self, name) is None:
+                document.pop(name, None)
         return document
 
 
@@ -201,6 +230,8 @@ def content_of(dataset: DatasetSpec) -> Sequence[object] | None:
     A file counts as changed if it was written again. Of rows that shoal has written for the job, such as those of a
     DataFrame, the content counts, because each submission writes them anew.
     """
+    if dataset.is_table:
+        return None if dataset.version is None else [*dataset.paths, dataset.version]
     files = list_files(dataset.paths)
     # A staged or packaged file is a copy that the next attempt gets anew, at another path and time.
     if dataset.staging is not None or all(path.startswith(PACKAGED_URI) for path in dataset.paths):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -25,6 +25,8 @@ class DataFile:
             that is not in the dict is not in the file. None: the names in the file are those of the table.
         deleted: Positions in the file of the rows that the table has deleted, ascending, as an array of unsigned
             integers; None if there are none.
+        bounds: Column of the filters -> a lower and an upper bound of its values in the file, as Python objects of the
+            column's type. They serve only to leave out files.
     """
 
     path: str
@@ -33,6 +35,7 @@ class DataFile:
     partitions: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     columns: Mapping[str, str | int] | None = field(default=None, repr=False, compare=False)
     deleted: np.ndarray | None = field(default=None, repr=False, compare=False)
+    bounds: Mapping[str, tuple[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,8 @@ class Listing:
             A field of a struct is found in the file by the `PARQUET:field_id` in the metadata of the schema's field, if
             there is one. None for a folder of Parquet files, whose columns are those of the files.
         version: Text that identifies the version of the table; None for a folder.
+        remaining: Function that returns which versions of the table still have all their files, for the message about a
+            file that was removed.
         defaults: Column of a table -> its value, as a Python object, in the files that lack it, if it is not null.
     """
 
@@ -52,6 +57,7 @@ class Listing:
     schema: pa.Schema | None = None
     version: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    remaining: Callable[[], str] | None = None
 
 
 class Lister(Protocol):
@@ -60,6 +66,10 @@ class Lister(Protocol):
     @property
     def place(self) -> str:
         """Where the rows are, for messages."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of a `DatasetSpec` that describe the table, beside `paths`."""
 
     def list_files(self, filters: Filters | None) -> Listing:
         """List the files.

@@ -234,6 +234,11 @@ class ParquetPaths:
         first = self.paths[0]
         return first if len(self.paths) == 1 else f"{len(self.paths)} paths, of which the first is {first}"
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """No options: the paths describe the files."""
+        return {}
+
     def list_files(self, filters: Filters | None) -> Listing:
         """List all files that the paths match. The files of a directory or glob are ordered by path."""
         return Listing(list_files(self.paths))
@@ -458,13 +463,13 @@ def _table_at(filesystem: Any, directory: str) -> tuple[str, str] | None:
 
 
 def _refused(kind: str, root: str, log: str) -> DataError:
-    library = {
-        "Delta": "with deltalake: DataConnector.from_dataset(DeltaTable(...).to_pyarrow_dataset())",
-        "Iceberg": "with pyiceberg: DataConnector.from_dataframe(table.scan().to_arrow())",
-        "Hudi": "with Hudi's or Spark's reader",
+    own = "read the table with its own library, and pass the rows to DataConnector.from_dataset or from_dataframe"
+    advice = {
+        "Delta": 'use DataConnector.from_delta with the directory of the table, or format="delta" in a spec',
+        "Iceberg": f"{own} (with pyiceberg: DataConnector.from_dataframe(table.scan().to_arrow()))",
+        "Hudi": f"{own} (with Hudi's or Spark's reader)",
     }[kind]
     return DataError(
         f"{root or 'the directory'} is a table of {kind} (it contains {log}), and its Parquet files may contain rows "
-        "that were deleted or replaced, so they are not read as Parquet: read the table with its own library, and pass "
-        f"the rows to DataConnector.from_dataset or from_dataframe ({library})"
+        f"that were deleted or replaced, so they are not read as Parquet: {advice}"
     )

@@ -312,6 +312,13 @@ def matches_value(path: str, term: Term, value: pa.Scalar) -> bool:
     return value.is_valid and bool(test.mask(pa.array([value.as_py()], value.type))[0].as_py())
 
 
+def may_match_between(path: str, term: Term, type_: pa.DataType, ends: tuple[Any, Any]) -> bool:
+    """Return whether a value of a column of integers, dates or timestamps that is between two bounds may match one
+    comparison of a filter."""
+    low, high = (pa.scalar(end, type_).value if pa.types.is_temporal(type_) else end for end in ends)
+    return prepare(path, term, type_).decide(Bounds(low, high, None, 0)) is not False
+
+
 def _comparison(operator_: str, values: Sequence[Any], type_: pa.DataType, floating: bool = False) -> Comparison:
     """Build the `Comparison` for one term of a filter, such as ``price < 2.5``, on a column of text, floats or
     booleans.

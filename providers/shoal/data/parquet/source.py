@@ -11,10 +11,10 @@ from dataclasses import replace
 from itertools import chain, groupby
 from typing import Any
 
-from shoal.data.filters import Filters, columns_of
+from shoal.data.filters import Filters, Term, columns_of
 from shoal.data.listing import DataFile, Lister
 from shoal.data.parquet.files import WHOLE_NUMBER, ParquetPaths, list_files, normalise, partition_type
-from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows
+from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows, may_match_between
 from shoal.data.parquet.footers import (
     THREADS,
     Footer,
@@ -28,7 +28,7 @@ from shoal.data.parquet.footers import (
 from shoal.data.parquet.reading import read_ranges
 from shoal.data.parquet.schema import common_schema, distinct, first_with_rows, to_schema, widened
 from shoal.data.planning import GroupSelection, RowGroup, RowRange, Split, select
-from shoal.errors import DataError, InvalidArgumentError
+from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 from shoal.lazy_imports import np, pa, pc
 from shoal.secrets.redaction import redact
 
@@ -125,7 +125,15 @@ class ParquetSource:
                 else self._table.field(name)
                 for name, texts in values.items()
             }
-            footers, self._metadata = read_footers(self._files_to_read(listing.files, fields), self._table)
+            try:
+                footers, self._metadata = read_footers(self._files_to_read(listing.files, fields), self._table)
+            except DataAccessError as error:
+                if listing.remaining is None or not isinstance(error.__context__, FileNotFoundError):
+                    raise
+                raise DataError(
+                    f"files of version {listing.version} of the table {self.place} were removed, as VACUUM or an "
+                    f"expiry of versions does ({error}): {listing.remaining()}"
+                ) from None
             self._has_deleted = any(footer.deleted is not None for footer in footers)
             if self._table is None:
                 stored = set(first_with_rows(footers).schema.names)
@@ -408,26 +416,34 @@ class ParquetSource:
         return matching_rows(footer, self.metadata(path), matcher, row_group)
 
     def _files_to_read(self, files: Sequence[DataFile], fields: Mapping[str, pa.Field]) -> Sequence[DataFile]:
-        """Return the files that may contain matching rows, according to their partition values.
+        """Return the files that may contain matching rows, according to their partition values and bounds.
 
         If no file matches, return the first file, because its footer contains the columns.
         """
-        fields = {name: fields[name] for name in columns_of(self.filters or ()) if name in fields}
-        if not fields:
+        named = columns_of(self.filters or ())
+        fields = {name: fields[name] for name in named if name in fields}
+        if not fields and not any(file.bounds for file in files):
             return files
         # If a column is stored in the files and is also a partition directory, the stored values are used. For such a
         # column, the path of a file does not show whether the rows match.
         stored = [] if self.is_table else read_footers(files[:1])[0][0].schema.names
         deciding = [
-            [term for term in terms if term[0] in fields and term[0] not in stored] for terms in self.filters or ()
+            [term for term in terms if self.is_table or (term[0] in fields and term[0] not in stored)]
+            for terms in self.filters or ()
         ]
 
         def may_match(file: DataFile) -> bool:
             values = {name: _scalar(text, fields[name]) for name, text in file.partitions.items() if name in fields}
-            return any(
-                all(term[0] not in values or matches_value(file.path, term, values[term[0]]) for term in terms)
-                for terms in deciding
-            )
+
+            def may(term: Term) -> bool:
+                name = term[0]
+                if name in values:
+                    return matches_value(file.path, term, values[name])
+                if self._table is not None and name in file.bounds:
+                    return may_match_between(file.path, term, self._table.field(name).type, file.bounds[name])
+                return True
+
+            return any(all(map(may, terms)) for terms in deciding)
 
         return [file for file in files if may_match(file)] or files[:1]
 

@@ -1,0 +1,256 @@
+"""List the files of a Delta table with the library deltalake, at a version or a time."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote
+
+from shoal.data.filters import Filters, columns_of
+from shoal.data.listing import DataFile, Listing
+from shoal.data.parquet.files import join, resolve, split_query
+from shoal.errors import DataAccessError, DataError, InvalidArgumentError, MissingExtraError, shown
+from shoal.lazy_imports import np, pa
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+_LOG = "_delta_log"
+_FEATURES = {
+    "columnMapping",
+    "deletionVectors",
+    "timestampNtz",
+    "typeWidening",
+    "typeWidening-preview",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+}
+"""Reader features of the Delta protocol that this module supports."""
+_DROP = "rewrite the table without it (in Spark: ALTER TABLE ... DROP FEATURE, or CREATE TABLE ... AS SELECT)"
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_HADOOP = {"s3a": "s3", "s3n": "s3"}
+"""Scheme of a URI that Spark writes into the log -> the scheme that Arrow knows."""
+# The log rounds times down to milliseconds.
+_ROUNDED = timedelta(milliseconds=1)
+
+
+@dataclass(frozen=True)
+class DeltaFiles:
+    """Lister of a Delta table. The environment contains the credentials, as for deltalake and pyarrow.
+
+    Args:
+        path: Absolute path or URI of the table's directory.
+        version: Number of the version to read; None for the newest.
+        as_of: Time (ISO 8601; UTC without an offset) whose version is read; None for the newest.
+    """
+
+    path: str
+    version: int | None = None
+    as_of: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The directory of the table."""
+        return self.path
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of a `DatasetSpec` that describe the table."""
+        return {"format": "delta", "version": self.version, "as_of": self.as_of}
+
+    def list_files(self, filters: Filters | None) -> Listing:
+        """List the files of the version, with the statistics of the filters' columns in the log.
+
+        Raises:
+            DataError: There is no such table or version, or the table uses a feature that shoal does not support.
+        """
+        table = self._load()
+        schema = pa.schema(table.schema().to_arrow())
+        columns = _stored_columns(schema, table.metadata().configuration.get("delta.columnMapping.mode", "none"))
+        root = table.table_uri.rstrip("/") + "/"
+        deleted = self._deleted(table, root)
+        named = [schema.field(name) for name in columns_of(filters or ()) if name in schema.names]
+        files = []
+        for added in pa.table(table.get_add_actions()).to_pylist():
+            path = self._path(added["path"], root)
+            files.append(
+                DataFile(
+                    path,
+                    added["size_bytes"],
+                    added["modification_time"] * 10**6,
+                    added.get("partition") or {},
+                    columns,
+                    deleted.pop(path, None),
+                    _bounds(added, named),
+                )
+            )
+        if deleted:
+            raise DataError(f"the Delta table {self.path} deletes rows of files that it does not list: {min(deleted)}")
+        files.sort(key=lambda file: file.path)
+        return Listing(tuple(files), schema, str(table.version()), remaining=self._remaining)
+
+    def _load(self) -> DeltaTable:
+        """Load the log of the version, and check the features that a reader of the table has to support."""
+        try:
+            from deltalake import DeltaTable
+            from deltalake.exceptions import DeltaError
+        except ImportError as error:
+            raise MissingExtraError("deltalake", "delta") from error
+        version = self.version if self.as_of is None else self._version_at(_moment(self.as_of))
+        head, _, query = split_query(self.path)
+        try:
+            table = DeltaTable(head, version=version, storage_options=_storage_options(query))
+        except (DeltaError, OSError, ValueError) as error:
+            raise self._problem(version, error) from None
+        unknown = sorted(set(table.protocol().reader_features or ()) - _FEATURES)
+        if unknown:
+            raise DataError(
+                f"the Delta table {self.path} uses {', '.join(unknown)}, which shoal cannot read: {_DROP}, or read it "
+                "with Spark and write Parquet files"
+            )
+        return table
+
+    def _problem(self, version: int | None, error: Exception) -> DataError:
+        """Return the error for a table that deltalake could not load."""
+        commits = self._commits()
+        if not commits:
+            return DataError(
+                f"{self.path} is not a Delta table, because it has no {_LOG} with versions: check the path, and that "
+                "this machine can access it"
+            )
+        if version is not None and version not in commits:
+            return DataError(
+                f"version {version} of the Delta table {self.path} does not exist, or its log was removed: use one of "
+                f"the versions {min(commits)} to {max(commits)}"
+            )
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if "nsupported" in reason or "catalog-managed" in reason:
+            return DataError(f"the Delta table {self.path} uses a feature that shoal cannot read ({reason}): {_DROP}")
+        return DataAccessError(f"the Delta table {self.path} cannot be read: {reason}")
+
+    def _commits(self) -> dict[int, datetime]:
+        """Return the versions that the log can still restore, and the time of each."""
+        from pyarrow.fs import FileSelector
+
+        filesystem, inner = resolve(self.path)
+        found = filesystem.get_file_info(FileSelector(f"{inner.rstrip('/')}/{_LOG}", allow_not_found=True))
+        names = {info.base_name: info.mtime for info in found}
+        times = {int(name[:20]): time for name, time in names.items() if re.fullmatch(r"\d{20}\.json", name)}
+        saved = {int(name[:20]) for name in names if re.match(r"\d{20}\.checkpoint", name)}
+        first = 0 if 0 in times else min(saved, default=None)
+        return {} if first is None else {version: times[version] for version in sorted(times) if version >= first}
+
+    def _version_at(self, moment: datetime) -> int:
+        """Return the newest version that was written at or before a moment."""
+        commits = self._commits()
+        if not commits:
+            raise self._problem(None, ValueError())
+        before = [version for version, time in commits.items() if time <= moment]
+        if not before:
+            first = min(commits)
+            raise DataError(
+                f"the Delta table {self.path} has no version as of {moment.isoformat()}: the oldest that still exists "
+                f"is version {first} of {commits[first].isoformat()}"
+            )
+        return max(before)
+
+    def _deleted(self, table: DeltaTable, root: str) -> dict[str, np.ndarray]:
+        """Return the positions of the deleted rows of each file that has any."""
+        from deltalake.exceptions import DeltaError
+
+        if "deletionVectors" not in (table.protocol().reader_features or ()):
+            return {}
+        try:
+            rows = pa.table(table.deletion_vectors())
+        except DeltaError as error:
+            raise DataError(
+                f"the deletion vectors of the Delta table {self.path} cannot be read ({error}): write the rows anew "
+                "without them, in Spark with REORG TABLE ... APPLY (PURGE)"
+            ) from None
+        return {
+            self._path(path, root): np.flatnonzero(~np.asarray(kept.values)).astype(np.uint32)
+            for path, kept in zip(rows["filepath"].to_pylist(), rows["selection_vector"], strict=True)
+        }
+
+    def _path(self, logged: str, root: str) -> str:
+        """Return the path of a file in the log, which is relative to the table, except in a shallow clone."""
+        text = unquote(logged.removeprefix(root))
+        match = _SCHEME.match(text)
+        if match is None:
+            return join(self.path, text)
+        scheme = match[0][:-2].lower()
+        if scheme == "file":
+            return "/" + text[match.end() :].lstrip("/")
+        return _HADOOP.get(scheme, scheme) + text[len(scheme) :] + "".join(split_query(self.path)[1:])
+
+    def _remaining(self) -> str:
+        """Return which versions still have all their files: VACUUM removes the files of older versions first."""
+        commits = sorted(self._commits())
+        low, high = 0, len(commits)
+        while low < high:
+            middle = (low + high) // 2
+            if DeltaFiles(self.path, commits[middle])._is_complete():
+                high = middle
+            else:
+                low = middle + 1
+        if low == len(commits):
+            return "no version has all its files, so restore the files"
+        return f"use one of the versions {commits[low]} to {commits[-1]}, which still have all their files"
+
+    def _is_complete(self) -> bool:
+        from pyarrow.fs import FileType
+
+        listed = [resolve(file.path) for file in self.list_files(None).files]
+        return all(filesystem.get_file_info(inner).type == FileType.File for filesystem, inner in listed)
+
+
+def _stored_columns(schema: pa.Schema, mode: str) -> dict[str, str | int] | None:
+    """Return the names or field ids in the files of a table's columns; None if the names are the same."""
+    if mode == "none":
+        return None
+    key, convert = _MODES[mode]
+    return {field.name: convert(field.metadata[key].decode()) for field in schema}
+
+
+_MODES: dict[str, tuple[bytes, Callable[[str], str | int]]] = {
+    "name": (b"delta.columnMapping.physicalName", str),
+    "id": (b"delta.columnMapping.id", int),
+}
+
+
+def _bounds(added: dict[str, Any], fields: Iterable[pa.Field]) -> dict[str, tuple[Any, Any]]:
+    """Return the smallest and the largest value of columns in a file, as far as the log has them exactly enough."""
+    found = {}
+    for field in fields:
+        name = (field.metadata or {}).get(_MODES["name"][0], field.name.encode()).decode()
+        low, high = ((added.get(end) or {}).get(name) for end in ("min", "max"))
+        # Texts are cut, and decimals and floats have passed through JSON.
+        if all(isinstance(end, int | date) and not isinstance(end, bool) for end in (low, high)):
+            found[field.name] = (low, high + _ROUNDED if isinstance(high, datetime) else high)
+    return found
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"as_of={shown(text)} is not a time: write ISO 8601, such as 2024-03-31T12:00:00+00:00"
+        ) from None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
+def _storage_options(query: str) -> dict[str, str]:
+    """Return deltalake's options for the options in a URI, such as ``s3://bucket/table?region=eu-west-1``."""
+    given = {name: values[-1] for name, values in parse_qs(query).items()}
+    options = {"AWS_REGION": given["region"]} if "region" in given else {}
+    if endpoint := given.get("endpoint_override"):
+        options["AWS_ENDPOINT_URL"] = endpoint if "://" in endpoint else f"{given.get('scheme', 'https')}://{endpoint}"
+    # deltalake refuses HTTP unless it is told to allow it; pyarrow does not.
+    if options.get("AWS_ENDPOINT_URL", os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://"):
+        options["AWS_ALLOW_HTTP"] = "true"
+    return options
