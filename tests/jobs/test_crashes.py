@@ -46,7 +46,7 @@ pytestmark = pytest.mark.crash
     TAKE,
     BEAT,
     NOTE_RUN,
-    NOTE_GPU,
+    NOTE_CHOICE,
     FREE,
     PUBLISH,
     NOTE_SAVED,
@@ -216,12 +216,12 @@ CASES = {
     "retrying": Case(Stage.lost, (ASK, END, TIDY, HAND_OVER, ADMIT, SEND), ("after end",), tried=(END, TIDY, SEND)),
     "driving": Case(
         Stage.submitted,
-        (START, TAKE, NOTE_GPU, FREE, PUBLISH, END, TIDY),
+        (START, TAKE, NOTE_CHOICE, FREE, PUBLISH, END, TIDY),
         ("written start", "after start", "after free", "after publish", "written end", "after end"),
     ),
     "promoting": Case(
         Stage.submitted_tracked,
-        (START, TAKE, NOTE_RUN, NOTE_GPU, FREE, PUBLISH, NOTE_SAVED, *PROMOTING, END, TIDY),
+        (START, TAKE, NOTE_RUN, NOTE_CHOICE, FREE, PUBLISH, NOTE_SAVED, *PROMOTING, END, TIDY),
         ("after promote",),
         tried=(NOTE_RUN, NOTE_SAVED, *PROMOTING, END),
     ),

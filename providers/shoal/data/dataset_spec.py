@@ -170,7 +170,10 @@ class DatasetSpec(Settings):
 
     @property
     def origin(self) -> tuple[str, ...]:
-        """Source of the rows: the paths of the files, or the name of the database connection."""
+        """Source of the rows: the paths of the files, the table with its version, or the name of the database
+        connection."""
+        if self.version is not None:
+            return (f"{self.paths[0]}, version {self.version}",)
         return self.paths if self.sql is None else (f"connection {self.connection}",)
 
     def selects_as(self, other: DatasetSpec) -> bool:

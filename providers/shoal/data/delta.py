@@ -62,6 +62,10 @@ class DeltaFiles:
         """The options of a `DatasetSpec` that describe the table."""
         return {"format": "delta", "version": self.version, "as_of": self.as_of}
 
+    def find_version(self) -> int:
+        """Return the number of the version that the log has now."""
+        return self._load().version()
+
     def list_files(self, filters: Filters | None) -> Listing:
         """List the files of the version, with the statistics of the filters' columns in the log.
 

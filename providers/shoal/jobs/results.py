@@ -122,6 +122,9 @@ class DataResult(PlainResult):
         description="Fingerprint of the rows. For a dataset with filters or sql, equal rows have equal fingerprints, "
         "wherever they are stored."
     )
+    version: str | None = Field(
+        default=None, description="Version of the table that was read. None: the dataset is not a table with versions."
+    )
     time_col: str | None = Field(
         default=None,
         description="Name of the time column, which is the dataset's `time_col` or the only time column in its "

@@ -477,7 +477,7 @@ def explain(error: SQLAlchemyError, url: str) -> ShoalError:
     return kind(f"the state store {shown_url(url)} cannot be used ({text}): {advice}")
 
 
-SCHEMA_VERSION = "0012"
+SCHEMA_VERSION = "0013"
 """Newest revision in `migrations/versions`."""
 
 SCRIPTS = Path(__file__).with_name("migrations")

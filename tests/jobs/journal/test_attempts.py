@@ -65,17 +65,28 @@ def test_a_result_is_handed_out_until_it_was_collected(store):
 
 def test_every_attempt_of_a_job_uses_the_device_of_the_first(store):
     asked(store, gang={"workers": 1, "cpus": 1, "gpus": -1})
-    assert attempts.keep_gpu_choice(store, FIRST, True) is True
+    assert attempts.keep_choice(store, FIRST, "uses_gpu", True) is True
     attempts.end(store, FIRST, JobState.FAILED, 1.0, error="why")
 
     again = asked(store, 2.0, gang={"workers": 1, "cpus": 1, "gpus": -1})
 
     assert again.gang == {"workers": 1, "cpus": 1, "gpus": 1}  # known in the queue, before the driver starts
-    assert attempts.keep_gpu_choice(store, Key("job", again.attempt), False) is True
+    assert attempts.keep_choice(store, Key("job", again.attempt), "uses_gpu", False) is True
     assert attempts.load(store, Key("job", again.attempt)).gang == {"workers": 1, "cpus": 1, "gpus": 1}
     attempts.end(store, Key("job", again.attempt), JobState.FAILED, 3.0, error="why")
     another = asked(store, 4.0, spec={"fingerprint": "another"})
-    assert attempts.keep_gpu_choice(store, Key("job", another.attempt), False) is False
+    assert attempts.keep_choice(store, Key("job", another.attempt), "uses_gpu", False) is False
+
+
+def test_every_attempt_of_a_job_reads_the_versions_that_the_first_has_found(store):
+    asked(store)
+    assert attempts.keep_choice(store, FIRST, "versions", {"table": 3}) == {"table": 3}
+    attempts.end(store, FIRST, JobState.FAILED, 1.0, error="why")
+
+    again = asked(store, 2.0)
+
+    assert again.versions == {"table": 3}
+    assert attempts.keep_choice(store, Key("job", again.attempt), "versions", {"table": 4}) == {"table": 3}
 
 
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED])

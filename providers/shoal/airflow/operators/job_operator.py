@@ -472,7 +472,7 @@ _VERSION = re.compile(r"models:/([^/@]+)/(\w+)")
 
 
 class Named(NamedTuple):
-    """OpenLineage name of a dataset or of a registered model. Only a registered model has a version."""
+    """OpenLineage name of a dataset or of a registered model. Only a table and a registered model have a version."""
 
     namespace: str
     name: str
@@ -501,7 +501,10 @@ def read_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
     database and staged copies of rows are left out, because they have no OpenLineage name."""
     for dataset in spec.datasets():
         if dataset.staging is None:
-            yield from map(of_path, dataset.paths)
+            is_trained_on = dataset is getattr(spec, "dataset", None) and result.data is not None
+            version = result.data.version if is_trained_on and result.data else dataset.version
+            for path in dataset.paths:
+                yield of_path(path)._replace(version=None if version is None else str(version))
     if result.output_path is not None and (model := _VERSION.fullmatch(result.model_uri)) is not None:
         yield Named(MODELS, *model.groups())
 

@@ -216,7 +216,7 @@ class AttemptContext:
 
     def keep_gpu_choice(self, choice: bool) -> bool:
         """Record whether the job uses GPUs, unless an earlier attempt did so, and return the recorded choice."""
-        return patiently(self.store, lambda: attempts.keep_gpu_choice(self.store, self.key, choice))
+        return patiently(self.store, lambda: attempts.keep_choice(self.store, self.key, "uses_gpu", choice))
 
     def is_current(self) -> bool:
         """Return whether this attempt is running and is the newest of its job.

@@ -33,6 +33,7 @@ from shoal.jobs.driver.attempt_context import AttemptContext, Stopwatch, before_
 from shoal.jobs.driver.attempt_metrics import MetricSeries, MlflowFeed
 from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
+from shoal.jobs.driver.table_versions import pinned
 from shoal.jobs.files import staged_rows, storage
 from shoal.jobs.files.logs import log_path, teed, write_rest
 from shoal.jobs.journal import attempts, job_queue, metric_points
@@ -343,8 +344,12 @@ class Driver:
             self._free_room,
             self._stopwatch,
         )
-        spec = staged_rows.staged(self._spec, self._key, self._secrets)
+        spec = pinned(self._spec, self._job.versions, self._keep_versions)
+        spec = staged_rows.staged(spec, self._key, self._secrets)
         return driver_of(spec).work(place)
+
+    def _keep_versions(self, found: dict[str, Any]) -> dict[str, Any]:
+        return patiently(self._store, lambda: attempts.keep_choice(self._store, self._key, "versions", found))
 
     def _free_room(self) -> None:
         """End the workers and start the next waiting job, before this driver saves, logs and registers the model."""

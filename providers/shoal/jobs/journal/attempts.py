@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import BigInteger, bindparam, case, func, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
@@ -40,6 +40,8 @@ from shoal.pool.journal.usage import SPENT_ADVICE, end_job
 from shoal.secrets.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, ActionKind, Base, Job, JobState
+
+Choice = TypeVar("Choice", bool, dict[str, Any])
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,8 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
         elif refusal is not None:
             raise refusal
         else:
-            uses_gpu = newest.uses_gpu if newest and same else None
-            found = _add(store, order, newest.attempt + 1 if newest else 1, uses_gpu, now)
+            kept = {name: getattr(newest, name) for name in KEPT} if newest and same else {}
+            found = _add(store, order, newest.attempt + 1 if newest else 1, kept, now)
             if found is not None:
                 telemetry.job_submitted(found.pool, found.framework)
         if found is not None:
@@ -166,7 +168,7 @@ def join(store: Store, key: Key, now: float, task: EngineTask | None = None, *, 
         return job
 
 
-def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: float) -> Job | None:
+def _add(store: Store, order: Order, attempt: int, kept: dict[str, Any], now: float) -> Job | None:
     """Add the row of a new attempt, and return the row; return None if another process has added the same attempt
     first.
 
@@ -174,7 +176,7 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
     ensures that two processes do not add the same attempt.
     """
     same = {each.name: getattr(order, each.name) for each in fields(order) if hasattr(Job, each.name)}
-    changed = {"gang": _gang(order.gang, uses_gpu)}
+    changed = {"gang": _gang(order.gang, kept.get("uses_gpu")), **kept}
     job = Job(
         id=order.job_id,
         attempt=attempt,
@@ -182,7 +184,6 @@ def _add(store: Store, order: Order, attempt: int, uses_gpu: bool | None, now: f
         last_polled_at=now,
         last_polled_clock=stamps.stamp(now),
         submitter=ProcessId.mine().to_json() | {"python": sys.executable, "folder": _folder()},
-        uses_gpu=uses_gpu,
         created_at=now,
         **same | changed | (order.task.columns() if order.task else {}),
     )
@@ -395,16 +396,27 @@ def without_success(store: Store, key: Key) -> list[Key]:
         return [Key(key.job_id, attempt) for attempt in session.scalars(query)]
 
 
-def keep_gpu_choice(store: Store, key: Key, choice: bool) -> bool:
-    """Record whether a job uses GPUs, unless an earlier attempt has recorded it, and return the recorded choice.
+KEPT = ("uses_gpu", "versions")
+"""Columns with what the first attempt of a job has chosen, and all its attempts use: models that were trained on GPUs
+and on CPUs, or on other rows, differ."""
 
-    Models that were trained on GPUs and on CPUs differ, so all attempts of a job use the same device.
+
+def keep_choice(store: Store, key: Key, name: Literal["uses_gpu", "versions"], choice: Choice) -> Choice:
+    """Record a choice of a job, unless an earlier attempt has recorded it, and return the recorded choice.
+
+    Args:
+        store: The store.
+        key: The attempt.
+        name: Column of the choice, one of `KEPT`.
+        choice: The choice, if there is none yet.
     """
-    with transaction(store, JobStep.NOTE_GPU) as session:
+    with transaction(store, JobStep.NOTE_CHOICE) as session:
         job = get(session, key)
-        job.uses_gpu = choice if job.uses_gpu is None else job.uses_gpu
+        if getattr(job, name) is None:
+            setattr(job, name, choice)
         job.gang = _gang(job.gang, job.uses_gpu)
-        return job.uses_gpu
+        kept: Choice = getattr(job, name)
+        return kept
 
 
 def _gang(gang: dict[str, Any], uses_gpu: bool | None) -> dict[str, Any]:

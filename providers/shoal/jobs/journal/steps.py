@@ -55,8 +55,9 @@ class JobStep(StrEnum):
     """Transaction: the driver records its heartbeat, its progress and its metrics, every few seconds."""
     NOTE_RUN = "note-run"
     """Transaction: the driver records the MLflow run of the attempt."""
-    NOTE_GPU = "note-gpu"
-    """Transaction: the driver records whether the job uses GPUs, if its spec leaves this open."""
+    NOTE_CHOICE = "note-choice"
+    """Transaction: the driver records whether the job uses GPUs, and which versions of tables it reads, if its spec
+    leaves this open."""
     FREE = "free"
     """Transaction: the driver records that the training is over and the attempt needs no room for workers any more."""
     PUBLISH = "publish"

@@ -247,7 +247,7 @@ def _checked(spec: JobSpec, place: AttemptContext, selected_on: DatasetSpec | No
         )
         trained_on = trained_on.union(selected)
     user_code = UserCode() if spec.user_code is None else shipped_code.load_user_code(spec.user_code)
-    data = DataResult(rows=dataset.num_rows(), digest=dataset.digest())
+    data = DataResult(rows=dataset.num_rows(), digest=dataset.digest(), version=dataset.version)
     if times is not None:
         data = data.model_copy(update={"time_col": times.column, "time_from": times.first, "time_to": times.last})
     if spec.register_as:
