@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shoal.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from shoal.kinds.training.pool_plan import plan as plan
     from shoal.pool.api import ComputePool as ComputePool
     from shoal.pool.api import alter_pool as alter_pool
     from shoal.pool.api import describe_pool as describe_pool

@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from shoal import __version__
 from shoal.cli import jobs, models, output, pools
+from shoal.cli.plan import plan
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.new_files import write_samples
 
@@ -130,6 +131,7 @@ def _root(
 app.add_typer(pools.app, name="pool")
 app.command()(jobs.train)
 app.command()(jobs.tune)
+app.command()(plan)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(jobs.many_app, name="many")
 app.add_typer(models.app, name="models")

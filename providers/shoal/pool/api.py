@@ -731,7 +731,7 @@ class ComputePool:
         # Imported here, because the module loads an HTTP client.
         from shoal.pool.backends.preflight import preflight
 
-        return preflight(self._known_spec(), artifact_location)
+        return preflight(self.settings(), artifact_location)
 
     def check_nodes(self) -> list[Finding]:
         """Run :meth:`preflight`, unless an earlier run from this Python environment has found that jobs can run on this
@@ -743,14 +743,15 @@ class ComputePool:
         Returns:
             The findings with the status ``broken``: with these problems, no job can run on the pool.
         """
-        spec = self._known_spec()
+        spec = self.settings()
         if not backend_of(spec).is_checked:
             return []
         from shoal.pool.backends.preflight import preflight_once
 
         return preflight_once(spec)
 
-    def _known_spec(self) -> PoolSpec:
+    def settings(self) -> PoolSpec:
+        """Return the settings of the pool, from the store if it has been started before."""
         with self._store.reading() as session:
             return self._requests.spec_to_start(session)
 

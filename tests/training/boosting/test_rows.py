@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shoal.data import ArrowIngester, DataConnector, RayDataIngester
-from shoal.data.planning import RowRange, Shard
-from shoal.training.boosting.rows import _CHEAP_BYTES as CHEAP
-from shoal.training.boosting.rows import Columns, Part, ShardRows, cache_budget, shard_datasets
-from shoal.training.host import memory
+from shoal.data import DataConnector
+from shoal.training.boosting.rows import Columns, ShardRows, shard_datasets
 
 COLUMNS = Columns(("number", "half"), "label", weight="weight")
 PLENTY = 2**30
@@ -81,31 +76,3 @@ def test_each_row_once(shape: Callable[[Path], None], workers: int, budget: int,
         assert np.array_equal(np.concatenate([batch.label for batch in batches])[order], every % 7)
         assert np.array_equal(np.concatenate([batch.weight for batch in batches])[order], 1 + every % 3)
     assert all(rows.passes == (1 if budget else 2) for rows in shards)
-
-
-@pytest.mark.parametrize(
-    ("paths", "ingestor_class", "group_rows", "reads", "kept"),
-    [
-        ("/data/a.parquet", ArrowIngester, 5_000, 4, CHEAP),
-        ("/data/a.parquet", ArrowIngester, 4_999, 4, 3 * CHEAP),
-        ("/data/a.parquet", ArrowIngester, 4_999, 2, CHEAP),
-        ("/data/a.parquet", ArrowIngester, 5_000, math.inf, 3 * CHEAP),
-        ("s3://bucket/a.parquet", ArrowIngester, 5_000, 4, 3 * CHEAP),
-        (["/data/a.parquet", "s3://bucket/b.parquet"], ArrowIngester, 5_000, 4, 3 * CHEAP),
-        ("/data/a.parquet", RayDataIngester, 5_000, 4, 3 * CHEAP),
-    ],
-)
-def test_rows_are_kept_where_it_is_dear_to_read_them_again(
-    paths: str | list[str],
-    ingestor_class: Any,
-    group_rows: int,
-    reads: float,
-    kept: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(memory, "available_bytes", lambda: 20 * CHEAP)
-    part = Part(
-        DataConnector.from_parquet(paths, ingestor_class=ingestor_class),
-        Shard((RowRange("/data/a.parquet", 0, 0, group_rows),)),
-    )
-    assert cache_budget(part, local_world_size=2, reads=reads) == kept

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from shoal.data import DataConnector
 from shoal.errors import DataError
 from shoal.training.boosting.messages import Columns, Part, Task
 from shoal.training.boosting.rows import ShardRows
-from shoal.training.lightgbm.dataset import Binned, find_bins, refuse_if_too_large, sample
+from shoal.training.lightgbm.dataset import Binned, find_bins, sample
 from shoal.training.lightgbm.library import shares
 from shoal.training.lightgbm.worker import binary_check
 from tests.support.two_node_cluster import COLUMNS, ROWS
@@ -133,18 +132,6 @@ def test_a_binary_objective_takes_zero_and_one_only(rows: Path) -> None:
     with pytest.raises(DataError, match=r'part-0.parquet, row group 0: the label "k" is 2.0 at row \d+, but .*binary'):
         list(ShardRows(part, task.columns, 0, binary_check(task)))
     assert binary_check(Task(part, {}, task.columns, {"objective": "poisson"})) is None
-
-
-def test_rows_whose_bins_will_not_fit_are_refused_with_the_figures(rows: Path) -> None:
-    connector = DataConnector.from_parquet(rows)
-    part = Part(connector, connector.plan(1, 0)[0])
-    need = 2 * 2 * ROWS * (3 + 26 + 24)
-    task = Task(part, {"eval": part}, Columns(tuple(COLUMNS), "y"), {})
-    refuse_if_too_large(task, 2, need)
-    with pytest.raises(DataError, match=r"2 worker.*12,000 rows of 3 features.*more nodes or larger"):
-        refuse_if_too_large(task, 2, need - 1)
-    with pytest.raises(DataError):
-        refuse_if_too_large(replace(task, params={"num_class": 3}), 2, need)
 
 
 def test_a_worker_that_was_sent_the_bins_has_those_of_the_sample():

@@ -15,7 +15,9 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.training.boosting import rows as boosting_rows
+from shoal.training.boosting import worker_fit
 from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task
+from shoal.training.boosting.worker_load import stored_row_bytes
 from shoal.training.lightgbm import library as of_lightgbm
 from shoal.training.lightgbm import worker
 from shoal.training.lightgbm.library import LightGBM
@@ -80,7 +82,7 @@ def test_bins_training_and_predictions_are_those_of_plain_lightgbm(
     feature: str, budget: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frame = write(tmp_path)
-    monkeypatch.setattr(worker, "cache_budget", lambda *_, **__: budget)
+    monkeypatch.setattr(worker_fit, "_cache_budget", lambda *_, **__: budget)
     monkeypatch.setattr(of_lightgbm, "_SLICE_VALUES", 100)
     monkeypatch.setattr(of_lightgbm, "_SLICE_ROWS", 100)
     connector = DataConnector.from_parquet(tmp_path)
@@ -106,7 +108,7 @@ def test_rows_in_memory_are_counted_in_the_types_of_the_files(tmp_path: Path) ->
     connector = DataConnector.from_parquet(tmp_path)
     part = Part(connector, connector.plan(1, 0)[0])
     # Four columns of 8 bytes, one of 4, and the label as float32.
-    assert boosting_rows._stored_row_bytes(part, Columns(tuple(FEATURES), "y")) == 40
+    assert stored_row_bytes(part, Columns(tuple(FEATURES), "y")) == 40
     need = 2_000 * 40
     for budget, passes in ((need, 1), (need - 1, 2)):
         rows = boosting_rows.ShardRows(part, Columns(tuple(FEATURES), "y"), budget, keep_types=True)

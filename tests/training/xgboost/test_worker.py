@@ -18,6 +18,7 @@ from shoal.data.numpy_columns import find_categories
 from shoal.data.planning import GangPosition
 from shoal.errors import DataError, InvalidArgumentError, TrainingError
 from shoal.training.boosting import rows as rows_module
+from shoal.training.boosting import worker_fit
 from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task
 from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.rows import ShardRows, in_whole_groups
@@ -79,7 +80,7 @@ def test_the_model_is_the_same_from_tables_and_from_matrices(tmp_path: Path, mon
     coded = Columns(("a", "b", "c", "kind"), "y", categories=find_categories(connector.source, ["kind"]))
     read = [type(batch.data) for batch in ShardRows(part, plain, 0, accepts_tables=True)]
     assert read == [pa.Table, pa.Table]
-    monkeypatch.setattr(worker, "cache_budget", lambda *_, **__: 0)
+    monkeypatch.setattr(worker_fit, "_cache_budget", lambda *_, **__: 0)
     for columns in (plain, coded):
         task = Task(part, {"eval": part}, columns, {"nthread": 1, "max_depth": 3})
         from_tables = model(worker.Session(task, gang_context()))

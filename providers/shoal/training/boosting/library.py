@@ -304,6 +304,30 @@ class Library(ABC):
         """Return the requirement that installs the library in its version here."""
         return f"{BOOSTING_LIBRARIES[self.name].distributions[0]}=={self.version()}"
 
+    # Memory
+
+    reads: ClassVar[int] = 1
+    """Number of times that the workers read all rows before the first round."""
+    reads_float32: ClassVar[bool] = False
+    """Whether the workers get the features as float32, and not in the types of the files."""
+    trains_from_disk: ClassVar[bool] = False
+    """Whether the quantised rows may be on disk."""
+
+    def reads_again(self, task: Task) -> bool:
+        """Return whether the workers read the rows between rounds, too."""
+        return False
+
+    def memory_fields(self, task: Task, features: int, all_rows: int, share: float) -> dict[str, Any]:
+        """Return the fields of `WorkerLoad` that differ between the libraries.
+
+        Args:
+            task: Task of the worker.
+            features: Number of feature columns of the worker.
+            all_rows: Training rows of all workers.
+            share: Share of the sample of these rows that the worker holds.
+        """
+        raise NotImplementedError(f"the memory of {self.title} cannot be predicted")
+
     # Requests and parameters
 
     @abstractmethod

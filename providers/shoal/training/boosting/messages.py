@@ -116,6 +116,8 @@ class Prepared:
         read_seconds: Seconds for reading and decoding.
         quantise_seconds: Further seconds for building the matrices, including the time spent waiting for other workers.
         idle_rss_bytes: Resident memory of the worker's process before it read any data, in bytes.
+        predicted_bytes: Predicted peak of the resident memory of the worker's process.
+        limit_bytes: Largest resident memory that the worker's process could have.
         external_memory: Whether the matrices are on disk.
     """
 
@@ -123,6 +125,8 @@ class Prepared:
     read_seconds: float
     quantise_seconds: float
     idle_rss_bytes: int
+    predicted_bytes: int = 0
+    limit_bytes: int = 0
     external_memory: bool = False
 
 

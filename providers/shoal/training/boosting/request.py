@@ -357,6 +357,14 @@ class WorkerStats(BaseModel):
     peak_rss_bytes: int = Field(
         description="Highest resident memory of the worker's process during this training, in bytes."
     )
+    predicted_bytes: int = Field(
+        default=0, description="Highest resident memory that shoal had predicted for the worker's process, in bytes."
+    )
+    limit_bytes: int = Field(
+        default=0,
+        description="Largest resident memory that the worker's process could have, in bytes: its share of the free "
+        "memory of its node, container and process when the training began.",
+    )
 
     def after(self, boosted: Boosted) -> WorkerStats:
         """Return the statistics after a further segment (group of rounds)."""

@@ -5,7 +5,6 @@ The driver checks and divides with the Parquet footers only; the workers decode.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -21,22 +20,19 @@ from shoal.data.checks import (
     check_weight,
     validate_columns,
 )
-from shoal.data.ingest import ArrowIngester
 from shoal.data.numpy_columns import encoded, to_matrix, to_vector
-from shoal.data.parquet.files import is_local
 from shoal.data.parquet.source import group_starts
 from shoal.data.planning import RowRange, Shard
 from shoal.errors import DataError
 from shoal.lazy_imports import np, pa
 from shoal.training.boosting.messages import Columns, Part
-from shoal.training.host import memory
+from shoal.training.boosting.worker_fit import has_long_groups
+from shoal.training.boosting.worker_load import FLOAT32_BYTES, stored_row_bytes
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
     from shoal.data.parquet.source import ParquetSource
     from shoal.training.boosting.request import TrainRequest
-
-_FLOAT32_BYTES = 4
 
 CheckLabel = Callable[["np.ndarray", str, RowRange], None]
 """Type of a function that checks the labels of a column in a row range, and raises DataError if the objective refuses a
@@ -96,33 +92,9 @@ class Batch:
         return Batch(**{field.name: of(field.name) for field in fields(self)})
 
 
-# Share of a node's free memory that the decoded rows of all workers on this node may use. The share is low, because
-# other data needs memory at the same time. The quantised rows (rows converted to histogram bins) need a quarter of the
-# decoded size, and the row group that is being decoded needs memory, too.
-_CACHE_FRACTION = 0.3
-# Maximum size of the decoded rows that a worker keeps in memory, for rows that come from local files and are read only
-# before the first round. Larger rows are not kept: each pass decodes them again. Decoding takes only 0.2 s per 100 MB,
-# but the decoded rows take as much memory as all data that XGBoost derives from the rows.
-_CHEAP_BYTES = 64 * 2**20
-# Row groups with fewer rows are expensive to decode, because each column of a row group has a fixed cost. Decoding
-# takes 0.4 s per 100 MB if each row group has 5,000 rows, and 0.6 to 0.8 s with 1,400 rows (28 and 1,000 columns).
-_LONG_GROUP = 5_000
 _WITHOUT_LABEL = "leave these rows out, or give each of them a label, before training"
 _EVERY_ROW = "every row needs a finite number"
 _CHANGED = "the file may have changed since the training began, so start the training again"
-
-
-def cache_budget(part: Part, local_world_size: int, *, reads: float) -> int:
-    """Compute how many bytes of decoded rows a worker may keep in memory, to avoid decoding the rows again."""
-    budget = int(memory.available_bytes() * _CACHE_FRACTION / local_world_size)
-    connector = part.connector
-    is_local_arrow = connector.ingestor_class is ArrowIngester and all(map(is_local, connector.source.paths))
-    is_cheap = is_local_arrow and reads < math.inf and (_has_long_groups(part.shard) or reads <= 2)
-    return min(budget, _CHEAP_BYTES) if is_cheap else budget
-
-
-def _has_long_groups(shard: Shard) -> bool:
-    return shard.rows >= _LONG_GROUP * len(shard.ranges)
 
 
 class ShardRows:
@@ -163,10 +135,10 @@ class ShardRows:
         self.columns = columns
         self._check_label = check_label
         self._keep_types = keep_types
-        row_bytes = _stored_row_bytes(part, columns) if keep_types else len(columns.names) * _FLOAT32_BYTES
+        row_bytes = stored_row_bytes(part, columns) if keep_types else len(columns.names) * FLOAT32_BYTES
         keep = part.shard.rows * row_bytes <= budget
         self._kept: list[Batch] | None = [] if keep else None
-        self._as_tables = accepts_tables and not keep and not columns.group and _has_long_groups(part.shard)
+        self._as_tables = accepts_tables and not keep and not columns.group and has_long_groups(part.shard)
         self._complete = False
 
     def __iter__(self) -> Iterator[Batch]:
@@ -254,15 +226,6 @@ def margins_of(table: pa.Table, columns: tuple[str, ...], dtype: str) -> np.ndar
     if not columns:
         return None
     return to_vector(table, columns[0], dtype) if len(columns) == 1 else to_matrix(table, columns, dtype)
-
-
-def _stored_row_bytes(part: Part, columns: Columns) -> int:
-    """Return the size of a row whose features have the types of the files; categories are int32 codes."""
-    schema = part.connector.schema()
-    types = [schema.field(name).type for name in columns.features if name not in columns.categories]
-    # The type null has no width.
-    stored = sum(0 if str(type_) == "null" else math.ceil(type_.bit_width / 8) for type_ in types)
-    return stored + (len(columns.names) - len(types)) * _FLOAT32_BYTES
 
 
 def _copied(table: pa.Table) -> pa.Table:

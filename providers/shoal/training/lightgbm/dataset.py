@@ -1,5 +1,5 @@
-"""Build LightGBM datasets from streamed row groups with the bins of a common sample, which each worker reads a part of,
-and refuse datasets that do not fit in memory."""
+"""Build LightGBM datasets from streamed row groups with the bins of a common sample, which each worker reads a part
+of."""
 
 from __future__ import annotations
 
@@ -15,39 +15,10 @@ import lightgbm
 import numpy as np
 
 from shoal.data.numpy_columns import Categories, to_matrix, to_vector
-from shoal.errors import DataError
 from shoal.lazy_imports import pa, ray
 from shoal.training import cluster
-from shoal.training.boosting.messages import Task
 from shoal.training.boosting.rows import Batch, ShardRows
-from shoal.training.lightgbm.library import Share, note, predict_table, slice_rows
-
-# If `max_bin` is lower than this number, LightGBM stores the number of a bin in one byte, otherwise in two bytes.
-_ONE_BYTE_BINS = 256
-# Bytes of memory that LightGBM needs in addition to the bins, measured with 1 M and 5 M rows. Each row needs
-# `_BYTES_PER_ROW` for its label and its position in the tree. A row also has one score, or one score per class. Each
-# score needs `_BYTES_PER_SCORE` for the score, its gradients, and a copy of the gradients in the order of the leaves.
-_BYTES_PER_ROW = 26
-_BYTES_PER_SCORE = 24
-
-
-def refuse_if_too_large(task: Task, workers: int, available: int) -> None:
-    """Raise DataError if the rows do not fit in memory, because LightGBM cannot train from disk.
-
-    Raises:
-        DataError: The rows do not fit; the message contains the sizes and advice.
-    """
-    features = len(task.columns.features)
-    width = features * (1 if int(task.params.get("max_bin", 255)) < _ONE_BYTE_BINS else 2)
-    width += _BYTES_PER_ROW + _BYTES_PER_SCORE * int(task.params.get("num_class", 1))
-    rows = task.train.shard.rows + sum(part.shard.rows for part in task.eval_sets.values())
-    if rows * width * workers > available:
-        raise DataError(
-            f"LightGBM needs {rows * width * workers / 2**30:.1f} GiB on this node for the bins and scores of "
-            f"{workers} worker(s), each with {rows:,} rows of {features} features, but only "
-            f"{available / 2**30:.1f} GiB are available: use more nodes or larger ones, or use "
-            "XGBEstimator, which can train from disk"
-        )
+from shoal.training.lightgbm.library import SAMPLE_ROWS, Share, note, predict_table, slice_rows
 
 
 class Binned:
@@ -254,16 +225,12 @@ def _without_rows(rows: pa.Table, params: Mapping[str, Any]) -> lightgbm.Dataset
     return dataset._init_from_sample(values, indices, len(rows), len(rows))
 
 
-_SAMPLE_ROWS = 200_000
-"""Number of rows in the sample if the user does not set `bin_construct_sample_cnt`; the same as LightGBM's default."""
-
-
 def sample(rows: ShardRows, share: Share, params: Mapping[str, Any], seed: int) -> pa.Table:
     """Read this worker's part of the sample from which LightGBM finds its bins (intervals of feature values).
 
     The function reads the worker's rows once.
     """
-    chosen = share.chosen(int(params.get("bin_construct_sample_cnt", _SAMPLE_ROWS)), seed)
+    chosen = share.chosen(int(params.get("bin_construct_sample_cnt", SAMPLE_ROWS)), seed)
     parts: list[pa.Table] = []
     start = 0
     for batch in rows:

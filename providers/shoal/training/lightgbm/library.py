@@ -30,10 +30,12 @@ from shoal.training.boosting.library import (
 )
 from shoal.training.boosting.messages import Prepared, Task
 from shoal.training.boosting.params import Directions, Objective, UserCode, seed_in
+from shoal.training.boosting.worker_load import all_bins
 from shoal.training.lightgbm.params import (
     NAMES,
     RANKING,
     UNSUPPORTED,
+    begins_anew,
     check_params,
     gpu_problem,
     has_metric,
@@ -114,6 +116,27 @@ class LightGBM(Library):
     combines_metrics = False
     gpus_by_default = False
     foreign_file = "the file is no model in LightGBM's text format: write it with Booster.save_model"
+
+    reads = 2
+
+    def reads_again(self, task: Task) -> bool:
+        return begins_anew(task.params) or bool(task.columns.base_margin)
+
+    def memory_fields(self, task: Task, features: int, all_rows: int, share: float) -> dict[str, Any]:
+        params = task.params
+        max_bin = int(params.get("max_bin", 255))
+        each = 1 if max_bin <= 2**8 - 1 else 2
+        sample_rows = min(all_rows, int(params.get("bin_construct_sample_cnt", SAMPLE_ROWS)))
+        return {
+            "max_bin": max_bin,
+            "bins": all_bins(task.columns, max_bin, features),
+            "bin_bytes": each,
+            "row_bin_bytes": each,
+            "nodes": min(int(params.get("num_leaves", 31)), task.train.shard.rows),
+            "outputs": int(params.get("num_class", 1)),
+            "sample_rows": int(sample_rows * share),
+            "whole_sample": sample_rows == all_rows,
+        }
 
     def check_request(self, request: TrainRequest) -> None:
         names = request.input_cols
@@ -396,6 +419,10 @@ def _as_train_sets(booster: lightgbm.Booster, params: Mapping[str, Any]) -> dict
 # columns a slice has at least `_SLICE_ROWS` rows, because each column of a slice has a fixed cost.
 _SLICE_VALUES = 2**19
 _SLICE_ROWS = 1_024
+
+SAMPLE_ROWS = 200_000
+"""Number of rows in the sample for the bins if the user does not set `bin_construct_sample_cnt`; the same as LightGBM's
+default."""
 
 _UNBOUNDED = (*RANKING, "poisson", "gamma", "tweedie", "cross_entropy_lambda")
 """Objectives whose predictions are raw scores, counts or other numbers without an upper bound."""

@@ -8,7 +8,6 @@ Only workers import this module, because it imports LightGBM. The driver calls `
 from __future__ import annotations
 
 import contextlib
-import math
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +24,13 @@ from shoal.lazy_imports import pa
 from shoal.training import cluster
 from shoal.training.boosting.messages import Boosted, History, Part, Prepared, Segment, Task
 from shoal.training.boosting.params import Direction
-from shoal.training.boosting.rows import CheckLabel, ShardRows, cache_budget, label_check
+from shoal.training.boosting.rows import CheckLabel, ShardRows, label_check
+from shoal.training.boosting.worker_fit import fit_worker, refuse_if_too_large
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.own_process import is_loopback, repeating, tie_to_loopback
 from shoal.training.lightgbm import dataset
-from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, refuse_if_too_large, sample
+from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, sample
 from shoal.training.lightgbm.library import Share, shares
 from shoal.training.lightgbm.params import objective_of, own_message
 from shoal.training.lightgbm.segments import Trainer, begins_anew_with
@@ -81,7 +81,11 @@ class Session:
         if int(task.params.get("verbosity", -1)) < 1:
             lightgbm.register_logger(_Log())
         self._context = context
-        refuse_if_too_large(task, context.local_world_size, memory.available_bytes())
+        room = memory.available_bytes() // context.local_world_size
+        self._fit = fit_worker(
+            "lightgbm", task, room, workers=context.world_size, all_rows=share.total, rank=share.rank
+        )
+        refuse_if_too_large("lightgbm", task, self._fit)
         self.port = Port(cluster.own_address() if context.world_size > 1 else "127.0.0.1")
         self._rows = self._shard_rows(task.train)
         # The session stores the position of the rows and not the sample, so that the memory of the sample is free when
@@ -135,7 +139,7 @@ class Session:
         self._trainer = Trainer(task, self._context, train, binned)
         read = sum(rows.seconds for rows in (self._rows, *evals.values()))
         quantising = self._seconds + time.perf_counter() - began - read
-        return Prepared(self._rows.passes, read, quantising, self._idle)
+        return Prepared(self._rows.passes, read, quantising, self._idle, *self._fit.figures(self._idle))
 
     def boost(self, segment: Segment) -> Boosted:
         """Connect to the other workers at the first call, and train the rounds up to the next checkpoint."""
@@ -146,10 +150,7 @@ class Session:
         return self._trainer.boost(segment)
 
     def _shard_rows(self, part: Part) -> ShardRows:
-        # The rows are read for the sample and for the dataset, and also between segments if the booster is reloaded.
-        reads = math.inf if begins_anew_with(self.task) else 2
-        budget = cache_budget(part, self._context.local_world_size, reads=reads)
-        return ShardRows(part, self.task.columns, budget, binary_check(self.task), keep_types=True)
+        return ShardRows(part, self.task.columns, self._fit.cache_budget, binary_check(self.task), keep_types=True)
 
 
 _session: Session | None = None

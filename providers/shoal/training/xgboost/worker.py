@@ -38,7 +38,8 @@ from shoal.training.boosting.messages import (
     part_of,
 )
 from shoal.training.boosting.params import check_best_score, check_stopping_metric, refuse_namesakes
-from shoal.training.boosting.rows import Batch, CheckLabel, ShardRows, cache_budget, in_whole_groups, label_check
+from shoal.training.boosting.rows import Batch, CheckLabel, ShardRows, in_whole_groups, label_check
+from shoal.training.boosting.worker_fit import fit_worker, refuse_if_too_large
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.own_process import ending_forks, is_loopback, remove_folders_of_dead, tie_to_loopback
@@ -48,9 +49,6 @@ from shoal.training.xgboost.params import feature_types, is_stochastic, joined, 
 
 if TYPE_CHECKING:
     from shoal.training.boosting.trials import OnRound
-
-# Number of times that XGBoost reads all rows to build a quantised matrix.
-_READS = 4
 
 
 class Session:
@@ -69,7 +67,10 @@ class Session:
         self.context = context
         self.rows: list[ShardRows] = []
         began = time.perf_counter()
-        self.pages = None if task.by_columns else self.open.enter_context(page_folder(task, context.local_world_size))
+        room = memory.available_bytes() // context.local_world_size
+        self.fit = fit_worker("xgboost", task, room, workers=context.world_size)
+        refuse_if_too_large("xgboost", task, self.fit)
+        self.pages = None if task.by_columns else self.open.enter_context(page_folder(on_disk=self.fit.on_disk))
         self.matrix = self._matrix(task.train, None)
         if task.feature_weights:
             self.matrix.set_info(feature_weights=np.array(task.feature_weights, np.float32))
@@ -79,7 +80,14 @@ class Session:
         ]
         read = sum(rows.seconds for rows in self.rows)
         quantising = time.perf_counter() - began - read
-        self.prepared = Prepared(self.rows[0].passes, read, quantising, idle, self.pages is not None)
+        self.prepared = Prepared(
+            self.rows[0].passes,
+            read,
+            quantising,
+            idle,
+            *self.fit.figures(idle),
+            external_memory=self.pages is not None,
+        )
         self.booster: xgboost.Booster | None = None
         self._init_rounds = 0
         self._callbacks: CallbackContainer | None = None
@@ -282,7 +290,7 @@ class Session:
         """Build the matrix of one dataset. All workers must call this method at the same time, because they find the
         bins together.
         """
-        budget = 0 if self.pages else cache_budget(part, self.context.local_world_size, reads=_READS)
+        budget = 0 if self.pages else self.fit.cache_budget
         params = self.task.params
         on_cpu = params.get("device", "cpu") == "cpu" and not self.pages
         rows = ShardRows(part, self.task.columns, budget, _binary_check(self.task), accepts_tables=on_cpu)
@@ -302,6 +310,7 @@ class Session:
         else:
             matrix = xgboost.QuantileDMatrix(ShardIter(rows), **settings)
             rows.forget()
+        memory.trim()
         # The batches are float32 arrays or Arrow tables. The model stores the types of the dataset in either case.
         matrix.feature_types = stored_types(self.task.columns)
         return matrix
@@ -349,8 +358,8 @@ def finish() -> None:
 
 
 class ShardIter(xgboost.DataIter):  # type: ignore[misc]
-    """Iterator with which XGBoost reads the rows of a shard in batches. XGBoost reads all rows four times (`_READS`)
-    to build a quantised matrix.
+    """Iterator with which XGBoost reads the rows of a shard in batches. XGBoost reads all rows four times to
+    build a quantised matrix.
 
     Args:
         rows: Rows of the shard.
@@ -470,33 +479,16 @@ def _communicator(args: dict[str, Any], context: GangContext) -> Iterator[None]:
         yield
 
 
-# Share of the free memory that the quantised rows (rows converted to histogram bins) may use. If the quantised rows
-# need more, they are kept on disk. The share is below one half, because XGBoost needs about as much memory again while
-# it builds the matrices and trains.
-_MATRIX_FRACTION = 0.4
-# Bytes of memory per row for the label, two gradients and the prediction, 4 bytes each. The bins of the row are counted
-# separately.
-_BYTES_PER_ROW = 4 * 4
 # Prefix of the folder names. The process id of the worker follows.
 _PREFIX = "shoal-pages-"
 
 
 @contextmanager
-def page_folder(task: Task, local_world_size: int) -> Iterator[Path | None]:
+def page_folder(*, on_disk: bool) -> Iterator[Path | None]:
     """Agree with all workers whether the matrices are kept on disk; if so, create a folder for the matrix files.
 
     If one worker needs the disk, all workers use their disks. The folder is removed at the end of the context.
     """
-    on_disk = task.external_memory
-    if on_disk is None:
-        room = memory.available_bytes() * _MATRIX_FRACTION / local_world_size
-        # XGBoost stores the number of each bin in 1, 2 or 4 bytes, depending on the column with the most bins. Each
-        # category of a categorical column is a bin, so a column with many categories increases the size.
-        bins = max([int(task.params.get("max_bin", 256)), *map(len, task.columns.categories.values())])
-        each = 1 if bins <= 2**8 else 2 if bins <= 2**16 else 4
-        parts = {id(part): part for part in (task.train, *task.eval_sets.values())}.values()
-        rows = sum(part.shard.rows for part in parts)
-        on_disk = rows * (len(task.columns.features) * each + _BYTES_PER_ROW) > room
     if not xgboost.collective.allreduce(np.array([int(on_disk)]), xgboost.collective.Op.MAX)[0]:
         yield None
         return

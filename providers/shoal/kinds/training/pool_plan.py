@@ -1,0 +1,115 @@
+"""Plan how many nodes of a pool a training needs, from its spec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shoal.errors import DataError, InvalidArgumentError
+from shoal.jobs.spec import AnyJobSpec
+from shoal.kinds.training.spec import JobSpec
+from shoal.lazy_imports import pa
+from shoal.pool.spec import PoolSpec
+from shoal.state import Store
+from shoal.state.schema import Node
+from shoal.training.boosting.training_plan import TrainingPlan, plan_training
+from shoal.training.sizing.node_memory import NodeMemory, bytes_of, node_memory
+
+
+def plan(
+    spec: AnyJobSpec | Mapping[str, Any] | str,
+    pool: str | PoolSpec | None = None,
+    *,
+    memory_per_node: str | None = None,
+) -> TrainingPlan:
+    """Predict whether a boosting training fits into the memory of a pool, for 1, 2, 4 … nodes and its largest size.
+
+    Only the footers of the files are read, unless a filter needs the values of rows.
+
+    Args:
+        spec: Spec of the training, as for `submit`; or the path of Parquet files, whose last numeric column counts as
+            the label and all others as features of a training with XGBoost.
+        pool: URI or name of the pool; by default that of the spec.
+        memory_per_node: Memory of each node that workers can use, such as ``16Gi``; by default that of the pool.
+
+    Raises:
+        InvalidArgumentError: The spec is not that of a boosting training on CPUs, or the memory of the pool's nodes is
+            not known.
+        DataError: The files cannot be used for the training.
+
+    Example:
+        >>> plan("s3://bucket/train/", "local://retrain?max_nodes=8").chosen
+    """
+    from shoal.jobs import parse_spec
+    from shoal.pool.api import ComputePool
+
+    job = spec_of_path(spec) if isinstance(spec, str) else spec if isinstance(spec, AnyJobSpec) else parse_spec(spec)
+    check_plannable(job)
+    assert isinstance(job, JobSpec)
+    source = pool if pool is not None else job.run_config.pool_name
+    settings = source if isinstance(source, PoolSpec) else ComputePool(source).settings()
+    return plan_on(job, settings, memory_per_node=memory_per_node)
+
+
+def plan_on(spec: JobSpec, pool: PoolSpec, *, memory_per_node: str | None = None) -> TrainingPlan:
+    """Plan a training on a pool with these settings; see :func:`plan`."""
+    node = memory_of(pool, memory_per_node)
+    return plan_training(spec, node, cpus=pool.cpus_per_node, most_nodes=pool.max_nodes)
+
+
+def memory_of(pool: PoolSpec, given: str | None = None) -> NodeMemory:
+    """Return the memory of each node of a pool that workers can use.
+
+    Raises:
+        InvalidArgumentError: The memory is not known.
+    """
+    if given is not None:
+        try:
+            return NodeMemory(bytes_of(given), False, f"memory_per_node={given}")
+        except ValueError as error:
+            raise InvalidArgumentError(f"memory_per_node: {error}") from None
+    with Store().reading() as session:
+        nodes = session.query(Node.endpoint).filter(Node.pool == pool.name)
+        reported = [int((endpoint or {}).get("memory_bytes", 0)) for (endpoint,) in nodes]
+    found = node_memory(pool, min(filter(None, reported), default=0))
+    if found is None:
+        raise InvalidArgumentError(
+            f'the memory of the nodes of pool "{pool.name}" is not known before its first node is ready: give '
+            "memory_per_node, such as 16Gi"
+        )
+    return found
+
+
+def check_plannable(spec: AnyJobSpec) -> None:
+    """Refuse a spec for which no number of nodes can be planned.
+
+    Raises:
+        InvalidArgumentError: The job is no boosting training on CPUs.
+    """
+    if not isinstance(spec, JobSpec):
+        raise InvalidArgumentError(
+            f"only trainings with XGBoost or LightGBM can be planned, not {spec.framework}: the memory of functions, "
+            "searches and predictions is not known in advance, so give the number of nodes"
+        )
+    if spec.demand().gang.gpus > 0:
+        raise InvalidArgumentError("the memory of GPUs cannot be planned: give the number of nodes")
+
+
+def spec_of_path(path: str) -> JobSpec:
+    """Return the spec of a training with XGBoost on the numeric columns of Parquet files; the last one is the label.
+
+    Raises:
+        DataError: The files cannot be read, or have fewer than two numeric columns.
+    """
+    from shoal.data.connector import DataConnector
+
+    connector = DataConnector.from_parquet(path)
+    types = pa.types
+    numbers = [
+        field.name
+        for field in connector.schema()
+        if types.is_integer(field.type) or types.is_floating(field.type) or types.is_boolean(field.type)
+    ]
+    if len(numbers) < 2:
+        raise DataError(f"{path} has fewer than two numeric columns: write a spec that names the columns")
+    return JobSpec(dataset=connector.to_spec(), input_cols=tuple(numbers[:-1]), label_col=numbers[-1])

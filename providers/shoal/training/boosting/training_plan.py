@@ -1,0 +1,193 @@
+"""Predict for several sizes of a pool whether a boosting training fits into the memory of its nodes, from the footers
+of its files."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from shoal.data.connector import DataConnector
+from shoal.errors import CapacityError, DataError
+from shoal.training.boosting.library import library_of
+from shoal.training.boosting.messages import Task
+from shoal.training.boosting.params import UserCode
+from shoal.training.boosting.rows import shard_datasets
+from shoal.training.boosting.worker_fit import MARGIN, Verdict, advice, fit_worker
+from shoal.training.cluster import Node
+from shoal.training.sizing.constants import IDLE_BYTES
+from shoal.training.sizing.node_memory import NodeMemory
+from shoal.training.sizing.worker_memory import mib
+
+if TYPE_CHECKING:
+    from shoal.training.boosting.request import TrainRequest
+    from shoal.training.gang.placement import GangShape
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSize:
+    """Prediction for one number of nodes.
+
+    Args:
+        nodes: Number of nodes.
+        workers: Number of workers.
+        rows: Rows of the largest worker.
+        peak_bytes: Predicted peak of the memory of each worker.
+        room_bytes: Memory that each worker can have.
+        verdict: Whether the training fits; see `worker_fit.Verdict`.
+        terms: Terms of the peak in bytes, the largest first.
+        disk_bytes: Size of the quantised rows on disk of each worker; 0 if they are in memory.
+        advice: What helps if the verdict is ``no``; empty otherwise.
+    """
+
+    nodes: int
+    workers: int
+    rows: int
+    peak_bytes: int
+    room_bytes: int
+    verdict: Verdict
+    terms: dict[str, int]
+    disk_bytes: int = 0
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """Predicted memory of a training on several sizes of a pool.
+
+    Args:
+        framework: The library.
+        rows: Number of training rows.
+        features: Number of feature columns.
+        node: Memory of a node.
+        sizes: Predictions, by the number of nodes.
+    """
+
+    framework: str
+    rows: int
+    features: int
+    node: NodeMemory
+    sizes: tuple[PlannedSize, ...]
+
+    @property
+    def chosen(self) -> PlannedSize | None:
+        """Smallest size on which the training fits with a reserve; else the smallest one on which XGBoost trains from
+        disk; None if it fits on no size."""
+        by_verdict = {size.verdict: size for size in reversed(self.sizes)}
+        return by_verdict.get("fits") or by_verdict.get("disk")
+
+    def reasoning(self) -> str:
+        """Return one sentence: the chosen size and why."""
+        what = f"{self.framework} on {self.rows:,} rows x {self.features:,} features"
+        size = self.chosen
+        if size is None:
+            last = self.sizes[-1]
+            return (
+                f"{what} fits on no size up to {last.nodes} node(s): a worker needs {mib(last.peak_bytes)} "
+                f"({shown(last.terms)}) and can have {mib(last.room_bytes)}; {last.advice}"
+            )
+        disk = f", with {mib(size.disk_bytes)} of quantised rows on its disk" if size.verdict == "disk" else ""
+        return (
+            f"{what} needs {size.nodes} node(s): each of {size.workers} worker(s) needs {mib(size.peak_bytes)}{disk} "
+            f"({shown(size.terms)}) and can have {mib(size.room_bytes)} ({self.node.source})"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain data."""
+        chosen = self.chosen
+        return {**asdict(self), "chosen": None if chosen is None else chosen.nodes, "reasoning": self.reasoning()}
+
+
+def shown(terms: dict[str, int]) -> str:
+    """Return the largest terms as text."""
+    return ", ".join(f"{name} {mib(size)}" for name, size in [*terms.items()][:3])
+
+
+def plan_training(
+    request: TrainRequest, node: NodeMemory, *, cpus: int, most_nodes: int, scale: float = 1.0
+) -> TrainingPlan:
+    """Predict the memory of a training for 1, 2, 4 … nodes and for the largest number of nodes.
+
+    Args:
+        request: The training. It is planned for CPUs.
+        node: Memory of each node.
+        cpus: CPUs of each node.
+        most_nodes: Largest number of nodes.
+        scale: Factor of all predictions, from earlier trainings of the model.
+
+    Raises:
+        CapacityError: The workers fit on no such number of nodes.
+        DataError: The footers show an error.
+    """
+    counts = sorted({*(2**power for power in range(most_nodes.bit_length())), most_nodes})
+    shapes: dict[int, GangShape] = {}
+    for nodes in counts:
+        try:
+            claim = request.scaling_config.gang(use_gpu=False)
+            shapes[nodes] = claim.size([Node(name="", cpus=cpus, gpus=0)] * nodes)
+        except CapacityError:
+            if nodes == most_nodes:
+                raise
+    planner = _Planner.of(request, node, shapes[most_nodes], scale)
+    rows = planner.train.num_rows()
+    sizes = [planner.planned(nodes, shape) for nodes, shape in shapes.items() if shape.num_workers <= max(1, rows)]
+    return TrainingPlan(request.framework, rows, len(request.input_cols), node, tuple(sizes))
+
+
+@dataclass(frozen=True)
+class _Planner:
+    request: TrainRequest
+    node: NodeMemory
+    scale: float
+    train: DataConnector
+    eval_sets: dict[str, DataConnector]
+    params: dict[str, Any]
+    seed: int
+
+    @classmethod
+    def of(cls, request: TrainRequest, node: NodeMemory, largest: GangShape, scale: float) -> _Planner:
+        train = DataConnector.from_spec(request.dataset)
+        known = set(train.schema().names)
+        if missing := [name for name in request.columns.names if name not in known]:
+            raise DataError(f"the dataset {train.source.place} has no column {', '.join(missing)}: correct the spec")
+        eval_sets = {
+            name: train if spec == request.dataset else DataConnector.from_spec(spec)
+            for name, spec in request.eval_set.items()
+        }
+        # The parameters on which memory depends are the same for all sizes.
+        params, seed = library_of(request.framework).params(request, largest, UserCode())
+        return cls(request, node, scale, train, eval_sets, params, seed)
+
+    def planned(self, nodes: int, shape: GangShape) -> PlannedSize:
+        workers, framework = shape.num_workers, self.request.framework
+        room = self.node.usable_bytes // (workers if self.node.is_shared else math.ceil(workers / nodes))
+        task, idle = self._task(workers), IDLE_BYTES[framework]
+        room_above = int(room / self.scale - MARGIN * idle)
+        found = fit_worker(framework, task, room_above, workers=workers, all_rows=self.train.num_rows())
+        terms = {"idle process": idle, **found.memory.terms()}
+        return PlannedSize(
+            nodes=nodes,
+            workers=workers,
+            rows=task.train.shard.rows,
+            peak_bytes=int((idle + found.memory.above_idle) * self.scale),
+            room_bytes=room,
+            verdict=found.verdict,
+            terms={name: int(size * self.scale) for name, size in terms.items()},
+            disk_bytes=found.disk_bytes,
+            advice=advice(framework, task, found) if found.verdict == "no" else "",
+        )
+
+    def _task(self, workers: int) -> Task:
+        """Return the task of rank 0, which needs the most memory."""
+        request, params, library = self.request, self.params, library_of(self.request.framework)
+        user_code, seed = UserCode(), self.seed
+        rows = sum(dataset.num_rows() for dataset in (self.train, *self.eval_sets.values()))
+        by_columns = workers > 1 and library.splits_columns(request, params, user_code, rows)
+        whole = workers > 1 and not by_columns and bool(library.whole_metrics(request, params, user_code))
+        # Rows of a group stay together, which changes the sizes of shards little; to find the groups would take a read.
+        parts = shard_datasets(self.train, self.eval_sets, workers, seed, None, by_columns=by_columns, whole=whole)
+        # The categories are in the rows: as many are assumed as there are bins.
+        categories = dict.fromkeys(request.categorical_cols, range(int(params.get("max_bin") or 256)))
+        columns = replace(request.columns, categories=categories)
+        part, evals = parts[0]
+        return Task(part, evals, columns, params, external_memory=request.external_memory, by_columns=by_columns)

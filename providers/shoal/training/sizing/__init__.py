@@ -1,0 +1,1 @@
+"""Predict the memory of workers, by term, and the number of nodes that a training needs."""

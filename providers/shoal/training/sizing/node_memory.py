@@ -1,0 +1,61 @@
+"""Memory of the nodes of a pool that workers can use: below the limit of a pod, as Ray reports it, or of this host."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from shoal.pool.spec import PoolSpec
+from shoal.training.host import memory
+
+RAY_BYTES = 700 * 2**20
+"""Memory of the processes of Ray on a node, and of the driver of a job on the head, besides the object store. Measured
+2026-11-29 on the head of a pool with Ray 2.5x: 320 MiB and a driver of 350 MiB."""
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_DEFAULT_POD = "4Gi"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMemory:
+    """Memory of a node that the workers of a job can use.
+
+    Args:
+        usable_bytes: Memory without Ray's processes and the object store.
+        is_shared: Whether all nodes of the pool share this memory, because they run on one machine.
+        source: Where the number comes from, for messages.
+    """
+
+    usable_bytes: int
+    is_shared: bool
+    source: str
+
+
+def node_memory(pool: PoolSpec, reported_bytes: int = 0) -> NodeMemory | None:
+    """Return the memory of each node of a pool; None if it is not known.
+
+    Args:
+        pool: The pool.
+        reported_bytes: Memory that Ray reports of the smallest node that was ready; 0 if none was.
+    """
+    if pool.backend == "local":
+        return NodeMemory(memory.available_bytes(), True, "free memory of this machine, which all nodes share")
+    if reported_bytes:
+        return NodeMemory(reported_bytes, False, "memory that Ray offers on each node")
+    if pool.image is None:
+        return None
+    limit = bytes_of(pool.memory_per_node or _DEFAULT_POD)
+    usable = max(0, limit - RAY_BYTES - pool.object_store_mb * 10**6)
+    return NodeMemory(usable, False, f"memory_per_node={pool.memory_per_node or _DEFAULT_POD} without Ray's own")
+
+
+def bytes_of(amount: str) -> int:
+    """Return an amount of memory as Kubernetes writes it, such as 16Gi, in bytes.
+
+    Raises:
+        ValueError: The text is no such amount.
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMGT]i?|Ki)?", amount)
+    if found is None:
+        raise ValueError(f'"{amount}" is not an amount of memory: write it as 16Gi or 16G')
+    return math.floor(float(found[1]) * _UNITS[found[2] or ""])

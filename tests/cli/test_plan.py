@@ -1,0 +1,37 @@
+"""`shoal plan`."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.cli.conftest import document
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "rows" / "a.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table({"a": [1.0, 2.0] * 500, "name": ["x", "y"] * 500, "y": [0, 1] * 500}), path)
+    return path.parent
+
+
+def test_the_memory_of_each_size_is_predicted_and_a_size_chosen(shoal, fresh_home, folder):
+    result = shoal("plan", str(folder), "--pool", "local://planned?max_nodes=2", "--json")
+    plan = document(result.stdout)
+    assert [(size["nodes"], size["rows"], size["verdict"]) for size in plan["sizes"]] == [
+        (1, 1000, "fits"),
+        (2, 500, "fits"),
+    ]
+    assert (plan["chosen"], plan["features"], plan["node"]["is_shared"]) == (1, 1, True)
+    text = shoal("plan", str(folder), "--pool", "local://planned?max_nodes=2").stdout
+    assert "needs 1 node(s)" in text
+    assert "more nodes add no memory" in text
+
+
+def test_what_cannot_be_planned_is_refused_with_what_to_do(shoal, fresh_home, folder, tmp_path):
+    spec = tmp_path / "spec.json"
+    spec.write_text('{"framework": "pytorch", "train_func": "a.b:c"}')
+    assert "give the number of nodes" in shoal("plan", str(spec), "--pool", "local://planned").stderr
+    uri = "ray://planned?address=http://127.0.0.1:8265"
+    assert "memory_per_node" in shoal("plan", str(folder), "--pool", uri).stderr
+    assert "write it as 16Gi" in shoal("plan", str(folder), "--pool", uri, "--memory-per-node", "lots").stderr

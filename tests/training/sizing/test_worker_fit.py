@@ -1,0 +1,105 @@
+"""In which memory a worker trains with all rows in memory, from disk, or not at all."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.data import ArrowIngester, DataConnector, RayDataIngester
+from shoal.data.planning import RowRange, Shard
+from shoal.errors import DataError
+from shoal.training.boosting.messages import Columns, Part, Task
+from shoal.training.boosting.worker_fit import _CHEAP_BYTES as CHEAP
+from shoal.training.boosting.worker_fit import _cache_budget, fit_worker, refuse_if_too_large
+from shoal.training.sizing.worker_memory import WorkerLoad, worker_memory
+from tests.support.two_node_cluster import COLUMNS
+
+MIB = 2**20
+WIDE = WorkerLoad(
+    rows=50_000,
+    eval_rows=0,
+    features=500,
+    max_bin=256,
+    bins=128_000,
+    bin_bytes=1,
+    row_bin_bytes=1,
+    nodes=64,
+    outputs=1,
+    feature_bytes=2_000,
+    batch_bytes=2_800 * 2_000,
+)
+"""A table whose sketches need more than all the rest."""
+
+
+def task(rows: Path, external_memory: bool | None = None) -> Task:
+    connector = DataConnector.from_parquet(rows)
+    parts = [Part(connector, connector.plan(workers, 0)[0]) for workers in (1, 2)]
+    return Task(parts[0], {"eval": parts[1]}, Columns(tuple(COLUMNS), "y"), {}, external_memory=external_memory)
+
+
+def test_the_sketches_of_a_wide_table_count() -> None:
+    memory = worker_memory("xgboost", WIDE)
+    assert 450 * MIB < memory.above_idle < 700 * MIB
+    assert next(iter(memory.terms())) == "sketches"
+    assert worker_memory("xgboost", replace(WIDE, max_bin=64, bins=32_000)).above_idle < memory.above_idle / 2
+
+
+def test_every_term_of_the_rows_shrinks_with_the_rows() -> None:
+    for framework in ("xgboost", "lightgbm"):
+        tall = replace(WIDE, rows=4_000_000, features=10, bins=2_560, feature_bytes=40)
+        half = replace(tall, rows=2_000_000)
+        assert worker_memory(framework, half).above_idle < 0.65 * worker_memory(framework, tall).above_idle
+
+
+def test_rows_that_do_not_fit_in_memory_go_to_disk_unless_that_is_forbidden(rows: Path) -> None:
+    need = fit_worker("xgboost", task(rows), 2**40).memory.above_idle
+    assert not fit_worker("xgboost", task(rows), int(1.2 * need)).on_disk
+    assert fit_worker("xgboost", task(rows), need - 100_000).on_disk
+    assert fit_worker("xgboost", task(rows, external_memory=True), need).on_disk
+    forbidden = task(rows, external_memory=False)
+    tight = fit_worker("xgboost", forbidden, 1)
+    assert not tight.on_disk
+    refuse_if_too_large("xgboost", forbidden, tight)
+
+
+@pytest.mark.parametrize(
+    ("framework", "said"),
+    [("xgboost", "XGBoost needs .* even with its quantised rows on disk"), ("lightgbm", "XGBEstimator")],
+)
+def test_a_training_that_does_not_fit_at_all_is_refused_with_the_terms(framework: str, said: str, rows: Path) -> None:
+    fit = fit_worker(framework, task(rows), MIB)
+    with pytest.raises(DataError, match=rf"(?s){said}") as caught:
+        refuse_if_too_large(framework, task(rows), fit)
+    assert "libraries 25 MiB" in str(caught.value)
+    assert "only 1 MiB are available" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("paths", "ingestor_class", "group_rows", "reads", "kept"),
+    [
+        ("/data/a.parquet", ArrowIngester, 5_000, 4, CHEAP),
+        ("/data/a.parquet", ArrowIngester, 4_999, 4, 3 * CHEAP),
+        ("/data/a.parquet", ArrowIngester, 4_999, 2, CHEAP),
+        ("/data/a.parquet", ArrowIngester, 5_000, math.inf, 3 * CHEAP),
+        ("s3://bucket/a.parquet", ArrowIngester, 5_000, 4, 3 * CHEAP),
+        (["/data/a.parquet", "s3://bucket/b.parquet"], ArrowIngester, 5_000, 4, 3 * CHEAP),
+        ("/data/a.parquet", RayDataIngester, 5_000, 4, 3 * CHEAP),
+    ],
+)
+def test_rows_are_kept_where_it_is_dear_to_read_them_again(
+    paths: str | list[str],
+    ingestor_class: Any,
+    group_rows: int,
+    reads: float,
+    kept: int,
+) -> None:
+    part = Part(
+        DataConnector.from_parquet(paths, ingestor_class=ingestor_class),
+        Shard((RowRange("/data/a.parquet", 0, 0, group_rows),)),
+    )
+    assert _cache_budget(part, 10 * CHEAP, 0, reads=reads) == kept
+    assert _cache_budget(part, 10 * CHEAP, 10 * CHEAP - 5, reads=reads) == 5
