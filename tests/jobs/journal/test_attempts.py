@@ -89,6 +89,25 @@ def test_every_attempt_of_a_job_reads_the_versions_that_the_first_has_found(stor
     assert attempts.keep_choice(store, Key("job", again.attempt), "versions", {"table": 4}) == {"table": 3}
 
 
+@pytest.mark.parametrize(
+    ("state", "end", "asks"),
+    [
+        (JobState.SUCCEEDED, {"result": {"rows": 1}}, {}),
+        (JobState.FAILED, {"error": "the label is null", "error_is_permanent": True}, {}),
+        (JobState.FAILED, {"error": "a node was lost"}, {"holder": "the next run"}),
+    ],
+)
+def test_only_a_retry_reads_the_versions_of_before(store, state, end, asks):
+    asked(store)
+    attempts.keep_choice(store, FIRST, "versions", {"table": 3})
+    attempts.end(store, FIRST, state, 1.0, **end)
+    attempts.collect(store, FIRST, 1.0)
+
+    again = asked(store, 2.0, **asks)
+
+    assert again.attempt == 2 and again.versions is None
+
+
 @pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED])
 def test_what_ended_badly_is_tried_anew(store, state):
     asked(store)

@@ -137,7 +137,7 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
         elif refusal is not None:
             raise refusal
         else:
-            kept = {name: getattr(newest, name) for name in KEPT} if newest and same else {}
+            kept = _kept(newest, order) if newest and same else {}
             found = _add(store, order, newest.attempt + 1 if newest else 1, kept, now)
             if found is not None:
                 telemetry.job_submitted(found.pool, found.framework)
@@ -397,8 +397,8 @@ def without_success(store: Store, key: Key) -> list[Key]:
 
 
 KEPT = ("uses_gpu", "versions")
-"""Columns with what the first attempt of a job has chosen, and all its attempts use: models that were trained on GPUs
-and on CPUs, or on other rows, differ."""
+"""Columns with what the first attempt of a job has chosen, and its retries use: models that were trained on GPUs and on
+CPUs, or on other rows, differ."""
 
 
 def keep_choice(store: Store, key: Key, name: Literal["uses_gpu", "versions"], choice: Choice) -> Choice:
@@ -417,6 +417,17 @@ def keep_choice(store: Store, key: Key, name: Literal["uses_gpu", "versions"], c
         job.gang = _gang(job.gang, job.uses_gpu)
         kept: Choice = getattr(job, name)
         return kept
+
+
+def _kept(newest: Job, order: Order) -> dict[str, Any]:
+    """Return the choices of a job's newest attempt that another attempt with the same spec keeps.
+
+    Only a retry reads the versions of tables that the failed attempt has read. After a success, or an error that only
+    other rows may remove, the newest versions are read.
+    """
+    has_failed = newest.state is not JobState.SUCCEEDED and not newest.error_is_permanent
+    is_retry = has_failed and newest.holder == order.holder
+    return {name: getattr(newest, name) for name in KEPT if name != "versions" or is_retry}
 
 
 def _gang(gang: dict[str, Any], uses_gpu: bool | None) -> dict[str, Any]:
