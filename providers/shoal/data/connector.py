@@ -11,6 +11,7 @@ from shoal.data.checks import check_same_schema
 from shoal.data.dataset_spec import DatasetSpec, SplitSpec, TorchDefaults
 from shoal.data.delta import DeltaFiles
 from shoal.data.filters import Filters, TimeRange, check_present, columns_of, parse_filters, time_column
+from shoal.data.iceberg import IcebergFiles
 from shoal.data.ingest import INGESTERS, ArrowIngester, Ingester, IngesterClass, RayDataIngester
 from shoal.data.listing import Lister
 from shoal.data.parquet.files import need, normalise
@@ -182,7 +183,9 @@ def _parsed(filters: Sequence[Any] | None) -> Filters | None:
 def _lister(spec: DatasetSpec) -> Lister | None:
     """Return the lister of the table that a spec describes; None for Parquet files."""
     if spec.format == "delta":
-        return DeltaFiles(spec.paths[0], spec.version, spec.as_of)
+        return DeltaFiles(spec.paths[0], spec.version, spec.as_of)  # type: ignore[arg-type]
+    if spec.format == "iceberg":
+        return IcebergFiles(spec.paths[0], spec.version, spec.as_of)
     return None
 
 
@@ -295,6 +298,49 @@ class DataConnector:
         moment = as_of.isoformat() if isinstance(as_of, datetime) else as_of
         spec = DatasetSpec(format="delta", paths=(normalise(path),), version=version, as_of=moment)
         return cls(ParquetSource(path, filters=_parsed(filters), lister=_lister(spec)), ingestor_class)
+
+    @classmethod
+    def from_iceberg(
+        cls,
+        table: PathLike,
+        *,
+        catalog: str | None = None,
+        version: int | str | None = None,
+        as_of: str | datetime | None = None,
+        filters: Sequence[Any] | None = None,
+        ingestor_class: IngesterClass = ArrowIngester,
+    ) -> Self:
+        """Connect to an Iceberg table, without copying it. This process needs the library pyiceberg, the workers do
+        not.
+
+        Columns have the names and types of the table, also in files that were written before a column was renamed,
+        added or widened. Rows that the table has deleted by their position are left out. A table with equality deletes,
+        as Flink writes them, is refused.
+
+        Args:
+            table: With `catalog`, the name of the table, such as ``namespace.table``. Otherwise the directory of the
+                table or one of its metadata files: a local path or a URI.
+            catalog: Name of a catalog in pyiceberg's configuration (the file ``.pyiceberg.yaml`` or environment
+                variables).
+            version: Id of the snapshot to read, or name of a tag or branch; the current snapshot by default.
+            as_of: Read the snapshot that was the current one at this time, as ISO 8601 text or as a datetime; without
+                an offset, the time is UTC.
+            filters: Conditions that the rows must match, as in :meth:`from_parquet`.
+            ingestor_class: Class that reads the rows in the workers.
+
+        Returns:
+            A connector. The metadata of the table is read at the first use.
+
+        Raises:
+            InvalidArgumentError: If `version` and `as_of` are both given, or an argument is wrong.
+
+        Example:
+            >>> DataConnector.from_iceberg("lake.flights", catalog="prod", version="release-12")
+        """
+        moment = as_of.isoformat() if isinstance(as_of, datetime) else as_of
+        path = normalise(table) if catalog is None else os.fspath(table)
+        spec = DatasetSpec(format="iceberg", paths=(path,), catalog=catalog, version=version, as_of=moment)
+        return cls(ParquetSource(spec.paths, filters=_parsed(filters), lister=_lister(spec)), ingestor_class)
 
     @classmethod
     def from_dataframe(

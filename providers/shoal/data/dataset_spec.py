@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from shoal.data.filters import Filters, parse_filters
+from shoal.data.iceberg import address_of
 from shoal.data.parquet.files import PACKAGED_URI, list_files, resolve
 from shoal.data.sql import check_connection_name, check_query
 from shoal.data.staged_data import StagedCopy
@@ -50,15 +51,22 @@ class TorchDefaults(Settings):
 class DatasetSpec(Settings):
     """Description of a dataset in a job's spec; `DataConnector.from_spec` creates a connector from the description."""
 
-    format: Literal["parquet", "delta"] = Field(
+    format: Literal["parquet", "delta", "iceberg"] = Field(
         default="parquet",
-        description="Format of the files: parquet, or delta for the directory of a Delta table, the only path.",
+        description="Format of the files: parquet; or delta or iceberg for a table, whose directory is the only path.",
     )
-    version: int | None = Field(
+    catalog: str | None = Field(
         default=None,
-        ge=0,
-        description="Version of the table to read. None: the newest when the job's first attempt starts; all attempts "
-        "read this version.",
+        min_length=1,
+        pattern="^[^/]+$",
+        description="Name of the catalog that has the Iceberg table, in pyiceberg's configuration (the file "
+        ".pyiceberg.yaml or environment variables). The path is then the table's name, such as namespace.table.",
+    )
+    version: Annotated[int, Field(ge=0)] | Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="Version of the table to read: a number (of an Iceberg table the id of a snapshot), or the name of "
+        "an Iceberg tag or branch. None: the newest when the job's first attempt starts; all attempts read this "
+        "version.",
     )
     as_of: str | None = Field(
         default=None,
@@ -128,7 +136,16 @@ class DatasetSpec(Settings):
     @model_validator(mode="wrap")
     @classmethod
     def _of_connector(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        return validate(value.to_spec() if hasattr(value, "to_spec") else value)
+        value = value.to_spec() if hasattr(value, "to_spec") else value
+        if isinstance(value, Mapping) and isinstance(catalog := value.get("catalog"), str):
+            value = {**value, "paths": [address_of(catalog, path) for path in value.get("paths", ())]}
+        return validate(value)
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        # A template of Airflow gives a text.
+        return int(value) if isinstance(value, str) and value.isdecimal() else value
 
     @field_validator("filters", mode="before")
     @classmethod
@@ -140,7 +157,15 @@ class DatasetSpec(Settings):
         if self.is_table and len(self.paths) != 1:
             raise ValueError(f'format="{self.format}" needs one path: the directory of the table')
         if not self.is_table and (self.version is not None or self.as_of is not None):
-            raise ValueError('version and as_of can be given only for a table: add format="delta", or omit them')
+            raise ValueError(
+                'version and as_of can be given only for a table: add format="delta" or "iceberg", or omit them'
+            )
+        if self.catalog is not None and self.format != "iceberg":
+            raise ValueError('catalog can be given only for an Iceberg table: add format="iceberg", or omit catalog')
+        if self.format == "delta" and isinstance(self.version, str):
+            raise ValueError(
+                f"the version of a Delta table is a number, not {self.version!r}: give the number or as_of"
+            )
         if self.version is not None and self.as_of is not None:
             raise ValueError("version and as_of are both given: give only one of these options")
         if self.sql is None:
@@ -166,7 +191,7 @@ class DatasetSpec(Settings):
     @property
     def is_table(self) -> bool:
         """Whether the dataset is a table with versions, such as a Delta table."""
-        return self.format == "delta"
+        return self.format in ("delta", "iceberg")
 
     @property
     def origin(self) -> tuple[str, ...]:
@@ -216,7 +241,7 @@ class DatasetSpec(Settings):
         # `torch`, and only a table has versions.
         if self.torch == TorchDefaults():
             document.pop("torch", None)
-        for name in ("version", "as_of"):
+        for name in ("catalog", "version", "as_of"):
             if getattr(self, name) is None:
                 document.pop(name, None)
         return document
@@ -234,7 +259,8 @@ def content_of(dataset: DatasetSpec) -> Sequence[object] | None:
     DataFrame, the content counts, because each submission writes them anew.
     """
     if dataset.is_table:
-        return None if dataset.version is None else [*dataset.paths, dataset.version]
+        # A tag or a branch may be moved.
+        return [*dataset.paths, dataset.version] if isinstance(dataset.version, int) else None
     files = list_files(dataset.paths)
     # A staged or packaged file is a copy that the next attempt gets anew, at another path and time.
     if dataset.staging is not None or all(path.startswith(PACKAGED_URI) for path in dataset.paths):

@@ -6,14 +6,14 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
 
-from shoal.data.filters import Filters, columns_of
+from shoal.data.filters import Filters, columns_of, parse_moment
 from shoal.data.listing import DataFile, Listing
 from shoal.data.parquet.files import join, resolve, split_query
-from shoal.errors import DataAccessError, DataError, InvalidArgumentError, MissingExtraError, shown
+from shoal.errors import DataAccessError, DataError, MissingExtraError
 from shoal.lazy_imports import np, pa
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class DeltaFiles:
             from deltalake.exceptions import DeltaError
         except ImportError as error:
             raise MissingExtraError("deltalake", "delta") from error
-        version = self.version if self.as_of is None else self._version_at(_moment(self.as_of))
+        version = self.version if self.as_of is None else self._version_at(parse_moment(self.as_of))
         head, _, query = split_query(self.path)
         try:
             table = DeltaTable(head, version=version, storage_options=_storage_options(query))
@@ -236,16 +236,6 @@ def _bounds(added: dict[str, Any], fields: Iterable[pa.Field]) -> dict[str, tupl
         if all(isinstance(end, int | date) and not isinstance(end, bool) for end in (low, high)):
             found[field.name] = (low, high + _ROUNDED if isinstance(high, datetime) else high)
     return found
-
-
-def _moment(text: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidArgumentError(
-            f"as_of={shown(text)} is not a time: write ISO 8601, such as 2024-03-31T12:00:00+00:00"
-        ) from None
-    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
 
 def _storage_options(query: str) -> dict[str, str]:

@@ -149,6 +149,17 @@ _DAY = timedelta(days=1)
 _STEP = timedelta(microseconds=1)
 
 
+def parse_moment(text: str) -> datetime:
+    """Parse the option `as_of`: a time in ISO 8601, which is UTC if it has no offset."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgumentError(
+            f"as_of={shown(text)} is not a time: write ISO 8601, such as 2024-03-31T12:00:00+00:00"
+        ) from None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+
+
 @dataclass(frozen=True, slots=True)
 class TimeRange:
     """Smallest and largest time of the rows of a dataset. The range includes both times.

@@ -44,7 +44,7 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path]:
 )
 def test_every_path_into_a_table_is_refused(lake: tuple[str, Path], path: str) -> None:
     kind, folder = lake
-    call = 'from_delta with .*format="delta"' if kind == "Delta" else "from_dataset or from_dataframe"
+    call = "from_dataframe" if kind == "Hudi" else f'from_{kind.lower()} with .*format="{kind.lower()}"'
     with pytest.raises(DataError, match=rf"orders is a table of {kind} .*deleted.*{call}"):
         DataConnector.from_parquet(folder / path).num_rows()
 

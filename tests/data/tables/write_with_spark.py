@@ -480,7 +480,7 @@ def iceberg_equality(tables: Tables) -> None:
     writer.close()
     java.newRowDelta().addDeletes(writer.toDeleteFile()).commit()
     tables.sql(f"REFRESH TABLE {table}")
-    tables.record("iceberg/equality_deletes", tables.spark.table(table))
+    assert tables.spark.table(table).count() == 9
 
 
 def _java_table(tables: Tables, name: str) -> Any:

@@ -25,11 +25,11 @@ from shoal.lazy_imports import pa
 from shoal.secrets.redaction import has_credentials, redact_address, redact_value, redacted_errors
 
 
-def need(*packages: str) -> None:
-    """Check that libraries are installed, before code that reads or writes rows imports them."""
+def need(*packages: str, extra: str = "data") -> None:
+    """Check that libraries of an extra are installed, before code that reads or writes rows imports them."""
     for package in packages:
         if find_spec(package) is None:
-            raise MissingExtraError(package, "data")
+            raise MissingExtraError(package, extra)
 
 
 PACKAGED_SCHEME = "shoal-package"
@@ -239,7 +239,7 @@ class ParquetPaths:
         """No options: the paths describe the files."""
         return {}
 
-    def find_version(self) -> int:
+    def find_version(self) -> int | str:
         """Raise NotImplementedError: files in a folder have no versions."""
         raise NotImplementedError
 
@@ -467,11 +467,10 @@ def _table_at(filesystem: Any, directory: str) -> tuple[str, str] | None:
 
 
 def _refused(kind: str, root: str, log: str) -> DataError:
-    own = "read the table with its own library, and pass the rows to DataConnector.from_dataset or from_dataframe"
     advice = {
         "Delta": 'use DataConnector.from_delta with the directory of the table, or format="delta" in a spec',
-        "Iceberg": f"{own} (with pyiceberg: DataConnector.from_dataframe(table.scan().to_arrow()))",
-        "Hudi": f"{own} (with Hudi's or Spark's reader)",
+        "Iceberg": 'use DataConnector.from_iceberg with the directory of the table, or format="iceberg" in a spec',
+        "Hudi": "read the table with Hudi's or Spark's reader, and pass the rows to DataConnector.from_dataframe",
     }[kind]
     return DataError(
         f"{root or 'the directory'} is a table of {kind} (it contains {log}), and its Parquet files may contain rows "

@@ -207,10 +207,20 @@ def read_footers(files: Sequence[DataFile], table: pa.Schema | None = None) -> t
 def _of_table(schema: pa.Schema, table: pa.Schema, file: DataFile) -> tuple[pa.Schema, tuple[str, ...]]:
     """Return those columns of a table that one of its files stores, and their names in the file."""
     ids = {field_id(column): column.name for column in schema}
+    if set(ids) == {None} and any((column.metadata or {}).get(NAMES_IN_FILES) == b"null" for column in table):
+        raise DataError(
+            f"{file.path} has no field ids, and the table has no property schema.name-mapping.default, which says "
+            "which columns the file contains: set the property, or rewrite the file with rewrite_data_files"
+        )
+    index_of = index_in_file(schema)
     fields, names = [], []
     for column in table:
-        key = column.name if file.columns is None else file.columns.get(column.name)
-        name = ids.get(key) if isinstance(key, int) else key
+        if file.columns is None:
+            at = index_of(column)
+            name = None if at is None else schema.names[at]
+        else:
+            key = file.columns.get(column.name)
+            name = ids.get(key) if isinstance(key, int) else key
         # The partition value holds, and is known without reading, even if the file stores the column, too.
         if name is not None and name in schema.names and column.name not in file.partitions:
             fields.append(column)
@@ -218,10 +228,40 @@ def _of_table(schema: pa.Schema, table: pa.Schema, file: DataFile) -> tuple[pa.S
     return pa.schema(fields), tuple(names)
 
 
-def field_id(column: pa.Field) -> int | None:
+FIELD_ID = b"PARQUET:field_id"
+"""Key of the metadata in which a field has its id, in files and in the schema of a table."""
+NAMES_IN_FILES = b"shoal.names_in_files"
+"""Key of the metadata in which a field of a table has its names in files without field ids: a JSON list, or null if
+such files cannot be read."""
+_STORED_NAME = b"delta.columnMapping.physicalName"
+
+
+def field_id(field: pa.Field) -> int | None:
     """Return the Parquet field id of a column; None if it has none."""
-    text = (column.metadata or {}).get(b"PARQUET:field_id")
+    text = (field.metadata or {}).get(FIELD_ID)
     return None if text is None else int(text)
+
+
+def index_in_file(stored: Iterable[pa.Field]) -> Callable[[pa.Field], int | None]:
+    """Return a function that returns the index of a table's field among the fields of a file; None if the file lacks
+    the field.
+
+    The field is found by its id if the file has field ids, else by its names in files.
+    """
+    fields = list(stored)
+    ids = {field_id(field): i for i, field in enumerate(fields)}
+    names = {field.name: i for i, field in enumerate(fields)}
+    has_ids = any(each is not None for each in ids)
+
+    def find(field: pa.Field) -> int | None:
+        if has_ids and (wanted := field_id(field)) is not None:
+            return ids.get(wanted)
+        metadata = field.metadata or {}
+        known = json.loads(metadata[NAMES_IN_FILES]) if NAMES_IN_FILES in metadata else None
+        given = known if known is not None else [metadata.get(_STORED_NAME, field.name.encode()).decode()]
+        return next((names[name] for name in given if name in names), None)
+
+    return find
 
 
 _EXACT = Context(prec=100)

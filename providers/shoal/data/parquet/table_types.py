@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shoal.data.parquet.footers import Footer, field_id
+from shoal.data.parquet.footers import Footer, index_in_file
 from shoal.lazy_imports import pa
 
 BATCH_ROWS = 65_536
 """Number of rows that are decoded at a time, to limit the memory. 64 Ki rows of 100 float32 columns are 26 MB."""
-
-_STORED_NAME = b"delta.columnMapping.physicalName"
-"""Key of the metadata in which a Delta table's schema has the name of a column in the files."""
 
 
 def read_batches(
@@ -46,7 +43,7 @@ def _converted(values: pa.Array, type_: pa.DataType) -> pa.Array:
     by their ids or names, and a field that the file lacks is null."""
     types, given = pa.types, values.type
     if types.is_struct(type_) and types.is_struct(given):
-        stored = [_index_of(field, given) for field in type_]
+        stored = map(index_in_file(given), type_)
         children = [
             pa.nulls(len(values), field.type) if at is None else _converted(values.field(at), field.type)
             for field, at in zip(type_, stored, strict=True)
@@ -60,12 +57,3 @@ def _converted(values: pa.Array, type_: pa.DataType) -> pa.Array:
         keys, items = _converted(values.keys, type_.key_type), _converted(values.items, type_.item_type)
         return pa.MapArray.from_arrays(values.offsets, keys, items, type=type_, mask=values.is_null())
     return values if given == type_ else values.cast(type_)
-
-
-def _index_of(field: pa.Field, given: pa.StructType) -> int | None:
-    """Return the index of a field of a table's struct in the struct of a file; None if the file lacks it."""
-    ids = [field_id(each) for each in given]
-    if (wanted := field_id(field)) is not None and any(each is not None for each in ids):
-        return ids.index(wanted) if wanted in ids else None
-    name = (field.metadata or {}).get(_STORED_NAME, field.name.encode()).decode()
-    return next((i for i, each in enumerate(given) if each.name == name), None)

@@ -16,11 +16,12 @@ def pinned(spec: Spec, kept: Mapping[str, Any] | None, keep: Callable[[dict[str,
     """Return a spec in which each table has a version.
 
     Args:
-        spec: Spec of the job. A table may have no version, or a time (`as_of`).
+        spec: Spec of the job. A table may have no version, a time (`as_of`), or the name of a branch.
         kept: Version of each such table, as an earlier attempt has found it; None if there is none.
         keep: Function that stores the versions for later attempts, and returns the stored ones.
     """
-    tables = (dataset for dataset in spec.datasets() if dataset.is_table and dataset.version is None)
+    # The name of a branch or tag of an Iceberg table is not a version, because it may be moved.
+    tables = (dataset for dataset in spec.datasets() if dataset.is_table and not isinstance(dataset.version, int))
     unpinned = {_key(dataset): dataset for dataset in tables}
     if not unpinned:
         return spec
@@ -37,7 +38,7 @@ def pinned(spec: Spec, kept: Mapping[str, Any] | None, keep: Callable[[dict[str,
     return spec.with_datasets(replaced)
 
 
-def _newest(dataset: DatasetSpec) -> int:
+def _newest(dataset: DatasetSpec) -> int | str:
     from shoal.data.connector import DataConnector
 
     return DataConnector.from_spec(dataset).source.lister.find_version()
