@@ -362,7 +362,19 @@ def _kind_and_converter(type_: pa.DataType) -> tuple[str, Callable[[Any], tuple[
     if types.is_decimal(type_):
         # The text does not depend on the scale of the decimal: 1.5 and 1.50 both become "1.5".
         return "decimal", lambda values: _texts(values, lambda value: f"{value.normalize(_EXACT):f}")
-    return str(type_), lambda values: _texts(values, repr)
+    return _nested_kind(type_), lambda values: _texts(values, repr)
+
+
+def _nested_kind(type_: pa.DataType) -> str:
+    """Return the kind of a nested type, without the names that libraries give to the elements of lists and maps."""
+    types = pa.types
+    if types.is_struct(type_):
+        return f"struct<{', '.join(f'{field.name}: {kind_of(field.type)}' for field in type_)}>"
+    if types.is_map(type_):
+        return f"map<{kind_of(type_.key_type)}, {kind_of(type_.item_type)}>"
+    if types.is_list(type_) or types.is_large_list(type_):
+        return f"list<{kind_of(type_.value_type)}>"
+    return str(type_)
 
 
 def _fixed(values: pa.Array, type_: pa.DataType) -> tuple[bytes]:
