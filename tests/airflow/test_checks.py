@@ -553,6 +553,10 @@ def predict_day(**arguments):
             lambda: (earlier(), pulled("{{ ti.xcom_pull('earlier') }}")),
             "not run before .*: write earlier >> train",
         ),
+        (
+            lambda: mapped_over(spec=["{{ ti.xcom_pull('no') }}"]),
+            "task train: .* the result of task no, which does not",
+        ),
         (lambda: train(lease="lease_pol"), "task train: lease names task lease_pol, which does not exist"),
         (lambda: with_lease_of("p")(lambda: train(pool="p")), "task train: pool='p' is a .*use pool_name="),
         # Right, or not known yet.

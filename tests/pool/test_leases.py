@@ -137,6 +137,16 @@ def test_all_flow_runs_of_prefect_are_one_definer(tiny):
         ComputePool("local://tiny", holder="cli:anna@host").lease(1, bring_up=True)
 
 
+def test_the_jobs_of_a_user_are_one_definer(tiny):
+    for job, most in (("one", 2), ("two", 5)):
+        with ComputePool(f"local://tiny?max_nodes={most}", holder=f"job:{job}").lease(1, bring_up=True):
+            assert ComputePool("tiny").describe().max_nodes == most
+    with ComputePool("local://tiny?max_nodes=3").lease(1, bring_up=True):
+        assert ComputePool("tiny").describe().max_nodes == 3
+    with pytest.raises(InvalidArgumentError, match=r"as python:.* has defined it"):
+        ComputePool("local://tiny", holder="cli:anna@host").lease(1, bring_up=True)
+
+
 @pytest.mark.parametrize("options", ["?token_file=a/b", "?token_file=a&max_nodes=2", "?max_nodes=2&token_file=a/b"])
 def test_a_line_of_an_older_version_with_the_file_of_a_token_is_the_same_definition(tiny, options):
     uri = "local://tiny?max_nodes=2" if "max_nodes" in options else "local://tiny"

@@ -31,7 +31,7 @@ from shoal.own_pauses import waited_since
 from shoal.pool import bound_host, reconciling
 from shoal.pool.backends import backend_of
 from shoal.pool.bound_host import is_here
-from shoal.pool.holder import definer_of, require_team
+from shoal.pool.holder import definer_of, job_of, python_holder, require_team
 from shoal.pool.journal import commands, rows, sizes
 from shoal.pool.journal.advance import withdraw
 from shoal.pool.journal.rows import JournalStep, transaction
@@ -336,12 +336,14 @@ class Requests:
         # Each home has a file of its own with the token of a connection.
         given = spec.model_copy(update={"token_file": None})
         uri, defined = redact(given.uri), history.creation(session, self.name)
+        # The pool of a job is defined by who submits the job. Each job is another holder.
+        definer = python_holder() if job_of(self.holder) else self.holder
         if (pool := session.get(Pool, spec.name)) is not None:
             before = PoolSpec.model_validate(pool.spec).model_copy(update={"token_file": None})
             # Lines of older versions contain the file.
             recorded = re.sub("(?<=[?&])token_file=[^&]*&?", "", defined.detail or "").rstrip("?&") if defined else None
             is_same = before == given or recorded == uri
-            if defined and not (is_same or may_redefine or definer_of(defined.actor) == definer_of(self.holder)):
+            if defined and not (is_same or may_redefine or definer_of(defined.actor) == definer_of(definer)):
                 raise InvalidArgumentError(
                     f'pool "{self.name}" is {defined.detail}, as {defined.actor} has defined it, and not {uri}: write '
                     "the same URI, or only the name. To change the definition for all, run `shoal pool alter "
@@ -351,7 +353,7 @@ class Requests:
         was_down = commands.begin_life(session, spec, owner=owner.to_json() if owner else None, now=self.clock())
         if pool is None or not is_same:
             if was_down:
-                self.record(session, ActionKind.CREATED, uri)
+                self.record(session, ActionKind.CREATED, uri, holder=definer)
             else:
                 log.warning('pool "%s" is up with another definition; %s counts from its next start', self.name, uri)
         return spec if was_down else None
@@ -363,6 +365,7 @@ class Requests:
         detail: str | None = None,
         *,
         subject: str | None = None,
+        holder: str | None = None,
         operation_id: str | None = None,
     ) -> None:
         """Add a line to the record of actions; see `shoal.history.record`. `subject` is the name of the changed
@@ -371,7 +374,7 @@ class Requests:
             session,
             kind,
             subject or self.name,
-            holder=self.holder,
+            holder=holder or self.holder,
             at=self.clock(),
             pool=self.name,
             detail=detail,

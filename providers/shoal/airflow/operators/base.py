@@ -12,6 +12,7 @@ import socket
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -436,7 +437,7 @@ class _CheckedPartial(OperatorPartial):
 
         :param mapped_kwargs: For each argument, its values: a list or a dict, or the result of another task.
         """
-        task = super().expand(**mapped_kwargs)
+        task = _checked_in_dag(super().expand(**mapped_kwargs))
         # The result of another task counts as a single unknown value.
         values = [
             [(f"{name}[{i}]", one) for i, one in enumerate(given.items() if isinstance(given, Mapping) else given)]
@@ -458,11 +459,18 @@ class _CheckedPartial(OperatorPartial):
         :param kwargs: List of dicts, or the result of another task.
         :param strict: Whether an argument that `partial` has taken already is an error.
         """
-        task = super().expand_kwargs(kwargs, strict=strict)
+        task = _checked_in_dag(super().expand_kwargs(kwargs, strict=strict))
         for i, one in enumerate(kwargs if isinstance(kwargs, Sequence) else ()):
             if isinstance(one, Mapping):
                 _check_instance(task, f"item {i}", one)
         return task
+
+
+def _checked_in_dag(task: MappedOperator) -> MappedOperator:
+    """Let Airflow check the arguments that concern other tasks when the DAG is complete (see `PoolOperator`)."""
+    if is_a(task, PoolOperator):
+        vars(task)["prepare_template"] = partial(check_in_dag, task)
+    return task
 
 
 def _check_instance(task: MappedOperator, source: str, arguments: Mapping[str, Any]) -> None:

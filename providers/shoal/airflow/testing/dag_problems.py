@@ -167,7 +167,7 @@ def _error_in_run(setup: _Operator, dag: DAG) -> str | None:
 
 def _error_in_dag(task: _Operator) -> str | None:
     """Return what is wrong in the arguments of a task that concern its DAG, and that Airflow does not refuse, because
-    the task is mapped, or because a run may nevertheless succeed."""
+    the task is decorated and mapped, or because a run may nevertheless succeed."""
     try:
         if is_a(task, PoolOperator):
             check_in_dag(task)
