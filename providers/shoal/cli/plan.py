@@ -37,9 +37,13 @@ def plan(
     Only the footers of the files are read, and no node is started.
     """
     from shoal.kinds.training.pool_plan import plan as plan_of
+    from shoal.training.host.imports import NOT_NEEDED, hidden
 
     is_spec = source == "-" or Path(source).suffix in (".json", ".yaml", ".yml")
-    found = plan_of(read_spec(source) if is_spec else source, pool_name, memory_per_node=memory_per_node)
+    spec = read_spec(source) if is_spec else source
+    # The check of the parameters imports the library, whose import of scikit-learn takes longer than the whole plan.
+    with hidden(NOT_NEEDED):
+        found = plan_of(spec, pool_name, memory_per_node=memory_per_node)
     if as_json:
         output.print_json(found.to_dict())
         return
