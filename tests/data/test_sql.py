@@ -69,7 +69,7 @@ def test_a_wrong_query_is_refused_when_parsed(fields: dict[str, Any], said: str)
 def test_one_select_is_accepted(sql: str) -> None:
     spec = DatasetSpec(sql=sql, connection="warehouse")
     assert DatasetSpec.parse(spec.model_dump(mode="json")) == spec
-    with pytest.raises(InvalidArgumentError, match="sql of a dataset spec can be run only by a job"):
+    with pytest.raises(InvalidArgumentError, match="sql of a dataset spec can be read only by a job"):
         DataConnector.from_spec(spec)
 
 

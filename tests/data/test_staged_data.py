@@ -13,7 +13,7 @@ import pytest
 
 from shoal.data import DataConnector, staged_data
 from shoal.data.dataset_spec import DatasetSpec
-from shoal.data.staged_data import stage_dataframe
+from shoal.data.frames import stage_dataframe
 from shoal.os_processes import ProcessId, host_id
 
 TABLE = pa.table({"x": [1, 2, 3]})

@@ -19,7 +19,8 @@ from sqlalchemy import inspect, select
 from shoal import jobs
 from shoal.data import DataConnector, staged_data
 from shoal.data.dataset_spec import DatasetSpec
-from shoal.data.staged_data import MARKER, default_location, stage_dataframe
+from shoal.data.frames import stage_dataframe
+from shoal.data.staged_data import MARKER, default_location
 from shoal.errors import (
     DataError,
     InvalidArgumentError,

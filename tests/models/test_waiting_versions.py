@@ -320,8 +320,8 @@ def test_the_query_of_a_holdout_runs_again(gate: Gate, tmp_path: Path) -> None:
     (tmp_path / "staged").mkdir()
     stage_select(str(holdout.sql), holdout.params or {}, f"sqlite:///{file}", str(tmp_path / "staged"))
     staged = str(tmp_path / "staged")
-    # As the driver does it: with the query, and the folder of its rows.
-    wait(gate, "good", holdout=holdout.model_copy(update={"paths": (staged,), "staging": staged}))
+    # As the driver does it: with the folder of the rows beside the query.
+    wait(gate, "good", holdout=holdout.model_copy(update={"staging": staged}))
     shutil.rmtree(staged)
     with pytest.raises(InvalidArgumentError, match="SHOAL_CONNECTION_WAREHOUSE"):
         promote(gate, 1)

@@ -18,6 +18,7 @@ from shoal.data.parquet.files import need, normalise
 from shoal.data.parquet.reading import take_rows
 from shoal.data.parquet.source import ParquetSource, find_groups
 from shoal.data.planning import GangPosition, Shard, Split, current_position, deal_rows, plan_groups, plan_shards
+from shoal.data.staged_data import staged
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
 from shoal.lazy_imports import pa, pc, pd
 
@@ -181,12 +182,18 @@ def _parsed(filters: Sequence[Any] | None) -> Filters | None:
 
 
 def _lister(spec: DatasetSpec) -> Lister | None:
-    """Return the lister of the table that a spec describes; None for Parquet files."""
+    """Return the lister of the table that a spec describes; None for Parquet files and copies."""
+    if spec.staging is not None:
+        return None
     if spec.format == "delta":
         return DeltaFiles(spec.paths[0], spec.version, spec.as_of)  # type: ignore[arg-type]
     if spec.format == "iceberg":
         return IcebergFiles(spec.paths[0], spec.version, spec.as_of)
     return None
+
+
+def _listed(paths: PathLike | Iterable[PathLike]) -> list[str]:
+    return [normalise(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
 class DataConnector:
@@ -353,9 +360,10 @@ class DataConnector:
         """Write a DataFrame as Parquet to a staging location, from which the workers read.
 
         Args:
-            df: pandas DataFrame (its index is left out), ``pyarrow.Table``, or any object with
+            df: pandas DataFrame (its index is left out), ``pyarrow.Table`` or ``RecordBatchReader``, or any object with
                 ``__arrow_c_stream__`` or a method ``to_arrow()`` or ``toArrow()``, such as the DataFrames of Polars,
-                Snowpark and PySpark. All rows pass through the memory of this process.
+                Snowpark and PySpark. Of a LazyFrame, a DuckDB relation, a Dask DataFrame and a dataset of Hugging Face,
+                only a part is in memory at a time.
             ingestor_class: Class that reads the rows in the workers.
             staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
 
@@ -363,9 +371,80 @@ class DataConnector:
             DataError: If a column cannot be written as Parquet, or the staging location is not writable.
             InvalidArgumentError: If `df` is not a table.
         """
-        from shoal.data.staged_data import stage_dataframe
+        from shoal.data.frames import stage_dataframe
 
         return cls._of_staged(stage_dataframe(df, staging_location), ingestor_class)
+
+    @classmethod
+    def from_csv(
+        cls,
+        path_or_paths: PathLike | Iterable[PathLike],
+        *,
+        columns: Mapping[str, str] | None = None,
+        delimiter: str = ",",
+        ingestor_class: IngesterClass = ArrowIngester,
+        staging_location: PathLike | None = None,
+    ) -> Self:
+        """Convert CSV files in UTF-8 to Parquet in a staging location, one block at a time.
+
+        Each file has a header with the same columns, and may be compressed (``.gz``, ``.zst``, ``.bz2``). An empty
+        field is null; ``""`` is an empty text. In columns that are no text, NA, N/A, NULL and None are null, too.
+
+        Args:
+            path_or_paths: One or several files, directories or globs; the files of a directory are sorted by path.
+            columns: Types of columns by name: bool, int32, int64, float32, float64, string, date32, timestamp[us] or
+                timestamp[us, UTC]. Other columns have the narrowest of int64, float64, bool, date32 and the timestamps
+                that holds the values of all rows, else string. Numbers with leading zeros or a plus sign, and whole
+                numbers that no int64 holds, are texts.
+            delimiter: Character between two fields.
+            ingestor_class: Class that reads the rows in the workers.
+            staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
+
+        Raises:
+            DataError: If a file has another header, or a value is not of its column's type; the message names file,
+                line, column and value.
+
+        Example:
+            >>> DataConnector.from_csv("export/*.csv.gz", columns={"zip": "string"}, delimiter=";")
+        """
+        from shoal.data.csv_files import stage_csv
+
+        spec = DatasetSpec.parse(
+            {"format": "csv", "paths": _listed(path_or_paths), "columns": columns, "delimiter": delimiter}
+        )
+        with staged(staging_location) as directory:
+            stage_csv(spec.paths, spec.columns, delimiter, directory)
+        return cls._of_staged(directory, ingestor_class)
+
+    @classmethod
+    def from_json(
+        cls,
+        path_or_paths: PathLike | Iterable[PathLike],
+        *,
+        columns: Mapping[str, str] | None = None,
+        ingestor_class: IngesterClass = ArrowIngester,
+        staging_location: PathLike | None = None,
+    ) -> Self:
+        """Convert files with one JSON object per line to Parquet in a staging location, one block at a time.
+
+        Objects become structs, and a missing key is null. Whole numbers beyond 64 bits become float64.
+
+        Args:
+            path_or_paths: As in :meth:`from_csv`.
+            columns: As in :meth:`from_csv`. Texts that are dates or timestamps in all rows become such columns.
+            ingestor_class: Class that reads the rows in the workers.
+            staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
+
+        Raises:
+            DataError: If a line is no JSON object, or the values of a column have no common type; the message names
+                file, line, column and value.
+        """
+        from shoal.data.json_files import stage_json
+
+        spec = DatasetSpec.parse({"format": "json", "paths": _listed(path_or_paths), "columns": columns})
+        with staged(staging_location) as directory:
+            stage_json(spec.paths, spec.columns, directory)
+        return cls._of_staged(directory, ingestor_class)
 
     @classmethod
     def from_sql(
@@ -411,7 +490,7 @@ class DataConnector:
             ingestor_class: Class that reads the rows in the workers.
             staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
         """
-        from shoal.data.staged_data import source_in_place, stage_arrow_dataset
+        from shoal.data.frames import source_in_place, stage_arrow_dataset
 
         source = source_in_place(dataset)
         if source is not None:
@@ -437,7 +516,7 @@ class DataConnector:
             staging_location: Directory or URI that all nodes can reach. The default ``$SHOAL_HOME/staging`` is allowed
                 only if all nodes are on one host.
         """
-        from shoal.data.staged_data import stage_ray_dataset
+        from shoal.data.frames import stage_ray_dataset
 
         return cls._of_staged(stage_ray_dataset(ds, staging_location), ingestor_class)
 
@@ -498,14 +577,15 @@ class DataConnector:
         """
         if not isinstance(spec, DatasetSpec):
             spec = DatasetSpec.model_validate(spec)
-        if spec.sql is not None and not spec.paths:
+        if spec.staging is None and (spec.sql is not None or spec.format in ("csv", "json")):
+            what = "sql" if spec.sql is not None else spec.format
             raise InvalidArgumentError(
-                "the sql of a dataset spec can be run only by a job: submit the spec as a job, or use "
-                "DataConnector.from_sql"
+                f"the {what} of a dataset spec can be read only by a job: submit the spec as a job, or use "
+                f"DataConnector.from_{what}"
             )
         splits = [Split(split.weights, split.index, split.seed) for split in spec.splits]
         kind = ShardedDataConnector if spec.sharded else DataConnector
-        source = ParquetSource(spec.paths, splits, spec.filters, by_value=spec.sql is not None, lister=_lister(spec))
+        source = ParquetSource(spec.files, splits, spec.filters, lister=_lister(spec))
         source.staged_copy = spec.staged_copy
         return kind(source, INGESTERS[spec.ingester], spec.staging, spec.torch)
 
@@ -560,8 +640,9 @@ class DataConnector:
     def digest(self) -> str:
         """Return a fingerprint of the dataset: 32 hex digits that do not depend on the location of the files.
 
-        The fingerprint is computed from the footers. With filters, all rows are read and the fingerprint is computed
-        from their values.
+        The fingerprint of rows that shoal has staged is that of their values, and was computed while they were written.
+        That of other Parquet files is computed from the footers. With filters, all rows are read and the fingerprint is
+        computed from their values.
         """
         return self.source.digest()
 

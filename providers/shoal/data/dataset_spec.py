@@ -24,6 +24,7 @@ from shoal.data.iceberg import address_of
 from shoal.data.parquet.files import PACKAGED_URI, list_files, resolve
 from shoal.data.sql import check_connection_name, check_query
 from shoal.data.staged_data import StagedCopy
+from shoal.data.text_columns import ColumnType
 from shoal.option_validation import Settings
 
 
@@ -51,9 +52,11 @@ class TorchDefaults(Settings):
 class DatasetSpec(Settings):
     """Description of a dataset in a job's spec; `DataConnector.from_spec` creates a connector from the description."""
 
-    format: Literal["parquet", "delta", "iceberg"] = Field(
+    format: Literal["parquet", "delta", "iceberg", "csv", "json"] = Field(
         default="parquet",
-        description="Format of the files: parquet; or delta or iceberg for a table, whose directory is the only path.",
+        description="Format of the files: parquet; delta or iceberg for a table, whose directory is the only path; "
+        "csv; json for one object per line. The job copies the rows of csv and json files to Parquet files before it "
+        "reads them.",
     )
     catalog: str | None = Field(
         default=None,
@@ -77,6 +80,20 @@ class DatasetSpec(Settings):
         default=(),
         description="Absolute paths or URIs of files, directories or glob patterns. Leave the list empty if `sql` "
         "selects the rows.",
+    )
+    columns: dict[str, ColumnType] | None = Field(
+        default=None,
+        description="Types of columns of csv and json files by name. The types of all other columns are found from the "
+        "values of all rows.",
+    )
+    delimiter: str = Field(
+        default=",", min_length=1, max_length=1, description="Character between two fields of csv files."
+    )
+    stage: bool = Field(
+        default=False,
+        description="Whether the job copies all rows to Parquet files before it reads them. The row groups of the copy "
+        "follow from the rows alone, so that equal rows in equal order train the same model whatever files they are "
+        "in. Filters and splits select from the copy.",
     )
     ingester: Literal["arrow", "ray"] = Field(
         default="arrow",
@@ -168,6 +185,10 @@ class DatasetSpec(Settings):
             )
         if self.version is not None and self.as_of is not None:
             raise ValueError("version and as_of are both given: give only one of these options")
+        if self.format not in ("csv", "json") and self.columns is not None:
+            raise ValueError("columns can be given only with format csv or json: the files have the types themselves")
+        if self.format != "csv" and self.delimiter != ",":
+            raise ValueError("delimiter can be given only with format csv: omit it, or set format to csv")
         if self.sql is None:
             if not self.paths:
                 raise ValueError(
@@ -203,7 +224,7 @@ class DatasetSpec(Settings):
 
     def selects_as(self, other: DatasetSpec) -> bool:
         """Return whether the options of another dataset select the same rows of the same files or database."""
-        names = ("format", "paths", "version", "as_of", "splits", "filters", "sql", "connection", "params")
+        names = ("splits", "filters", *_SOURCE)
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def located(self) -> Self:
@@ -228,23 +249,38 @@ class DatasetSpec(Settings):
         self._staged_copy = staged_copy
         return self
 
-    def query_key(self) -> str | None:
-        """Return the SQL query as JSON text, so that two queries can be compared; None if the dataset has no query."""
-        return None if self.sql is None else json.dumps([self.connection, self.sql, self.params], sort_keys=True)
+    @property
+    def is_copied(self) -> bool:
+        """Whether the job copies the rows to Parquet files, which are then in the directory `staging`."""
+        return self.stage or self.sql is not None or self.format in ("csv", "json")
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of the Parquet files with the rows: those of the copy, if the job has made one."""
+        return (self.staging,) if self.is_copied and self.staging is not None else self.paths
+
+    def copy_key(self) -> str | None:
+        """Return as JSON text what determines the rows that the job copies, so that datasets with the same rows share a
+        copy; None if the job reads the files in place."""
+        source = {name: getattr(self, name) for name in _SOURCE}
+        return json.dumps(source, sort_keys=True) if self.is_copied else None
 
     @model_serializer(mode="wrap")
     def _as_document(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         if self._staged_copy is not None:
             self._staged_copy.written()
         document: dict[str, Any] = write(self)
-        # Without these options, the fingerprints of jobs stay as they are: only a function's job has other values of
-        # `torch`, and only a table has versions.
+        # Without options that have their default values, the fingerprints of jobs of earlier versions stay as they are.
         if self.torch == TorchDefaults():
             document.pop("torch", None)
-        for name in ("catalog", "version", "as_of"):
-            if getattr(self, name) is None:
+        for name in ("catalog", "version", "as_of", "columns", "delimiter", "stage"):
+            if document.get(name) == type(self).model_fields[name].default:
                 document.pop(name, None)
         return document
+
+
+_SOURCE = ("format", "paths", "catalog", "version", "as_of", "columns", "delimiter", "sql", "connection", "params")
+"""Fields that determine the rows before filters and splits."""
 
 
 def is_relative(path: str) -> bool:
@@ -261,9 +297,9 @@ def content_of(dataset: DatasetSpec) -> Sequence[object] | None:
     if dataset.is_table:
         # A tag or a branch may be moved.
         return [*dataset.paths, dataset.version] if isinstance(dataset.version, int) else None
-    files = list_files(dataset.paths)
+    files = list_files(dataset.files)
     # A staged or packaged file is a copy that the next attempt gets anew, at another path and time.
-    if dataset.staging is not None or all(path.startswith(PACKAGED_URI) for path in dataset.paths):
+    if dataset.staging is not None or all(path.startswith(PACKAGED_URI) for path in dataset.files):
         digests = []
         for file in files:
             filesystem, inner = resolve(file.path)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from shoal.data.parquet.files import WHOLE_NUMBER
-from shoal.data.parquet.footers import kind_of
+from shoal.data.parquet.rows_digest import kind_of
 from shoal.data.planning import RowRange
 from shoal.errors import DataError
 from shoal.lazy_imports import np, pa, pc

@@ -10,15 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shoal.data.filters import check_present
-from shoal.data.parquet.files import join, resolve
-from shoal.data.parquet.footers import open_parquet, read_metadata
-from shoal.data.staged_data import staged, table_writer
+from shoal.data.row_writer import write_tables
+from shoal.data.staged_data import staged
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
 from shoal.lazy_imports import pa
 from shoal.secrets.redaction import redact_value
 
-# Number of rows that are fetched from the database at a time and written as one row group. 32 Ki rows of 50 columns
-# take about 100 MB as Python objects, and row groups of this size are small enough to be assigned evenly to workers.
+# Number of rows that are fetched from the database at a time. 32 Ki rows of 50 columns take about 100 MB as Python
+# objects.
 CHUNK_ROWS = 32_768
 
 _FILE_OPTIONS = {
@@ -121,36 +120,23 @@ def connection_variable(name: str) -> str:
 
 
 def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike[str] | None) -> str:
-    """Run a SQL query and write its rows to Parquet files in a new staging directory.
+    """Run a SQL query and write its rows to a Parquet file in a new staging directory.
 
-    The result of a query does not contain complete SQL types, so the types of the columns are inferred from the values
-    of each chunk. In a later chunk, a column may need a wider type, for example float instead of integer. This chunk
-    then starts a new file, and at the end, the earlier files are rewritten with the wider type.
+    The result of a query does not contain complete SQL types, so the types of the columns are inferred from the values.
     """
     with staged(staging_location) as directory:
         _write(query, connection, directory)
     return directory
 
 
-def _write(query: Any, connection: Any, directory: str) -> list[str]:
-    """Run a query, write the rows to Parquet files, and return the paths of the files in the order of the rows."""
+def _write(query: Any, connection: Any, directory: str) -> int:
+    """Run a query, write the rows to a Parquet file, and return their number."""
     import sqlalchemy as sa
 
-    paths: list[str] = []
-    schemas: list[pa.Schema] = []
-    with contextlib.ExitStack() as stack, contextlib.ExitStack() as open_file:
+    with contextlib.ExitStack() as stack:
         try:
             names, chunks = _run(query, connection, stack)
-            for chunk in chunks:
-                table = _to_table(names, chunk)
-                with _one_type():
-                    schema = pa.unify_schemas([*schemas[-1:], table.schema], promote_options="permissive")
-                if not schemas or schema != schemas[-1]:
-                    open_file.close()
-                    paths.append(join(directory, f"part-{len(paths):05d}.parquet"))
-                    schemas.append(schema)
-                    writer = open_file.enter_context(table_writer(paths[-1], schema))
-                writer.write_table(_cast(table, schema), row_group_size=max(table.num_rows, 1))
+            return write_tables((_to_table(names, chunk) for chunk in chunks), directory)
         except UnicodeEncodeError:
             raise InvalidArgumentError(
                 "the query contains a lone surrogate (an invalid Unicode character): remove this character"
@@ -159,19 +145,6 @@ def _write(query: Any, connection: Any, directory: str) -> list[str]:
             # Only the first line of the error is shown, which is the database's message. The other lines repeat the
             # query with its parameters, which may be confidential.
             raise _query_error(exc) from exc
-    for path, schema in zip(paths, schemas, strict=True):
-        if schema != schemas[-1]:
-            # The name of the new file begins with a dot, because readers of a directory skip such names. If this
-            # process dies before the new file replaces the old file, no program reads the incomplete new file.
-            head, _, name = path.rpartition("/")
-            wider = join(head, f".{name}")
-            with open_parquet(path) as file, table_writer(wider, schemas[-1]) as writer:
-                for group in range(file.metadata.num_row_groups):
-                    table = _cast(file.read_row_group(group), schemas[-1])
-                    writer.write_table(table, row_group_size=max(table.num_rows, 1))
-            filesystem, inner = resolve(path)
-            filesystem.move(resolve(wider)[1], inner)
-    return paths
 
 
 def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) -> int:
@@ -187,10 +160,9 @@ def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) 
 
     try:
         with _read_only(url) as connection:
-            paths = _write(_statement(sql, params), connection, directory)
+            return _write(_statement(sql, params), connection, directory)
     except sa.exc.SQLAlchemyError as exc:
         raise DataAccessError(f"the database cannot be reached: {str(exc).splitlines()[0]}") from None
-    return sum(read_metadata(path).num_rows for path in paths)
 
 
 def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) -> str:
@@ -366,18 +338,3 @@ def _to_table(names: list[str], rows: list[Any]) -> pa.Table:
                 "the query"
             ) from exc
     return pa.table(columns)
-
-
-def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    with _one_type():
-        return table.cast(schema)
-
-
-@contextlib.contextmanager
-def _one_type() -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:
-        raise DataError(
-            f"a column of the query has values of different types: {exc}; CAST the column to one type in the query"
-        ) from exc

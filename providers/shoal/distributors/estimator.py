@@ -307,7 +307,7 @@ def connector_of(argument: str, dataset: Dataset, staged: ExitStack) -> DataConn
     """Return a `DataConnector` for a dataset. A DataFrame is copied to files (staged) first, which `staged` removes."""
     if isinstance(dataset, DataConnector):
         return dataset
-    from shoal.data.staged_data import is_frame
+    from shoal.data.frames import is_frame
 
     if not is_frame(dataset):
         raise InvalidArgumentError(

@@ -144,7 +144,7 @@ class Register(Settings):
                 'slice_tolerance needs the option "by" as well: set "by" to the name of the column whose values divide '
                 "the holdout into slices"
             )
-        if not self.promote and self.holdout.staging is not None and self.holdout.sql is None:
+        if not self.promote and self.holdout.staging is not None and not self.holdout.is_copied:
             raise ValueError(
                 "promote=false needs a holdout that exists until the promotion, but rows that are copied for a job, as "
                 "those of a DataFrame, are removed when the job ends: write them to Parquet files, and pass "

@@ -290,9 +290,10 @@ def check(spec: AnyJobSpec, pool: PoolSpec) -> None:
             "the rows and results of partitions must be written to a location that all nodes can reach: set "
             f"run_config.artifact_location to a URI in {OBJECT_STORE}"
         )
-    if spec.run_config.artifact_location == storage.IN_STORE and any(each.sql for each in spec.datasets()):
+    if spec.run_config.artifact_location == storage.IN_STORE and any(each.is_copied for each in spec.datasets()):
         raise InvalidArgumentError(
-            "a dataset has the option sql, so its rows must be written to a location that all nodes can read: set "
+            "the job copies the rows of a dataset (options sql, stage, or format csv or json) to a location that all "
+            "nodes must be able to read: set "
             f"run_config.artifact_location to a URI in {OBJECT_STORE}"
         )
 

@@ -376,4 +376,4 @@ def _plain(value: Any) -> Scalar:
 
 
 def _key(dataset: DatasetSpec) -> str:
-    return str(dataset.query_key())
+    return str(dataset.copy_key())

@@ -139,9 +139,9 @@ class WaitingVersion:
         cls, register: Register, holdout_digest: str, label_col: str, input_cols: Sequence[str], group_col: str | None
     ) -> Self:
         """Make the record of a version that is about to be registered."""
-        # A query of the holdout runs again at the promotion: the files with its rows are removed when the job ends.
-        if register.holdout.sql is not None:
-            holdout = register.holdout.model_copy(update={"paths": (), "staging": None})
+        # The rows of the holdout are copied again at the promotion: the copy is removed when the job ends.
+        if register.holdout.is_copied:
+            holdout = register.holdout.model_copy(update={"staging": None})
             register = register.model_copy(update={"holdout": holdout})
         # The options of a training function have further fields, which are among the arguments.
         options = redact_all(register.model_dump(mode="json", include=set(Register.model_fields)))
@@ -451,18 +451,21 @@ def _identity(version: ModelVersion) -> dict[str, Any]:
 
 @contextmanager
 def _present_holdout(register: Register, connection_url: Callable[[str], str | None] | None) -> Iterator[Register]:
-    """Return the options with a holdout that can be read now. If a query selects its rows, the query runs again, and
-    the rows exist until the end of the block."""
+    """Return the options with a holdout that can be read now. Rows that are not read in place are copied again, and
+    the copy exists until the end of the block."""
     holdout = register.holdout
-    if holdout.sql is None or holdout.connection is None:
+    if not holdout.is_copied:
         yield register
         return
-    from shoal.data.sql import stage_select
+    from shoal.data.row_copies import copy_rows
 
-    urls = credentials.connections([holdout.connection], os.environ, connection_url)
+    url = None
+    if holdout.connection is not None:
+        urls = credentials.connections([holdout.connection], os.environ, connection_url)
+        url = urls[connection_variable(holdout.connection)]
     with tempfile.TemporaryDirectory(prefix="shoal-holdout-") as folder:
-        stage_select(holdout.sql, holdout.params or {}, urls[connection_variable(holdout.connection)], folder)
-        staged = holdout.model_copy(update={"paths": (folder,), "staging": folder})
+        copy_rows(holdout, url, folder)
+        staged = holdout.model_copy(update={"staging": folder})
         yield register.model_copy(update={"holdout": staged})
 
 

@@ -23,7 +23,7 @@ from shoal.data import DataConnector, ShardedDataConnector
 from shoal.data.checks import check_no_nulls, validate_columns
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.filters import parse_filters
-from shoal.data.parquet.footers import rows_digest
+from shoal.data.parquet.rows_digest import rows_digest
 from shoal.data.planning import ALONE, GangPosition, set_current_position
 from shoal.errors import DataError, InvalidArgumentError
 from tests.data.conftest import Write

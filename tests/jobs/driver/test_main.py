@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import math
@@ -933,11 +934,34 @@ class TestWindows:
         result = JobResult.model_validate(job.result)
         assert result.data.digest == DataConnector.from_spec(window.dataset).digest()
         assert result.model_digest == hashlib.sha256(plain_xgboost(window).model).hexdigest()
-        assert log().count('the query of connection "ware-house" returned 60 rows') == 1
+        assert log().count("copied 60 rows of connection ware-house") == 1
         assert not list((tmp_path / "models" / "staging").iterdir())
         assert "SHOAL_CONNECTION_WARE_HOUSE" not in os.environ
         if database == "postgresql":
             assert PASSWORD not in json.dumps([job.spec, job.result]) + log()
+
+    @pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+    def test_copies_of_files_give_the_digest_and_model_of_files_in_place(self, store, window, tmp_path, form):
+        dataset = window.dataset.model_copy(update={"stage": True})
+        if form != "parquet":
+            rows = DataConnector.from_spec(window.dataset.model_copy(update={"filters": None})).to_pandas()
+            if form == "csv":
+                rows.to_csv(tmp_path / "rows.csv.gz", index=False)
+            else:
+                # pandas writes at most 15 digits of a number to JSON.
+                lines = "".join(f"{json.dumps(row)}\n" for row in rows.to_dict("records"))
+                (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+            paths = (str(tmp_path / f"rows.{'csv' if form == 'csv' else 'jsonl'}.gz"),)
+            dataset = window.dataset.model_copy(update={"format": form, "paths": paths})
+
+        code, job = drive(store, window.model_copy(update={"dataset": dataset, "eval_set": {"same": dataset}}))
+
+        assert code == 0, log()
+        result = JobResult.model_validate(job.result)
+        assert result.data.digest == DataConnector.from_spec(window.dataset).digest()
+        assert result.model_digest == hashlib.sha256(plain_xgboost(window).model).hexdigest()
+        assert log().count(f"rows of {dataset.paths[0]}") == 1
+        assert not list((tmp_path / "models" / "staging").iterdir())
 
     def test_a_dropped_table_fails_the_job_before_training_and_leaves_nothing(
         self, store, window, tmp_path, monkeypatch

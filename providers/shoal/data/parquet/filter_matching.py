@@ -19,7 +19,8 @@ from fractions import Fraction
 from typing import Any
 
 from shoal.data.filters import Filters, Scalar, Term, check_present, describe_term
-from shoal.data.parquet.footers import Footer, kind_of, open_planned, wrap_read_errors
+from shoal.data.parquet.footers import Footer, open_planned, wrap_read_errors
+from shoal.data.parquet.rows_digest import kind_of
 from shoal.data.parquet.table_types import read_batches
 from shoal.errors import DataError, shown
 from shoal.lazy_imports import np, pa, pc

@@ -1,4 +1,4 @@
-"""Read Parquet footers, and compute fingerprints of datasets from footers or from the values of rows.
+"""Read Parquet footers, and compute fingerprints of datasets from footers.
 
 The footers are sufficient to assign rows to workers and to check columns: no row has to be read.
 """
@@ -11,13 +11,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from decimal import Context
 from typing import Any
 
 from shoal.data.listing import DataFile
 from shoal.data.parquet.files import resolve
 from shoal.errors import DataAccessError, DataError
-from shoal.lazy_imports import np, pa, pc, pq
+from shoal.lazy_imports import np, pa, pq
 
 # An object store takes 20 to 100 ms to return a footer, so 16 threads read a thousand footers in a few seconds.
 THREADS = 16
@@ -264,34 +263,6 @@ def index_in_file(stored: Iterable[pa.Field]) -> Callable[[pa.Field], int | None
     return find
 
 
-_EXACT = Context(prec=100)
-
-
-def rows_digest(tables: Iterable[pa.Table], schema: pa.Schema) -> str:
-    """Compute a fingerprint of rows from their values.
-
-    The width of a type does not matter: equal values have the same fingerprint, for example as int32 and as int64. This
-    holds for whole numbers, floats, decimals, texts, dates, and timestamps up to microseconds. The order of the rows
-    changes the fingerprint, but the order of the columns does not.
-    """
-    columns = {field.name: _Column(field.type) for field in schema}
-    rows = 0
-    for table in tables:
-        rows += table.num_rows
-        for name, column in columns.items():
-            for chunk in table.column(name).chunks:
-                column.add(chunk)
-    digest = hashlib.sha256(repr(rows).encode())
-    for name in sorted(columns):
-        digest.update(repr((name, columns[name].kind, columns[name].hexdigest())).encode())
-    return digest.hexdigest()[:32]
-
-
-def kind_of(type_: pa.DataType) -> str:
-    """Return the kind of an Arrow type. Equal values have the same fingerprint in all types of one kind."""
-    return _kind_and_converter(type_)[0]
-
-
 def footer_texts(footer: Footer, metadata: Any) -> Iterator[str]:
     """Yield the texts from a file's footer that determine the file's fingerprint: sizes, schema, partition values,
     statistics.
@@ -313,87 +284,3 @@ def texts_digest(texts: Iterable[str]) -> str:
     for text in texts:
         digest.update(text.encode())
     return digest.hexdigest()[:32]
-
-
-class _Column:
-    """Hashes of a column's values and of the positions of its nulls, computed chunk by chunk.
-
-    The hashes do not depend on how the column is divided into chunks.
-    """
-
-    def __init__(self, type_: pa.DataType) -> None:
-        self.kind, self._bytes_of = _kind_and_converter(type_)
-        self._valid = hashlib.sha256()
-        self._streams = (hashlib.sha256(), hashlib.sha256())
-
-    def add(self, values: pa.Array) -> None:
-        if pa.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
-        self._valid.update(pc.is_valid(values).to_numpy(zero_copy_only=False).astype(np.uint8).tobytes())
-        for stream, content in zip(self._streams, self._bytes_of(values), strict=False):
-            stream.update(content)
-
-    def hexdigest(self) -> tuple[str, ...]:
-        return tuple(stream.hexdigest() for stream in (self._valid, *self._streams))
-
-
-def _kind_and_converter(type_: pa.DataType) -> tuple[str, Callable[[Any], tuple[bytes | memoryview, ...]]]:
-    """Return the kind of an Arrow type, such as "int", and a function that converts an array to bytes for the hash."""
-    types = pa.types
-    if types.is_dictionary(type_):
-        type_ = type_.value_type
-    if types.is_boolean(type_):
-        return "bool", lambda values: _fixed(values, pa.uint8())
-    if types.is_integer(type_) and type_ != pa.uint64():
-        return "int", lambda values: _fixed(values, pa.int64())
-    if types.is_floating(type_):
-        return "float", _floats
-    if types.is_string(type_) or types.is_large_string(type_) or types.is_string_view(type_):
-        return "text", lambda values: _variable(values.cast(pa.large_string()), "")
-    if types.is_binary(type_) or types.is_large_binary(type_) or types.is_binary_view(type_):
-        return "bytes", lambda values: _variable(values.cast(pa.large_binary()), b"")
-    if types.is_date(type_):
-        return "date", lambda values: _fixed(values.cast(pa.date32()), pa.int32())
-    if types.is_timestamp(type_):
-        unit = "ns" if type_.unit == "ns" else "us"
-        zone = "UTC" if type_.tz else None
-        kind = f"timestamp {unit} {zone}"
-        return kind, lambda values: _fixed(values.cast(pa.timestamp(unit, zone), safe=False), pa.int64())
-    if types.is_decimal(type_):
-        # The text does not depend on the scale of the decimal: 1.5 and 1.50 both become "1.5".
-        return "decimal", lambda values: _texts(values, lambda value: f"{value.normalize(_EXACT):f}")
-    return _nested_kind(type_), lambda values: _texts(values, repr)
-
-
-def _nested_kind(type_: pa.DataType) -> str:
-    """Return the kind of a nested type, without the names that libraries give to the elements of lists and maps."""
-    types = pa.types
-    if types.is_struct(type_):
-        return f"struct<{', '.join(f'{field.name}: {kind_of(field.type)}' for field in type_)}>"
-    if types.is_map(type_):
-        return f"map<{kind_of(type_.key_type)}, {kind_of(type_.item_type)}>"
-    if types.is_list(type_) or types.is_large_list(type_):
-        return f"list<{kind_of(type_.value_type)}>"
-    return str(type_)
-
-
-def _fixed(values: pa.Array, type_: pa.DataType) -> tuple[bytes]:
-    return (values.cast(type_).fill_null(0).to_numpy(zero_copy_only=False).tobytes(),)
-
-
-def _floats(values: pa.Array) -> tuple[bytes]:
-    found = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-    # NaN has many bit patterns, which are replaced by one pattern, so that every NaN gives the same hash.
-    return (np.where(np.isnan(found), np.nan, found).tobytes(),)
-
-
-def _variable(values: pa.Array, missing: str | bytes) -> tuple[bytes | memoryview, ...]:
-    filled = values.fill_null(missing)
-    _, offsets, content = filled.buffers()
-    ends = np.frombuffer(offsets, dtype=np.int64, count=len(filled) + 1, offset=8 * filled.offset)
-    used = memoryview(content)[ends[0] : ends[-1]] if content is not None else b""
-    return np.diff(ends).tobytes(), used
-
-
-def _texts(values: pa.Array, write: Callable[[Any], str]) -> tuple[bytes]:
-    return ("".join(f"{write(value)}\0" for value in values.to_pylist() if value is not None).encode(),)

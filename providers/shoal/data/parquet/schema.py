@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from shoal.data.parquet.footers import Footer, kind_of
+from shoal.data.parquet.footers import Footer
+from shoal.data.parquet.rows_digest import kind_of
 from shoal.errors import DataError
 from shoal.lazy_imports import pa
 

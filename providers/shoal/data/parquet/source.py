@@ -21,11 +21,11 @@ from shoal.data.parquet.footers import (
     footer_texts,
     open_planned,
     read_footers,
-    rows_digest,
     stored_description,
     texts_digest,
 )
 from shoal.data.parquet.reading import read_ranges
+from shoal.data.parquet.rows_digest import STORED, rows_digest
 from shoal.data.parquet.schema import common_schema, distinct, first_with_rows, to_schema, widened
 from shoal.data.planning import GroupSelection, RowGroup, RowRange, Split, select
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
@@ -358,24 +358,37 @@ class ParquetSource:
                 yield stats.min, stats.max
 
     def digest(self) -> str:
-        """Return a fingerprint of the dataset, which is computed from the footers, or from the rows if there are
-        filters.
+        """Return a fingerprint of the dataset.
 
-        If the dataset has filters, the values of all matching rows are read. Equal rows then have the same fingerprint
-        even if they are in other files; see :func:`shoal.data.parquet.footers.rows_digest`. Columns that are missing or
-        have another kind of type in some file are left out. If no column is left, the fingerprint is computed from the
-        footers and the filters.
+        If shoal has staged the rows in one file, it has stored the fingerprint of their values there. If the dataset
+        has filters, the values of all matching rows are read; see :class:`shoal.data.parquet.rows_digest.RowsDigest`.
+        Equal rows then have the same fingerprint even if they are in other files. Columns that are missing or have
+        another kind of type in some file are left out. Otherwise, or if no column is left, the fingerprint is computed
+        from the footers and the filters.
         """
+        options = [repr((split.weights, split.index, split.seed)) for split in self.splits]
+        if (stored := self._stored_digest()) is not None:
+            return texts_digest([stored, *options]) if options else stored
         if self._by_value or self.filters is not None:
             schema = self.schema()
             if not self.is_table:
                 schema = common_schema(schema, self.partition_fields(), self.used_footers())
             if schema.names:
                 return rows_digest(self.read(self.ranges(), schema.names), schema)
-        options = [repr((split.weights, split.index, split.seed)) for split in self.splits]
         options += [repr(self.filters)] if self.filters is not None else []
         texts = (footer_texts(footer, self.metadata(footer.path)) for footer in self.footers())
         return texts_digest(chain(chain.from_iterable(texts), options))
+
+    def _stored_digest(self) -> str | None:
+        """Return the fingerprint of all rows that shoal has stored in the footer of the file that it wrote; None if it
+        wrote none, or if filters select some of the rows.
+
+        In a file of another program, the fingerprint may be a copy from a file with other rows.
+        """
+        if not self.staged or self.filters is not None or len(self.footers()) != 1:
+            return None
+        stored = (self.metadata(self.footers()[0].path).metadata or {}).get(STORED)
+        return None if stored is None else stored.decode()
 
     def write_times(self) -> tuple[int | None, ...]:
         """Return the time of each file's last change, in nanoseconds since the epoch.
@@ -384,7 +397,7 @@ class ParquetSource:
 
         The time of a file is None if the filesystem does not report it.
         """
-        if self._by_value or self.filters is not None:
+        if self._by_value or self.filters is not None or self._stored_digest() is not None:
             return ()
         return tuple(file.modified_ns for file in list_files(self.paths))
 

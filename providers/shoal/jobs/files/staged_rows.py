@@ -1,4 +1,5 @@
-"""Record which jobs use staged data, and write the rows of a job's SQL queries to files for its workers."""
+"""Record which jobs use staged data, and copy the rows of a job's queries, CSV and JSON files, and of datasets with the
+option `stage`, to Parquet files for its workers."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import TypeVar
 from shoal.data import staged_data
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.parquet.files import join, normalise
-from shoal.data.sql import connection_variable, stage_select
+from shoal.data.row_copies import copy_rows
+from shoal.data.sql import connection_variable
 from shoal.errors import DataError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import storage
@@ -19,44 +21,44 @@ Spec = TypeVar("Spec", bound=AnyJobSpec)
 
 
 def locations(spec: AnyJobSpec, key: Key) -> dict[str, str]:
-    """Return the directories to which an attempt writes the rows that its SQL queries return.
+    """Return the directories to which an attempt copies the rows of its datasets.
 
     The directories' names depend only on the spec and the attempt, so that another process can find and remove the
     directories after the driver was killed.
     """
-    queries = list(dict.fromkeys(query for dataset in spec.datasets() if (query := dataset.query_key())))
-    if not queries:
+    keys = list(dict.fromkeys(source for each in spec.datasets() if (source := each.copy_key())))
+    if not keys:
         return {}
     location = spec.run_config.artifact_location
     base = join(normalise(storage.root(location)), "staging") if location else staged_data.default_location()
-    return {query: join(base, f"{key.submission_id}.{number}") for number, query in enumerate(queries)}
+    return {source: join(base, f"{key.submission_id}.{number}") for number, source in enumerate(keys)}
 
 
 def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
-    """Run the queries of a spec's datasets, and write their rows into directories that the workers read.
+    """Copy the rows of a spec's datasets, if they are not read in place, into directories that the workers read.
 
-    If several datasets have the same query, the query is run only once, and the datasets share the rows.
+    If several datasets have the same query or files, the rows are copied only once, and the datasets share the copy.
     """
     done: set[str] = set()
     where = locations(spec, key)
 
     def replaced(dataset: DatasetSpec) -> DatasetSpec:
-        query = dataset.query_key()
-        if query is None or dataset.sql is None or dataset.connection is None:
+        source = dataset.copy_key()
+        if source is None:
             return dataset
-        if query not in done:
-            url = secrets.environment.get(connection_variable(dataset.connection))
-            if url is None:
+        if source not in done:
+            url = secrets.environment.get(connection_variable(dataset.connection or ""))
+            if dataset.connection is not None and url is None:
                 raise DataError(
                     f'the database connection "{dataset.connection}" has no URL in this job: set '
                     f"{connection_variable(dataset.connection)} in the environment of the process that submits the job"
                 )
-            base, _, name = where[query].rpartition("/")
+            base, _, name = where[source].rpartition("/")
             with staged_data.staged(base, name) as directory:
-                rows = stage_select(dataset.sql, dataset.params or {}, url, directory)
-            print(f'the query of connection "{dataset.connection}" returned {rows} rows', flush=True)
-            done.add(query)
-        return dataset.model_copy(update={"paths": (where[query],), "staging": where[query]})
+                rows = copy_rows(dataset, url, directory)
+            print(f"copied {rows} rows of {dataset.origin[0]}", flush=True)
+            done.add(source)
+        return dataset.model_copy(update={"staging": where[source]})
 
     return spec.with_datasets(replaced)
 

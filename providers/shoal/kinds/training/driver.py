@@ -58,7 +58,7 @@ def _input_digests(spec: JobSpec, dataset: DataConnector, rows: str, init_model:
     """
     if spec.user_code is not None:
         return None
-    files = [content_of(one) for one in {one.paths: one for one in spec.inputs()}.values()]
+    files = [content_of(one) for one in {one.files: one for one in spec.inputs()}.values()]
     if None in files:
         return None
     found = {

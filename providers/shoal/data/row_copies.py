@@ -1,0 +1,32 @@
+"""Copy the rows of a dataset spec to Parquet files, for a job that cannot or shall not read them in place."""
+
+from __future__ import annotations
+
+from shoal.data.connector import DataConnector
+from shoal.data.csv_files import stage_csv
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.json_files import stage_json
+from shoal.data.row_writer import write_rows
+from shoal.data.sql import stage_select
+
+
+def copy_rows(dataset: DatasetSpec, url: str | None, directory: str) -> int:
+    """Copy the rows of a dataset, before its filters and splits, to a Parquet file in a directory of staged data.
+
+    Args:
+        dataset: The dataset.
+        url: URL of the database, if the dataset has a query.
+        directory: Directory of staged data.
+
+    Returns:
+        Number of rows.
+    """
+    if dataset.sql is not None:
+        return stage_select(dataset.sql, dataset.params or {}, str(url), directory)
+    if dataset.format == "csv":
+        return stage_csv(dataset.paths, dataset.columns, dataset.delimiter, directory)
+    if dataset.format == "json":
+        return stage_json(dataset.paths, dataset.columns, directory)
+    whole = DataConnector.from_spec(dataset.model_copy(update={"filters": None, "splits": (), "staging": None})).source
+    tables = whole.read(whole.ranges())
+    return write_rows((batch for table in tables for batch in table.to_batches()), whole.schema(), directory)
