@@ -232,7 +232,19 @@ class InvalidParamsError(InvalidArgumentError, TrainingError):
 
 
 class WorkerLostError(TrainingError):
-    """A worker process, or the node on which it ran, died during the training."""
+    """A worker process, or the node on which it ran, died during the training.
+
+    Attributes:
+        out_of_memory: Whether the kernel or Ray has ended processes of the training for lack of memory.
+    """
+
+    out_of_memory: bool = False
+
+
+class OutOfMemoryError(TrainingError):
+    """The workers of a boosting training had too little memory. A training of the same size would fail again."""
+
+    permanent = True
 
 
 class JobError(ShoalError):

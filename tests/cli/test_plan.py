@@ -4,6 +4,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from shoal.kinds.training.pool_plan import learned_scale
+from shoal.state import Store
+from shoal.state.schema import Job
 from tests.cli.conftest import document
 
 
@@ -35,3 +38,17 @@ def test_what_cannot_be_planned_is_refused_with_what_to_do(shoal, fresh_home, fo
     uri = "ray://planned?address=http://127.0.0.1:8265"
     assert "memory_per_node" in shoal("plan", str(folder), "--pool", uri).stderr
     assert "write it as 16Gi" in shoal("plan", str(folder), "--pool", uri, "--memory-per-node", "lots").stderr
+
+
+def test_the_last_five_jobs_of_a_model_scale_its_next_plan(some_jobs):
+    assert learned_scale("flights") == 1.0
+    with Store().transaction() as session:
+        good = session.get_one(Job, ("good", 1))
+        good.result = {
+            **good.result,
+            "model_name": "flights",
+            "peak_memory_per_worker": [90, 120],
+            "predicted_memory_per_worker": [100, 100],
+        }
+    assert learned_scale("flights") == 1.2
+    assert learned_scale("others") == 1.0

@@ -267,6 +267,16 @@ class JobResult(PlainResult):
     peak_memory_per_worker: tuple[int, ...] = Field(
         default=(), description="Highest resident memory of each worker in bytes, in the order of the ranks."
     )
+    predicted_memory_per_worker: tuple[int, ...] = Field(
+        default=(),
+        description="Highest resident memory that was predicted for each worker of a boosting training, in bytes, in "
+        "the order of the ranks.",
+    )
+    memory_limit_per_worker: tuple[int, ...] = Field(
+        default=(),
+        description="Largest resident memory that each worker of a boosting training could have in bytes, in the order "
+        "of the ranks.",
+    )
     peak_usage_per_worker: tuple[dict[str, float], ...] = Field(
         default=(),
         description="Highest CPU, memory and GPU usage of each worker of a training function, in the order of the "

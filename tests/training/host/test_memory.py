@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from shoal.training.host import memory
@@ -117,6 +118,7 @@ def test_a_sparing_process_keeps_little_of_what_it_frees() -> None:
     assert int(kept) < 20
 
 
-def test_a_lack_of_memory_is_explained() -> None:
-    assert memory.explained("std::bad_alloc").startswith("std::bad_alloc (out of memory: use more nodes")
-    assert memory.explained("a bad label") == "a bad label"
+def test_a_lack_of_memory_is_recognised() -> None:
+    shortages = (MemoryError(), pa.ArrowMemoryError("malloc of size 8 failed"), RuntimeError("std::bad_alloc"))
+    assert all(map(memory.is_shortage, shortages))
+    assert not memory.is_shortage(ValueError("a bad label"))

@@ -11,10 +11,10 @@ import pytest
 
 from shoal.data import ArrowIngester, DataConnector, RayDataIngester
 from shoal.data.planning import RowRange, Shard
-from shoal.errors import DataError
+from shoal.errors import DataError, OutOfMemoryError
 from shoal.training.boosting.messages import Columns, Part, Task
 from shoal.training.boosting.worker_fit import _CHEAP_BYTES as CHEAP
-from shoal.training.boosting.worker_fit import _cache_budget, fit_worker, refuse_if_too_large
+from shoal.training.boosting.worker_fit import _cache_budget, fit_worker, naming_memory, refuse_if_too_large
 from shoal.training.sizing.worker_memory import WorkerLoad, worker_memory
 from tests.support.two_node_cluster import COLUMNS
 
@@ -103,3 +103,15 @@ def test_rows_are_kept_where_it_is_dear_to_read_them_again(
     )
     assert _cache_budget(part, 10 * CHEAP, 0, reads=reads) == kept
     assert _cache_budget(part, 10 * CHEAP, 10 * CHEAP - 5, reads=reads) == 5
+
+
+def test_a_lack_of_memory_names_the_prediction_the_limit_and_what_to_ask_for(rows: Path) -> None:
+    fit = fit_worker("xgboost", task(rows), 300 * MIB)
+    with (
+        pytest.raises(OutOfMemoryError, match=r"predicted to need .* 400 MiB, so give each worker at least 460"),
+        naming_memory("xgboost", task(rows), fit, idle=100 * MIB),
+    ):
+        raise RuntimeError("std::bad_alloc")
+    assert OutOfMemoryError.permanent
+    with pytest.raises(ValueError, match=r"^other$"), naming_memory("xgboost", task(rows), fit, idle=0):
+        raise ValueError("other")

@@ -36,6 +36,7 @@ from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.rows import check_features
 from shoal.training.host.imports import import_lean
 from shoal.training.reporting import Progress, bounded, metric_name
+from shoal.training.sizing.worker_memory import mib
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
@@ -204,6 +205,9 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
     if inputs:
         patiently(place.store, lambda: attempts.note_saved(place.store, place.key, digest))
     print(f"model trained on {trained.rows} rows, saved to {path}", flush=True)
+    if largest := max(trained.workers, key=lambda worker: worker.peak_rss_bytes, default=None):
+        figures = (largest.peak_rss_bytes, largest.predicted_bytes, largest.limit_bytes)
+        print("memory of the largest worker: {}, predicted {}, limit {}".format(*map(mib, figures)), flush=True)
     uri, outcome = _published(spec, place.run, place, checked, trained, path) if place.run else (path, None)
     return place.finished(
         trained,
@@ -216,6 +220,8 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
         rows=trained.rows,
         data=checked.data,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
+        predicted_memory_per_worker=tuple(worker.predicted_bytes for worker in trained.workers),
+        memory_limit_per_worker=tuple(worker.limit_bytes for worker in trained.workers),
     )
 
 

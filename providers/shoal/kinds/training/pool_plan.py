@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 from typing import Any
+
+from sqlalchemy import select
 
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.spec import AnyJobSpec
@@ -11,7 +14,7 @@ from shoal.kinds.training.spec import JobSpec
 from shoal.lazy_imports import pa
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.schema import Node
+from shoal.state.schema import Job, JobState, Node
 from shoal.training.boosting.training_plan import TrainingPlan, plan_training
 from shoal.training.sizing.node_memory import NodeMemory, bytes_of, node_memory
 
@@ -54,7 +57,26 @@ def plan(
 def plan_on(spec: JobSpec, pool: PoolSpec, *, memory_per_node: str | None = None) -> TrainingPlan:
     """Plan a training on a pool with these settings; see :func:`plan`."""
     node = memory_of(pool, memory_per_node)
-    return plan_training(spec, node, cpus=pool.cpus_per_node, most_nodes=pool.max_nodes)
+    scale = learned_scale(spec.register_as.model) if spec.register_as else 1.0
+    return plan_training(spec, node, cpus=pool.cpus_per_node, most_nodes=pool.max_nodes, scale=scale)
+
+
+_LEARNED_JOBS = 5
+
+
+def learned_scale(model: str) -> float:
+    """Return the median of measured / predicted memory of the newest five jobs that registered a model; 1 without
+    such jobs."""
+    query = (
+        select(Job.result)
+        .where(Job.state == JobState.SUCCEEDED, Job.result["model_name"].as_string() == model)
+        .order_by(Job.created_at.desc())
+        .limit(_LEARNED_JOBS)
+    )
+    with Store().reading() as session:
+        results = [result or {} for (result,) in session.execute(query)]
+    pairs = [(result.get("peak_memory_per_worker"), result.get("predicted_memory_per_worker")) for result in results]
+    return float(median([max(peaks) / max(predicted) for peaks, predicted in pairs if peaks and predicted] or [1.0]))
 
 
 def memory_of(pool: PoolSpec, given: str | None = None) -> NodeMemory:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.checks import decimals_of
 from shoal.data.numpy_columns import find_categories
-from shoal.errors import MissingExtraError, TrainingError, UnusableGpuError
+from shoal.errors import MissingExtraError, OutOfMemoryError, TrainingError, UnusableGpuError, WorkerLostError
 from shoal.training import cluster
 from shoal.training.boosting.library import Library, library_of
 from shoal.training.boosting.messages import (
@@ -32,6 +32,7 @@ from shoal.training.boosting.messages import (
 from shoal.training.boosting.params import Direction, UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.rows import checked_data, refuse_long_eval_sets, shard_datasets
+from shoal.training.boosting.worker_fit import advice, fit_worker, needed
 from shoal.training.demand import gpu_wish, wider_workers
 from shoal.training.gang.child_processes import import_ahead
 from shoal.training.gang.gang import OnNote, shared_gang
@@ -68,6 +69,7 @@ def train(
         CapacityError: The active nodes are too small for the workers, or had no free room in time, or the library
             cannot train on their GPUs.
         TrainingError: The training failed; the message contains the first cause and its rank.
+        OutOfMemoryError: The workers had too little memory; the message contains the predicted and the possible memory.
         WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
         MissingExtraError: The library or Ray is not installed.
     """
@@ -156,6 +158,8 @@ class Training:
     def __post_init__(self) -> None:
         request, library, user_code, init_model = self.request, self.library, self.user_code, self.init_model
         self._logged = 0
+        self._first: Task | None = None
+        self._limit = 0
         self._direction: Direction | None = None
         self._train, self._eval_sets = checked_data(request)
         if decimals := decimals_of(self._train.source, request.columns.names):
@@ -193,7 +197,7 @@ class Training:
         """Train to the end; each time a worker is lost, continue from the last checkpoint with new workers."""
         self._direction = self.library.stopping_direction(self.request, self._params, self.user_code)
         return self.restarts.run(
-            self._attempt,
+            self._attempt_in_memory,
             checkpoint=lambda: f"round {self._checkpoint.rounds} of {self.request.n_estimators}",
             shrink=self._shrink,
         )
@@ -203,6 +207,18 @@ class Training:
         fewer = fewer_workers(self._size, self.request.run_config.min_workers, partial(self._resolve, again=True))
         self._size = fewer or self._size
         return None if fewer is None else f"{fewer.num_workers} workers"
+
+    def _attempt_in_memory(self) -> TrainResult:
+        """Train, and raise OutOfMemoryError if the workers have ended for lack of memory, as they would again."""
+        try:
+            return self._attempt()
+        except WorkerLostError as error:
+            if not error.out_of_memory or self._first is None:
+                raise
+            framework, workers = self.request.framework, self._size.num_workers
+            fit = fit_worker(framework, self._first, 2**62, workers=workers, all_rows=self._train.num_rows())
+            figures = needed(fit.memory.peak, self._limit)
+            raise OutOfMemoryError(f"{error}. {figures}: {advice(framework, self._first, fit)}") from error
 
     def _attempt(self) -> TrainResult:
         request, size = self.request, self._size
@@ -224,6 +240,7 @@ class Training:
                 self._task(train, evals, connection, by_columns=by_columns)
                 for (train, evals), connection in zip(parts, self.library.connect(gang), strict=True)
             ]
+            self._first, self._limit = tasks[0], 0
             prepared = self.library.prepare(partial(self._on_all, gang), tasks)
             workers = [
                 WorkerStats(
@@ -236,6 +253,7 @@ class Training:
                 )
                 for info, task, each in zip(gang.workers, tasks, prepared, strict=True)
             ]
+            self._limit = min(each.limit_bytes for each in workers)
             last = self._boost(gang, workers)
             self._on_all(gang, "finish", [()] * len(workers))
         return TrainResult(

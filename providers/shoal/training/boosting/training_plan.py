@@ -61,6 +61,7 @@ class TrainingPlan:
         features: Number of feature columns.
         node: Memory of a node.
         sizes: Predictions, by the number of nodes.
+        scale: Factor of all predictions, from earlier trainings of the model.
     """
 
     framework: str
@@ -68,6 +69,7 @@ class TrainingPlan:
     features: int
     node: NodeMemory
     sizes: tuple[PlannedSize, ...]
+    scale: float = 1.0
 
     @property
     def chosen(self) -> PlannedSize | None:
@@ -79,6 +81,8 @@ class TrainingPlan:
     def reasoning(self) -> str:
         """Return one sentence: the chosen size and why."""
         what = f"{self.framework} on {self.rows:,} rows x {self.features:,} features"
+        if self.scale != 1.0:
+            what += f" (predictions x {self.scale:.2f}, as the model's last jobs measured)"
         size = self.chosen
         if size is None:
             last = self.sizes[-1]
@@ -131,7 +135,7 @@ def plan_training(
     planner = _Planner.of(request, node, shapes[most_nodes], scale)
     rows = planner.train.num_rows()
     sizes = [planner.planned(nodes, shape) for nodes, shape in shapes.items() if shape.num_workers <= max(1, rows)]
-    return TrainingPlan(request.framework, rows, len(request.input_cols), node, tuple(sizes))
+    return TrainingPlan(request.framework, rows, len(request.input_cols), node, tuple(sizes), scale)
 
 
 @dataclass(frozen=True)

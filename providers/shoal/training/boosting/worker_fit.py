@@ -4,15 +4,18 @@ or not at all."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from shoal.boosting_libraries import BOOSTING_LIBRARIES, loaded
 from shoal.data.ingest import ArrowIngester
 from shoal.data.parquet.files import is_local
-from shoal.errors import DataError
+from shoal.errors import DataError, OutOfMemoryError
 from shoal.training.boosting.messages import Part, Task
 from shoal.training.boosting.worker_load import FLOAT32_BYTES, stored_row_bytes, worker_load
+from shoal.training.host import memory
 from shoal.training.sizing.worker_memory import WorkerMemory, mib, worker_memory
 
 if TYPE_CHECKING:
@@ -87,22 +90,20 @@ def fit_worker(
     """
     library = loaded(framework)
     load = worker_load(framework, task, workers, task.train.shard.rows if all_rows is None else all_rows, rank)
-    memory = worker_memory(framework, load)
+    need = worker_memory(framework, load)
     may_use_disk = library.trains_from_disk and not task.by_columns and task.external_memory is not False
-    if may_use_disk and (task.external_memory or MARGIN * memory.above_idle > room):
+    if may_use_disk and (task.external_memory or MARGIN * need.above_idle > room):
         pages = (load.rows + load.eval_rows) * load.features * load.row_bin_bytes
         return WorkerFit(worker_memory(framework, load, on_disk=True), room, on_disk=True, disk_bytes=pages)
     again = library.reads_again(task)
-    budget = _cache_budget(
-        task.train, room, int(MARGIN * memory.above_idle), reads=math.inf if again else library.reads
-    )
+    budget = _cache_budget(task.train, room, int(MARGIN * need.above_idle), reads=math.inf if again else library.reads)
     as_float32 = len(task.columns.names) * FLOAT32_BYTES
     row_bytes = as_float32 if library.reads_float32 else stored_row_bytes(task.train, task.columns)
     kept = task.train.shard.rows * row_bytes
     if task.by_columns or kept > budget:
-        return WorkerFit(memory, room, cache_budget=budget)
-    memory = worker_memory(framework, replace(load, cache_bytes=kept, keeps_cache=again))
-    return WorkerFit(memory, room, cache_budget=budget)
+        return WorkerFit(need, room, cache_budget=budget)
+    need = worker_memory(framework, replace(load, cache_bytes=kept, keeps_cache=again))
+    return WorkerFit(need, room, cache_budget=budget)
 
 
 def _cache_budget(part: Part, room: int, needed: int, *, reads: float) -> int:
@@ -134,13 +135,45 @@ def refuse_if_too_large(framework: str, task: Task, fit: WorkerFit) -> None:
     )
 
 
+@contextmanager
+def naming_memory(framework: str, task: Task, fit: WorkerFit, idle: int) -> Iterator[None]:
+    """Raise OutOfMemoryError, with the predicted and the possible memory of a worker, if no memory can be allocated.
+
+    Args:
+        framework: ``xgboost`` or ``lightgbm``.
+        task: Task of the worker.
+        fit: Prediction for the worker.
+        idle: Bytes of its process before it read any row.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not memory.is_shortage(error):
+            raise
+        predicted, limit = fit.figures(idle)
+        raise OutOfMemoryError(
+            f"{BOOSTING_LIBRARIES[framework].title}: out of memory ({error}). {needed(predicted, limit)} "
+            f"({fit.memory.text()}): {advice(framework, task, fit)}"
+        ) from error
+
+
+def needed(predicted: int, limit: int) -> str:
+    """Return the predicted and the possible memory (0: not known) of a worker, and the memory to ask for, as text."""
+    had = f" and could have {mib(limit)}" if limit else ""
+    most = mib(MARGIN * max(predicted, limit))
+    return f"A worker was predicted to need {mib(predicted)}{had}, so give each worker at least {most}"
+
+
 def advice(framework: str, task: Task, fit: WorkerFit) -> str:
     """Return what reduces the memory of a worker: more nodes only where its largest term shrinks with its rows."""
-    if next(iter(fit.memory.terms())) not in _TERMS_OF_COLUMNS:
+    largest = next(iter(fit.memory.terms()))
+    if largest not in _TERMS_OF_COLUMNS:
         helps = ["more nodes", "larger ones", "fewer workers on each"]
     else:
         helps = ["larger nodes", "fewer workers on each", "fewer columns"]
-        if int(task.params.get("max_bin") or 256) > _FEW_BINS:
+        if "sample" in largest:
+            helps.append("a smaller bin_construct_sample_cnt")
+        elif int(task.params.get("max_bin") or 256) > _FEW_BINS:
             helps.append(f"max_bin={_FEW_BINS}")
     if not loaded(framework).trains_from_disk:
         helps.append("XGBEstimator, which can train from disk")

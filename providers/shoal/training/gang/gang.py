@@ -505,6 +505,7 @@ class Gang:
                 f"{who} was killed because its node ran out of memory: "
                 "use more nodes or larger ones, or fewer workers per node"
             )
+            error.out_of_memory = True
             error.add_note(outcome.out_of_memory)
             self._note(_Cause(_Weight.STARVED, error, lost=rank, reason="its node ran out of memory"))
         else:
@@ -530,9 +531,11 @@ class Gang:
             self._note(self._lost(rank, _Weight.LEFT if kind is EventKind.LEFT else _Weight.LOST, text))
 
     def _lost(self, rank: int, weight: _Weight, reason: str) -> _Cause:
-        if killed := self._oom_kills.told():
+        killed = self._oom_kills.told()
+        if killed:
             reason += f". Since the workers started, {killed}: use more nodes or larger ones, or fewer workers per node"
         error = WorkerLostError(f"{self._who(rank)} was lost: {reason}")
+        error.out_of_memory = bool(killed)
         return _Cause(weight, error, lost=rank, reason=reason)
 
     def _note(self, event: _Event) -> None:

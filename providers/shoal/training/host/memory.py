@@ -70,11 +70,9 @@ def total_bytes() -> int:
     return total if limit is None else min(total, limit)
 
 
-def explained(message: str) -> str:
-    """Add advice to a library's error message if the error is C++'s out-of-memory error."""
-    if "bad_alloc" not in message:
-        return message
-    return f"{message} (out of memory: use more nodes or larger ones, or fewer workers on each)"
+def is_shortage(error: BaseException) -> bool:
+    """Return whether an error says that no memory could be allocated: of Python, Arrow or C++."""
+    return isinstance(error, MemoryError) or "bad_alloc" in str(error)
 
 
 def reset_peak() -> int:

@@ -25,7 +25,7 @@ from shoal.training import cluster
 from shoal.training.boosting.messages import Boosted, History, Part, Prepared, Segment, Task
 from shoal.training.boosting.params import Direction
 from shoal.training.boosting.rows import CheckLabel, ShardRows, label_check
-from shoal.training.boosting.worker_fit import fit_worker, refuse_if_too_large
+from shoal.training.boosting.worker_fit import fit_worker, naming_memory, refuse_if_too_large
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.own_process import is_loopback, repeating, tie_to_loopback
@@ -95,6 +95,10 @@ class Session:
         self.binned: tuple[Binned, dict[str, Binned]] | None = None
         self._trainer: Trainer | None = None
         self._seconds = time.perf_counter() - began
+
+    def naming_memory(self) -> AbstractContextManager[None]:
+        """Return a context in which a lack of memory is an error with the predicted memory."""
+        return naming_memory("lightgbm", self.task, self._fit, self._idle)
 
     def sample(self) -> pa.Table:
         """Read this worker's part of the sample for LightGBM's bins."""
@@ -168,7 +172,8 @@ def begin(task: Task, share: Share) -> tuple[Any, str]:
     global _session
     with own_errors():
         _session = Session(task, share, gang_context())
-        shared = dataset.share(_session.sample())
+        with _session.naming_memory():
+            shared = dataset.share(_session.sample())
         # malloc keeps the blocks of the freed rows, which are small.
         memory.trim()
         return shared, _session.port.address
@@ -187,7 +192,7 @@ def bin_sample(samples: Sequence[Any]) -> Bins | None:
         sample = pa.concat_tables(map(dataset.fetch, samples))
     except LookupError as exc:
         raise PeerError(f"the sample of another worker is lost: {exc}") from exc
-    with own_errors():
+    with own_errors(), _session.naming_memory():
         return _session.bin_sample(sample)
 
 
@@ -203,7 +208,7 @@ def prepare(bins: Bins, machines: tuple[str, ...]) -> Prepared:
         TrainingError: LightGBM failed; the message contains LightGBM's message.
     """
     assert _session is not None
-    with own_errors():
+    with own_errors(), _session.naming_memory():
         return _session.prepare(bins, machines)
 
 
@@ -215,7 +220,7 @@ def boost(segment: Segment) -> Boosted:
         PeerError: Another worker failed.
     """
     assert _session is not None
-    with own_errors():
+    with own_errors(), _session.naming_memory():
         return _session.boost(segment)
 
 
@@ -247,7 +252,7 @@ def own_errors() -> Iterator[None]:
     try:
         yield
     except LightGBMError as exc:
-        message = memory.explained(own_message(exc))
+        message = own_message(exc)
         if _INTERRUPTED in message:
             raise WorkerLostError(f"a pause of its process has broken LightGBM's connection ({message})") from exc
         kind = PeerError if message.startswith(_NETWORK) else TrainingError

@@ -39,7 +39,7 @@ from shoal.training.boosting.messages import (
 )
 from shoal.training.boosting.params import check_best_score, check_stopping_metric, refuse_namesakes
 from shoal.training.boosting.rows import Batch, CheckLabel, ShardRows, in_whole_groups, label_check
-from shoal.training.boosting.worker_fit import fit_worker, refuse_if_too_large
+from shoal.training.boosting.worker_fit import fit_worker, naming_memory, refuse_if_too_large
 from shoal.training.gang.worker import PeerError
 from shoal.training.host import memory
 from shoal.training.host.own_process import ending_forks, is_loopback, remove_folders_of_dead, tie_to_loopback
@@ -66,10 +66,17 @@ class Session:
         self.task = replace(task, user_code=task.user_code.ending_forks())
         self.context = context
         self.rows: list[ShardRows] = []
-        began = time.perf_counter()
         room = memory.available_bytes() // context.local_world_size
         self.fit = fit_worker("xgboost", task, room, workers=context.world_size)
         refuse_if_too_large("xgboost", task, self.fit)
+        with naming_memory("xgboost", task, self.fit, idle):
+            self.prepared = self._prepare(task, idle)
+        self.booster: xgboost.Booster | None = None
+        self._init_rounds = 0
+        self._callbacks: CallbackContainer | None = None
+
+    def _prepare(self, task: Task, idle: int) -> Prepared:
+        began = time.perf_counter()
         self.pages = None if task.by_columns else self.open.enter_context(page_folder(on_disk=self.fit.on_disk))
         self.matrix = self._matrix(task.train, None)
         if task.feature_weights:
@@ -80,7 +87,7 @@ class Session:
         ]
         read = sum(rows.seconds for rows in self.rows)
         quantising = time.perf_counter() - began - read
-        self.prepared = Prepared(
+        return Prepared(
             self.rows[0].passes,
             read,
             quantising,
@@ -88,9 +95,6 @@ class Session:
             *self.fit.figures(idle),
             external_memory=self.pages is not None,
         )
-        self.booster: xgboost.Booster | None = None
-        self._init_rounds = 0
-        self._callbacks: CallbackContainer | None = None
 
     def begin_again(self, task: Task) -> None:
         """Begin another training on the same matrices, whose parameters have the same ``max_bin``."""
@@ -344,7 +348,7 @@ def boost(segment: Segment) -> Boosted:
         PeerError: Another worker failed.
     """
     assert _session is not None
-    with own_errors():
+    with own_errors(), naming_memory("xgboost", _session.task, _session.fit, _session.prepared.idle_rss_bytes):
         return _session.boost(segment)
 
 
@@ -454,7 +458,7 @@ def own_errors() -> Iterator[None]:
         # If another worker was lost, the error comes from XGBoost's communication code, whose source files are in a
         # folder with the name collective. shoal raises PeerError if the message contains this path.
         kind = PeerError if "/collective/" in str(exc) else TrainingError
-        raise kind(f"XGBoost: {memory.explained(own_message(exc))}") from exc
+        raise kind(f"XGBoost: {own_message(exc)}") from exc
 
 
 @contextlib.contextmanager
