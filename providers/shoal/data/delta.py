@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
 from shoal.data.filters import Filters, columns_of, parse_moment
 from shoal.data.listing import DataFile, Listing
-from shoal.data.parquet.files import join, resolve, split_query
+from shoal.data.parquet.files import join, resolve, s3_options, split_query
 from shoal.errors import DataAccessError, DataError, MissingExtraError
 from shoal.lazy_imports import np, pa
 
@@ -240,10 +240,8 @@ def _bounds(added: dict[str, Any], fields: Iterable[pa.Field]) -> dict[str, tupl
 
 def _storage_options(query: str) -> dict[str, str]:
     """Return deltalake's options for the options in a URI, such as ``s3://bucket/table?region=eu-west-1``."""
-    given = {name: values[-1] for name, values in parse_qs(query).items()}
-    options = {"AWS_REGION": given["region"]} if "region" in given else {}
-    if endpoint := given.get("endpoint_override"):
-        options["AWS_ENDPOINT_URL"] = endpoint if "://" in endpoint else f"{given.get('scheme', 'https')}://{endpoint}"
+    names = {"region": "AWS_REGION", "endpoint": "AWS_ENDPOINT_URL"}
+    options = {names[name]: value for name, value in s3_options(query).items()}
     # deltalake refuses HTTP unless it is told to allow it; pyarrow does not.
     if options.get("AWS_ENDPOINT_URL", os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://"):
         options["AWS_ALLOW_HTTP"] = "true"

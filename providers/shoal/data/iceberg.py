@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlencode
 
 from shoal.data.filters import Filters, columns_of, parse_moment
 from shoal.data.listing import DataFile, Listing
-from shoal.data.parquet.files import join, need, resolve
+from shoal.data.parquet.files import join, need, resolve, s3_options, split_query
 from shoal.data.parquet.footers import FIELD_ID, NAMES_IN_FILES, THREADS, wrap_read_errors
 from shoal.errors import DataAccessError, DataError
 from shoal.lazy_imports import np, pa, pq
@@ -85,7 +86,8 @@ class IcebergFiles:
             self._refuse_equality_deletes(snapshot.manifests(table.io), table.io)
             tasks = list(table.scan(snapshot_id=snapshot.snapshot_id).plan_files())
             specs = table.specs()
-        deleted = self._deleted_rows(tasks)
+        query = _query_of(table.io.properties)
+        deleted = self._deleted_rows(tasks, query)
         by_id = {field.field_id: (field, column) for field, column in zip(schema.fields, columns, strict=True)}
         named = set(columns_of(filters or ()))
         bounded = {number: pair for number, pair in by_id.items() if pair[1].name in named and _is_exact(pair[1].type)}
@@ -94,7 +96,7 @@ class IcebergFiles:
             self._require_parquet(file)
             files.append(
                 DataFile(
-                    _path(file.file_path),
+                    _path(file.file_path, query),
                     file.file_size_in_bytes,
                     partitions=_partition_values(file, specs[file.spec_id], by_id),
                     deleted=deleted.get(file.file_path),
@@ -112,7 +114,9 @@ class IcebergFiles:
         from pyiceberg.table import StaticTable
 
         if not self.path.startswith(CATALOG_URI):
-            return StaticTable.from_metadata(self.path if self.path.endswith(".json") else self._newest_metadata())
+            head, _, query = split_query(self.path)
+            options = {f"s3.{name}": value for name, value in s3_options(query).items()}
+            return StaticTable.from_metadata(head if head.endswith(".json") else self._newest_metadata(), options)
         catalog, _, name = self.path.removeprefix(CATALOG_URI).partition("/")
         try:
             return load_catalog(catalog).load_table(name)
@@ -141,7 +145,7 @@ class IcebergFiles:
                 f"the Iceberg table {self.path} has several newest metadata files ({', '.join(sorted(newest))}), and "
                 "only its catalog knows the current one: give the name of the catalog as catalog, or the path of a file"
             )
-        return join(folder, newest[0])
+        return join(split_query(folder)[0], newest[0])
 
     def _select(self, table: Any) -> tuple[Any, Any]:
         """Return the snapshot (None if the table is empty) and the schema with which it is read."""
@@ -196,20 +200,20 @@ class IcebergFiles:
                             "Spark or with the engine that writes the table"
                         )
 
-    def _deleted_rows(self, tasks: Sequence[Any]) -> dict[str, np.ndarray]:
+    def _deleted_rows(self, tasks: Sequence[Any], query: str) -> dict[str, np.ndarray]:
         """Read the delete files. Return the positions of the deleted rows of each data file, by the location that the
         table's metadata has for the file."""
         files = {file.file_path: file for task in tasks for file in task.delete_files}
         found: dict[str, list[np.ndarray]] = {}
         with ThreadPoolExecutor(THREADS, thread_name_prefix="shoal-deletes") as threads:
-            for part in threads.map(self._positions, files.values()):
+            for part in threads.map(lambda file: self._positions(file, query), files.values()):
                 for location, positions in part.items():
                     found.setdefault(location, []).append(positions)
         return {location: np.unique(np.concatenate(parts)) for location, parts in found.items()}
 
-    def _positions(self, file: Any) -> dict[str, np.ndarray]:
+    def _positions(self, file: Any, query: str) -> dict[str, np.ndarray]:
         """Read one delete file."""
-        path = _path(file.file_path)
+        path = _path(file.file_path, query)
         filesystem, inner = resolve(path)
         if file.file_format.value == "PUFFIN":
             from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
@@ -283,12 +287,20 @@ def _existing(table: Any) -> str:
     )
 
 
-def _path(location: str) -> str:
+def _path(location: str, query: str) -> str:
     """Return the path or URI of a file as shoal writes it. A location of Hadoop is not encoded as a URI is."""
     scheme, _, rest = location.partition(":")
     if scheme == "file":
         return f"/{rest.lstrip('/')}"
-    return f"s3:{rest}" if scheme in ("s3a", "s3n") else location
+    return f"s3:{rest}{query}" if scheme in ("s3", "s3a", "s3n") else location
+
+
+def _query_of(properties: Mapping[str, str]) -> str:
+    """Return the options of the URIs of files for the server and region with which pyiceberg reads the table."""
+    scheme, _, host = properties.get("s3.endpoint", "").partition("://")
+    options = {"region": properties.get("s3.region"), "endpoint_override": host, "scheme": scheme}
+    given = urlencode({name: value for name, value in options.items() if value}, safe=":/")
+    return f"?{given}" if given else ""
 
 
 def _partition_values(file: Any, spec: Any, columns: Mapping[int, tuple[Any, pa.Field]]) -> dict[str, Any]:

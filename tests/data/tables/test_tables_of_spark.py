@@ -14,6 +14,8 @@ from pydantic import ValidationError
 
 from shoal.data import DataConnector
 from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.iceberg import _path, _query_of
+from shoal.data.parquet.files import s3_options
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError
 from tests.data.tables.unpacking import cases, plain, unpack
@@ -177,3 +179,10 @@ def test_a_spec_of_an_iceberg_table_is_checked() -> None:
             DatasetSpec.model_validate({"paths": ["/lake/flights"], **options})
     spec = DatasetSpec.model_validate({"format": "iceberg", "paths": ["/lake/flights"], "version": "123"})
     assert spec.version == 123 and "catalog" not in spec.model_dump()
+
+
+def test_files_on_s3_are_read_from_the_server_of_the_catalog() -> None:
+    query = _query_of({"s3.endpoint": "http://minio:9000", "s3.region": "eu-west-1", "s3.access-key-id": "key"})
+    assert _path("s3a://lake/a=b%20c/x.parquet", query).startswith("s3://lake/a=b%20c/x.parquet?region=eu-west-1&")
+    assert s3_options(query.removeprefix("?")) == {"region": "eu-west-1", "endpoint": "http://minio:9000"}
+    assert _path("file:/lake/a=b%20c/x.parquet", query) == "/lake/a=b%20c/x.parquet" and _query_of({}) == ""

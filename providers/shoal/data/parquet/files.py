@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from shoal.data.filters import Filters
 from shoal.data.listing import DataFile, Listing
@@ -162,6 +162,15 @@ def split_query(path: str) -> tuple[str, str, str]:
     """
     head, mark, query = path.partition("?")
     return (head, mark, query) if _OPTION.match(query) and not is_local(path) else (path, "", "")
+
+
+def s3_options(query: str) -> dict[str, str]:
+    """Return the region and the endpoint that the options of a URI name, for libraries that do not read such URIs."""
+    given = {name: values[-1] for name, values in parse_qs(query).items()}
+    options = {"region": given["region"]} if "region" in given else {}
+    if endpoint := given.get("endpoint_override"):
+        options["endpoint"] = endpoint if "://" in endpoint else f"{given.get('scheme', 'https')}://{endpoint}"
+    return options
 
 
 # URI schemes that Arrow opens itself. fsspec opens all other schemes.
