@@ -1,7 +1,7 @@
 """Libraries that are imported when one of their names is first used: ``from shoal.lazy_imports import np, pa``.
 
 Airflow loads DAG files again and again, and each of these libraries takes 0.1 to 5 s to import. Imports whose order or
-thread matters (XGBoost, LightGBM, PyTorch), and those of an engine, stay inside functions.
+thread matters (of XGBoost and LightGBM in workers, and of PyTorch), and those of an engine, stay inside functions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["cloudpickle", "mlflow", "np", "pa", "pc", "pd", "pq", "ray"]
+__all__ = ["cloudpickle", "lightgbm", "mlflow", "np", "optuna", "pa", "pc", "pd", "pq", "ray", "xgboost"]
 
 
 class LazyLibrary:
@@ -37,19 +37,25 @@ class LazyLibrary:
 
 if TYPE_CHECKING:
     import cloudpickle
+    import lightgbm
     import mlflow
     import numpy as np
+    import optuna
     import pandas as pd
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
     import ray
+    import xgboost
 else:
     cloudpickle = LazyLibrary("cloudpickle")
+    lightgbm = LazyLibrary("lightgbm")
     mlflow = LazyLibrary("mlflow")
     np = LazyLibrary("numpy")
+    optuna = LazyLibrary("optuna")
     pa = LazyLibrary("pyarrow")
     pc = LazyLibrary("pyarrow.compute")
     pd = LazyLibrary("pandas")
     pq = LazyLibrary("pyarrow.parquet")
     ray = LazyLibrary("ray")
+    xgboost = LazyLibrary("xgboost")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseHook, Variable
 from airflow.sdk.exceptions import AirflowNotFoundException
+from sqlalchemy import URL
 
 from shoal.airflow import CONNECTION_TYPE, HOOK_NAME
 from shoal.errors import InvalidArgumentError, PoolNotFoundError, ShoalError
@@ -21,7 +22,6 @@ from shoal.pool.spec import PoolSpec, is_uri, refuse_definition
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection
-    from sqlalchemy import URL
 
     from shoal.pool.api import ComputePool
 
@@ -221,7 +221,6 @@ def _options(connection: Connection, dialect: _Dialect, extra: Mapping[str, Any]
 
 def _url(connection: Connection, dialect: _Dialect, fields: Mapping[str, str]) -> URL:
     """Return the URL of a connection without options."""
-    from sqlalchemy import URL
 
     if dialect.name == "sqlite":
         return URL.create("sqlite", database=connection.host or connection.schema)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from airflow.sdk.execution_time import task_runner
 
+from shoal import jobs
 from shoal.airflow.operators import CheckModelsOperator, ModelAlertError, PromoteModelOperator
 from shoal.airflow.operators.base import is_a
 from shoal.airflow.operators.job_operator import JobOperator
@@ -32,8 +33,6 @@ from shoal.secrets.redaction import one_line
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
-
-    from shoal.jobs import Message, ModelLine
 
 Notifier: TypeAlias = "Callable[[Context], Any]"
 """One of Airflow's notifiers, or another callable that takes the context."""
@@ -68,14 +67,12 @@ def run_message(notifier: Notifier) -> Callable[[Context], None]:
     return partial(_send, notifier, _about_run)
 
 
-def _send(notifier: Notifier, about: Callable[[Context], Message | None], context: Context) -> None:
+def _send(notifier: Notifier, about: Callable[[Context], jobs.Message | None], context: Context) -> None:
     if (message := about(context)) is not None:
         copy.copy(notifier)(cast("Context", {**context, "shoal": message}))
 
 
-def _about_task(context: Context) -> Message:
-    from shoal.jobs import Message, summary_message
-
+def _about_task(context: Context) -> jobs.Message:
     error, ti = context.get("exception"), context["ti"]
     if isinstance(error, ModelAlertError):
         return error.message
@@ -86,12 +83,12 @@ def _about_task(context: Context) -> Message:
     if ended.line is None:
         no_line = "no alerts" if isinstance(context["task"], CheckModelsOperator) else "it has stored no outcome"
         why = said or (where_log(ti, ended.task_id, ended.map_index) if ended.state == "failed" else no_line)
-        return Message(f"{ended.state}: task {ended.name}", ended.text(why))
+        return jobs.Message(f"{ended.state}: task {ended.name}", ended.text(why))
     line = ended.line
     if state == "failed" and line.outcome != "failed":
         cause = f"task {ended.name} failed after its job: {said or 'see its log'}"
         line = line.model_copy(update={"outcome": "failed", "sentence": f"{cause}; {line.outcome}: {line.sentence}"})
-    return summary_message([line])
+    return jobs.summary_message([line])
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class _Ended:
     task_id: str
     map_index: int
     state: str
-    line: ModelLine | None = None
+    line: jobs.ModelLine | None = None
 
     @property
     def name(self) -> str:
@@ -113,10 +110,9 @@ class _Ended:
 
 def _ended(ti: Any, task_id: str, map_index: int, state: str) -> _Ended:
     """Return how a task instance of a task that runs a job has ended."""
-    from shoal.jobs import ModelLine
 
     stored = ti.xcom_pull(task_ids=task_id, key=LINE, map_indexes=map_index)
-    line = None if stored is None else ModelLine.parse(stored)
+    line = None if stored is None else jobs.ModelLine.parse(stored)
     if line is not None and state in ("success", "skipped"):
         # The line is that of an earlier run if the task was cleared and has not run again, or if a user has marked it.
         of_line = line.outcome if line.outcome in ("failed", "skipped") else "success"
@@ -124,9 +120,7 @@ def _ended(ti: Any, task_id: str, map_index: int, state: str) -> _Ended:
     return _Ended(task_id, map_index, state, line)
 
 
-def _about_run(context: Context) -> Message | None:
-    from shoal.jobs import Message, summary_message
-
+def _about_run(context: Context) -> jobs.Message | None:
     # `dag.test()` calls the callback without a connection to Airflow, which would answer how the tasks have ended.
     if not hasattr(task_runner, "SUPERVISOR_COMMS"):
         log.info("no message about the run of DAG %s is sent, because dag.test() has run it", context["dag"].dag_id)
@@ -149,7 +143,7 @@ def _about_run(context: Context) -> Message | None:
     decided = {(line.model, line.version) for line in lines if line.outcome in ("promoted", "kept")}
     lines = [line for line in lines if line.outcome != "waiting" or (line.model, line.version) not in decided]
     if lines:
-        message = summary_message(lines)
+        message = jobs.summary_message(lines)
         subject = f"{subject}; {message.subject}"
         texts.append(message.text)
     texts += [
@@ -157,7 +151,7 @@ def _about_run(context: Context) -> Message | None:
         for one in ended
         if one.line is None and one.state in ("success", "skipped")
     ]
-    return Message(subject, "\n".join([subject, *texts, f"run {context['run_id']}"]))
+    return jobs.Message(subject, "\n".join([subject, *texts, f"run {context['run_id']}"]))
 
 
 def _instances(ti: Any, dag: Any) -> Iterator[_Ended]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.sdk import BaseSensorOperator
+from airflow.sdk.definitions.context import Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 
 from shoal.airflow.operators.base import (
@@ -20,9 +21,6 @@ from shoal.airflow.operators.base import (
 )
 from shoal.airflow.results import no_retry_of_permanent_errors
 from shoal.errors import ScaleError
-
-if TYPE_CHECKING:
-    from airflow.sdk.definitions.context import Context
 
 
 class NodesSensor(PoolOperator, BaseSensorOperator):

@@ -9,21 +9,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow.sdk.bases.decorator import DecoratedOperator, TaskDecorator, task_decorator_factory
-from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
+from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS, Context
 
+from shoal import jobs
 from shoal.airflow.operators import DistributedTrainOperator
 from shoal.airflow.operators.base import UNKNOWN, Arguments
 from shoal.errors import InvalidArgumentError
 from shoal.training.run_config import RunConfig
-
-if TYPE_CHECKING:
-    from airflow.sdk.definitions.context import Context
-
-    from shoal.jobs import AnyJobSpec, JobResult
-
 
 _ONLY_IN_THE_TASK = frozenset(
     {
@@ -158,7 +153,7 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         value of the task."""
         return DistributedTrainOperator.execute(self, context)
 
-    def job_spec(self, context: Context) -> AnyJobSpec:
+    def job_spec(self, context: Context) -> jobs.AnyJobSpec:
         """Build the job's spec from the operator's arguments. Parameters of the decorated function that are named like
         values in Airflow's context, such as ``run_id``, get these values."""
         given = _given(self.python_callable, self.op_args, self.op_kwargs)
@@ -166,18 +161,17 @@ class DistributedDecoratedOperator(DecoratedOperator, DistributedTrainOperator):
         self.op_kwargs = {**{name: values[name] for name in values.keys() - given}, **self.op_kwargs}
         return super().job_spec(context)
 
-    def value_of(self, result: JobResult) -> Any:
+    def value_of(self, result: jobs.JobResult) -> Any:
         """Return the function's return values from a job's result, as a list in the order of the workers' ranks."""
         return self._handle_output(self._values(result))
 
-    def _values(self, result: JobResult) -> list[Any]:
-        from shoal.jobs import load_results
+    def _values(self, result: jobs.JobResult) -> list[Any]:
         from shoal.jobs.results import strict
         from shoal.kinds.function.call import Response
 
         assert isinstance(self.spec, Mapping)
         location = RunConfig.model_validate(self.spec.get("run_config") or {}).artifact_location
-        return [strict(value) for value in Response(load_results(result, location)).get_results()]
+        return [strict(value) for value in Response(jobs.load_results(result, location)).get_results()]
 
 
 class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
@@ -212,7 +206,7 @@ class RayLaunchDecoratedOperator(DistributedDecoratedOperator):
 
         return {"scaling_config": launched().model_dump(), "room_for": requested}
 
-    def value_of(self, result: JobResult) -> Any:
+    def value_of(self, result: jobs.JobResult) -> Any:
         """Return the function's return value from a job's result."""
         return self._handle_output(self._values(result)[0])
 

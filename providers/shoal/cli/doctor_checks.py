@@ -19,14 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shoal.boosting_libraries import BOOSTING_LIBRARIES
+from shoal.cli.output import describe_counts
 from shoal.errors import ShoalError, StoreError
 from shoal.pool.backends.interface import DISK_NEEDED, DISK_WANTED, Finding
 from shoal.pool.backends.local import backend
 from shoal.pool.backends.versions import untested_ray
+from shoal.pool.spec import PoolSpec
+from shoal.state import Store
+from shoal.state.databases import sqlite_file
+from shoal.state.home import default_url, home
+from shoal.state.private_folders import runtime_root
 
 if TYPE_CHECKING:
     from shoal.pool.status import PoolStatus
-    from shoal.state import Store
 
 _MB = 1024**2
 _GB = 1024**3
@@ -139,9 +144,6 @@ def _open_files() -> Finding:
 
 
 def _home() -> Iterator[Finding]:
-    from shoal.state.home import home
-    from shoal.state.private_folders import runtime_root
-
     try:
         folder = home()
     except StoreError as error:
@@ -177,7 +179,6 @@ def _disk(name: str, folder: Path) -> Finding:
 def _store() -> Iterator[Finding]:
     from shoal.pool.api import list_pools
     from shoal.pool.selection import POOL_VARIABLE
-    from shoal.state import Store
 
     before = _store_mode()
     try:
@@ -212,8 +213,6 @@ def _store() -> Iterator[Finding]:
 
 def _store_mode() -> int | None:
     """Return the mode of the SQLite file of the store; None if there is no such file."""
-    from shoal.state.databases import sqlite_file
-    from shoal.state.home import default_url
 
     try:
         file = sqlite_file(default_url())
@@ -223,8 +222,6 @@ def _store_mode() -> int | None:
 
 
 def _shared_memory(pools: list[PoolStatus]) -> Finding:
-    from shoal.pool.spec import PoolSpec
-
     name = "/dev/shm"
     # `wanted` is the memory that all nodes of all pools may use together. Ray allocates this memory only when objects
     # need it, so most of it is not yet in use. Therefore `wanted` is compared with the free memory.
@@ -245,8 +242,6 @@ def _shared_memory(pools: list[PoolStatus]) -> Finding:
 
 
 def _pool(pool: PoolStatus) -> Finding:
-    from shoal.cli.output import describe_counts
-
     name = f"pool {pool.name}"
     counts = describe_counts(pool)
     found = f"{pool.state}, {counts}" + (f"; {pool.reason}" if pool.reason else "")
@@ -265,8 +260,6 @@ def reconciler(pools: list[PoolStatus]) -> Finding:
     reconciler's lock, because a reconciler that starts during the test would find the lock taken, and exit.
     """
     import psutil
-
-    from shoal.state.home import home
 
     for process in psutil.process_iter():
         try:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
+from shoal import jobs
 from shoal.cli import output
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.training.reporting import ProgressDisplay
 
 if TYPE_CHECKING:
-    from shoal.jobs import AnyJobSpec, JobResult, PartitionResult
     from shoal.jobs.handle import JobHandle
     from shoal.jobs.journal.metric_points import MetricPoint
     from shoal.jobs.status import JobStatus
@@ -79,12 +79,11 @@ def tune(
 def run_spec(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool, as_json: bool) -> None:
     """Submit the job that fields of a spec and options of the command describe, follow it unless it is detached, and
     print its result."""
-    from shoal.jobs import submit
     from shoal.pool.holder import cli_holder
 
     job = _parse(fields, pool_name=pool_name, job_id=job_id, detach=detach)
     with output.on_interrupt("cancelling the job", "interrupted: the job was cancelled"), _pool_of(job, detach) as name:
-        handle = submit(job.on_pool(name), holder=cli_holder())
+        handle = jobs.submit(job.on_pool(name), holder=cli_holder())
         result = None if detach else _follow(handle)
     if result is not None:
         trials: list[Ended] = []
@@ -125,9 +124,8 @@ def list_(
     as_json: output.Json = False,
 ) -> None:
     """List jobs, the newest first. A job that was started several times has one line per attempt."""
-    from shoal.jobs import list_jobs
 
-    found = list_jobs(pool_name, limit=limit)
+    found = jobs.list_jobs(pool_name, limit=limit)
     output.require_pool_if(not found, pool_name)
     rows = [
         (
@@ -265,9 +263,8 @@ def prune(
     as_json: output.Json = False,
 ) -> None:
     """Remove jobs that ended long ago, with their logs and models in $SHOAL_HOME. Models in MLflow stay."""
-    from shoal.jobs import prune_jobs
 
-    removed = prune_jobs(older_than=output.duration(older_than), dry_run=dry_run)
+    removed = jobs.prune_jobs(older_than=output.duration(older_than), dry_run=dry_run)
     if as_json:
         output.print_json({"dry_run": dry_run, "removed": removed})
         return
@@ -277,7 +274,7 @@ def prune(
     output.show(f"{len(removed)} attempts {'would be removed' if dry_run else 'removed'}")
 
 
-def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
+def _pool_of(job: jobs.AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
     """Return a context manager that yields the name of a job's pool. The context manager may start a temporary pool for
     the job.
     """
@@ -295,7 +292,7 @@ def _pool_of(job: AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
         raise
 
 
-def _follow(handle: JobHandle) -> JobResult:
+def _follow(handle: JobHandle) -> jobs.JobResult:
     try:
         output.say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels the job")
         # Without a terminal, `ProgressDisplay` would print lines about the progress. The job's log already contains
@@ -310,10 +307,9 @@ def _follow(handle: JobHandle) -> JobResult:
 
 
 def _attach(job_id: str) -> JobHandle:
-    from shoal.jobs import attach
     from shoal.pool.holder import cli_holder
 
-    return attach(job_id, actor=cli_holder())
+    return jobs.attach(job_id, actor=cli_holder())
 
 
 def read_spec(source: str, framework: str | None = None) -> dict[str, Any]:
@@ -340,9 +336,8 @@ def read_spec(source: str, framework: str | None = None) -> dict[str, Any]:
     return found
 
 
-def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool) -> AnyJobSpec:
+def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None, detach: bool) -> jobs.AnyJobSpec:
     """Build the job spec from the fields of the JSON file and the options of the command."""
-    from shoal.jobs import parse_spec
 
     options: dict[str, Any] = {"pool_name": pool_name, "job_id": job_id}
     options = {name: value for name, value in options.items() if value is not None}
@@ -351,7 +346,7 @@ def _parse(fields: dict[str, Any], *, pool_name: str | None, job_id: str | None,
     given = fields.get("run_config") or {}
     if isinstance(given, dict):
         fields = {**fields, "run_config": {**given, **options}}
-    return parse_spec(fields)
+    return jobs.parse_spec(fields)
 
 
 def _brief(text: str | None) -> str | None:
@@ -364,7 +359,7 @@ def _state(job: JobStatus) -> str:
     return job.state.value if job.position is None else f"{job.state.value}, position {job.position}"
 
 
-def _result_table(result: JobResult) -> Any:
+def _result_table(result: jobs.JobResult) -> Any:
     plain = result.model_dump(mode="json")
     pairs: list[tuple[str, Any]] = []
     for name, value in plain.items():
@@ -413,9 +408,8 @@ def list_partitions(
     as_json: output.Json = False,
 ) -> None:
     """List the partitions of a job that have ended: those that failed first, then the slowest first."""
-    from shoal.jobs import partitions_so_far
 
-    found = partitions_so_far(job_id)
+    found = jobs.partitions_so_far(job_id)
     chosen = sorted(
         (each for each in found if state in (None, each.status)),
         key=lambda each: (each.status == "succeeded", -each.seconds),
@@ -450,9 +444,8 @@ def show_partition(
     as_json: output.Json = False,
 ) -> None:
     """Show the outcome of a partition, and the end of what its function has printed."""
-    from shoal.jobs import partitions_so_far
 
-    found = next((each for each in partitions_so_far(job_id) if str(each.key) == key), None)
+    found = next((each for each in jobs.partitions_so_far(job_id) if str(each.key) == key), None)
     if found is None:
         raise InvalidArgumentError(
             f"job {job_id} has no partition {key} that has ended: see `shoal many list {job_id}`"
@@ -467,6 +460,6 @@ def show_partition(
         output.show(found.log.rstrip("\n"))
 
 
-def _plain_partition(result: PartitionResult) -> dict[str, object]:
+def _plain_partition(result: jobs.PartitionResult) -> dict[str, object]:
     names = ("status", "rows", "seconds", "attempts", "metrics", "error")
     return {"key": str(result.key), **{name: getattr(result, name) for name in names}}

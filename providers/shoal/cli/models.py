@@ -7,14 +7,12 @@ import sys
 import time
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from shoal import models
 from shoal.cli.output import ExitCode, Json, Limit, duration, fields, print_json, say, show, show_list, table, when
-
-if TYPE_CHECKING:
-    from shoal.models import HistoryEntry, VersionStatus
 
 app = typer.Typer(
     no_args_is_help=True, help="List and show registered models, promote waiting versions, and delete old versions."
@@ -36,9 +34,8 @@ TrackingUri = Annotated[
 @app.command("list")
 def list_(tracking_uri: TrackingUri = None, as_json: Json = False) -> None:
     """List the models that jobs have registered, with their champions and newest challengers."""
-    from shoal.models import list_models
 
-    found = list_models(tracking_uri)
+    found = models.list_models(tracking_uri)
     rows = [
         (
             model.name,
@@ -60,9 +57,8 @@ def list_(tracking_uri: TrackingUri = None, as_json: Json = False) -> None:
 @app.command("show")
 def show_(name: Name, tracking_uri: TrackingUri = None, as_json: Json = False) -> None:
     """Show a model: its champion, the champion's metric per slice, and the last ten challengers."""
-    from shoal.models import describe_model
 
-    details = describe_model(name, tracking_uri)
+    details = models.describe_model(name, tracking_uri)
     if as_json:
         print_json(details)
         return
@@ -103,9 +99,8 @@ def history(
 ) -> None:
     """List a model's versions with their metric, the newest first. The list includes deleted versions that were
     promoted."""
-    from shoal.models import model_history
 
-    found = model_history(name, limit=limit, tracking_uri=tracking_uri)
+    found = models.model_history(name, limit=limit, tracking_uri=tracking_uri)
     if as_json:
         print_json({"model": name, "versions": found})
         return
@@ -133,12 +128,11 @@ def promote(
 ) -> None:
     """Promote a version that waits for a decision, if it is better than the champion. Jobs with register.promote=false
     register such versions. If the version is not promoted, the exit code is 1."""
-    from shoal.models import promote_model
     from shoal.pool.holder import cli_holder
 
     # With --json, stdout has only the result.
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        result = promote_model(
+        result = models.promote_model(
             name, version, tracking_uri=tracking_uri, holder=cli_holder(), on_log=say if as_json else show
         )
     if as_json:
@@ -160,9 +154,8 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Delete old model versions that have no alias. Versions that shoal has not registered are never deleted."""
-    from shoal.models import prune_models
 
-    done = prune_models(
+    done = models.prune_models(
         older_than=duration(older_than), keep_last=keep_last, tracking_uri=tracking_uri, dry_run=dry_run
     )
     if as_json:
@@ -189,14 +182,14 @@ def _age(since: float | None) -> str | None:
     return f"{seconds:.0f} s"
 
 
-def _outcome(version: VersionStatus) -> str | None:
+def _outcome(version: models.VersionStatus) -> str | None:
     if version.promoted is None:
         return _WAITS if version.reason == "waiting" else None
     what = "promoted" if version.promoted else "not promoted"
     return f"{what}: {version.reason.replace('_', ' ')}" if version.reason else what
 
 
-def _promotion_text(entry: HistoryEntry) -> str | None:
+def _promotion_text(entry: models.HistoryEntry) -> str | None:
     if entry.promoted is None:
         return _WAITS if entry.reason == "waiting" else None
     if not entry.promoted:

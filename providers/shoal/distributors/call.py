@@ -19,24 +19,25 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from threading import Thread
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
+from shoal import jobs
 from shoal.distributors.call_pool import pool_for_job
 from shoal.errors import InvalidArgumentError
+from shoal.jobs import credentials, ids, mlflow_run
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Key
 from shoal.jobs.kind import KindCall, call_of
+from shoal.pool.selection import pool_without_folder
 from shoal.secrets.hidden_output import SECRETS
 from shoal.secrets.known_secrets import KnownSecrets
 from shoal.secrets.redaction import hiding, redact_value
+from shoal.state import Store
 from shoal.training.cluster import is_connected
 from shoal.training.locations import Claim, resolved
 from shoal.training.pytorch.program import Program
-from shoal.training.reporting import ProgressDisplay, say
+from shoal.training.reporting import OnProgress, ProgressDisplay, say
 from shoal.training.run_config import RunConfig
-
-if TYPE_CHECKING:
-    from shoal.jobs import AnyJobSpec, JobHandle, JobResult, JobStatus
-    from shoal.training.reporting import OnProgress
-
 
 T = TypeVar("T")
 
@@ -79,7 +80,6 @@ class Call(Generic[T]):
             # The values of `secret_env` are hidden in the errors of the run.
             with hiding(KnownSecrets(os.environ.get(each, "") for each in config.secret_env).hide):
                 return self._valued(self.parts.run_here(env, Claim(name, f"python:{os.getuid()}")))
-        from shoal.jobs import submit
 
         returns_model = self.parts.returns_model
         self.parts.check()
@@ -87,7 +87,7 @@ class Call(Generic[T]):
             # The model's library is imported while the pool and the job start: the import takes 1.6 s of CPU time.
             Thread(target=self._import_library).start()
         with self._pool(None) as pool_name:
-            call = SubmittedCall(submit(self._spec(pool_name), returns_model=returns_model), self._read)
+            call = SubmittedCall(jobs.submit(self._spec(pool_name), returns_model=returns_model), self._read)
             try:
                 # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already
                 # contains lines about the progress, so `first_line_s=math.inf` turns the display's own lines off.
@@ -108,14 +108,13 @@ class Call(Generic[T]):
             InvalidArgumentError: This process is connected to a Ray cluster.
         """
         check_submit()
-        from shoal.jobs import ids, submit
 
         self.parts.check()
         spec, returns_model = self.parts.spec, self.parts.returns_model
         given = spec.run_config.job_id
         job_id = ids.new_job_id(spec.framework) if given is None else ids.checked(given)
         with self._pool(job_id) as pool_name:
-            job = submit(self._spec(pool_name), returns_model=returns_model, job_id=job_id, detached=True)
+            job = jobs.submit(self._spec(pool_name), returns_model=returns_model, job_id=job_id, detached=True)
         job.outlive_interrupts()
         # The copies of DataFrames that the spec holds are removed when the job has ended, even if the handle is kept.
         read = replace(self, parts=call_of(spec.with_datasets(lambda each: each.model_copy().holding(None))), pool=None)
@@ -126,17 +125,15 @@ class Call(Generic[T]):
             return self.pool(job_id)
         return pool_for_job(self.parts.spec, job_id, may_call_ray=self.parts.may_call_ray)
 
-    def _spec(self, pool_name: str) -> AnyJobSpec:
+    def _spec(self, pool_name: str) -> jobs.AnyJobSpec:
         """Store the code, and return the spec of the job on a pool."""
-        from shoal.jobs import mlflow_run
-
-        spec: AnyJobSpec = self.parts.spec
+        spec: jobs.AnyJobSpec = self.parts.spec
         changed = self.parts.stored()
         if self.parts.tracks_like_caller and "tracking" not in spec.model_fields_set and spec.register_as is None:
             changed["tracking"] = mlflow_run.tracking_of_training(os.environ)
         return spec.model_copy(update=changed).on_pool(pool_name)
 
-    def _read(self, result: JobResult) -> T:
+    def _read(self, result: jobs.JobResult) -> T:
         return self._valued(self.parts.read(result, self.parts.spec.run_config.artifact_location))
 
     def _valued(self, answer: Any) -> T:
@@ -188,8 +185,6 @@ def packed(program: Program, config: RunConfig) -> bytes:
         return program.dumps()
 
     def without_folder(folder: str) -> str | None:
-        from shoal.pool.selection import pool_without_folder
-
         return pool_without_folder(folder, config.pool_name)
 
     return program.dumps(without_folder)
@@ -208,7 +203,6 @@ def worker_environment(config: RunConfig) -> dict[str, str]:
             "calls do not run as jobs: pass packages and code to ray.init(runtime_env=...), or disconnect with "
             "ray.shutdown(), so that the call runs as a job on a pool"
         )
-    from shoal.jobs import credentials
 
     hidden = credentials.secrets_of(config.secret_env, os.environ)
     return {**config.env, **hidden, **({SECRETS: json.dumps(sorted(hidden.values()))} if hidden else {})}
@@ -232,7 +226,7 @@ class SubmittedCall(Generic[T]):
         job: Handle of the job.
     """
 
-    def __init__(self, job: JobHandle, read: Callable[[JobResult], T]) -> None:
+    def __init__(self, job: jobs.JobHandle, read: Callable[[jobs.JobResult], T]) -> None:
         self.job = job
         self._read = read
 
@@ -269,7 +263,7 @@ class SubmittedCall(Generic[T]):
         """
         return self._read(self.job.wait(timeout, on_log, on_progress))
 
-    def status(self) -> JobStatus:
+    def status(self) -> jobs.JobStatus:
         """Return the present status of the job."""
         return self.job.status()
 
@@ -322,16 +316,13 @@ def attach(job_id: str, *, artifact_location: str | None = None) -> SubmittedCal
         'running'
     """
     from shoal import jobs
-    from shoal.jobs.journal import attempts
-    from shoal.jobs.journal.attempts import Key
-    from shoal.state import Store
 
     job = jobs.attach(job_id)
     spec = jobs.parse_spec(attempts.load(Store(), Key(job.job_id, job.attempt)).spec)
     location = _location(spec.run_config.artifact_location, job.job_id, artifact_location)
     parts = call_of(spec)
 
-    def read(result: JobResult) -> Any:
+    def read(result: jobs.JobResult) -> Any:
         try:
             return parts.value(parts.read(result, location))
         except Exception as error:

@@ -12,11 +12,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-from shoal.distributors.call import Call, packed, same_arguments
+from shoal.distributors.call import Call, SubmittedCall, packed, same_arguments
+from shoal.distributors.call_pool import embedded_pool, pool_for
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.function.spec import FunctionJobSpec
+from shoal.pool.backends.local.gpus import ALL, visible_gpus
+from shoal.pool.spec import PoolSpec
 from shoal.training.cluster import Node
 from shoal.training.pytorch.program import Program, name_of
 from shoal.training.pytorch.request import (
@@ -30,9 +33,7 @@ from shoal.training.pytorch.request import (
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from shoal.distributors.call import SubmittedCall
     from shoal.kinds.function.call import Returns
-    from shoal.pool.spec import PoolSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -91,7 +92,6 @@ class Site:
         Raises:
             InvalidArgumentError: The function runs on this node, which has too few GPUs.
         """
-        from shoal.distributors.call_pool import embedded_pool, pool_for
 
         timeout_s = self.run_config.timeout
         each, workers = self.requested.resource_requirements_per_worker, self.requested.num_workers
@@ -108,8 +108,6 @@ class Site:
         )
 
     def _check_gpus_here(self, wanted: int) -> None:
-        from shoal.pool.backends.local.gpus import visible_gpus
-
         if wanted <= 0 or self.run_config.clamp:
             return
         if wanted > (found := len(visible_gpus(os.environ))):
@@ -119,8 +117,6 @@ class Site:
             )
 
     def _size(self, spec: PoolSpec, active: Sequence[Node]) -> int:
-        from shoal.pool.backends.local.gpus import ALL, visible_gpus
-
         gpus = spec.gpus_per_node
         if gpus == ALL:
             # An active node has already claimed all GPUs of the machine, so a new node would have none. If no node is

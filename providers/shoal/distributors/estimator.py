@@ -10,11 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from shoal.boosting_libraries import Framework
 from shoal.data.connector import DataConnector
-from shoal.distributors.call import Call, same_arguments, submitted
+from shoal.data.frames import is_frame
+from shoal.distributors.call import Call, SubmittedCall, same_arguments, submitted
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
@@ -26,9 +27,6 @@ from shoal.training.boosting.request import TrainResult
 from shoal.training.demand import ScalingConfig, gpu_wish
 from shoal.training.run_config import RunConfig
 from shoal.training.tracking import absolute_model, check_model_version
-
-if TYPE_CHECKING:
-    from shoal.distributors.call import SubmittedCall
 
 Dataset = Any
 """Type of a dataset argument: a `DataConnector`, a `ShardedDataConnector` or a DataFrame."""
@@ -307,7 +305,6 @@ def connector_of(argument: str, dataset: Dataset, staged: ExitStack) -> DataConn
     """Return a `DataConnector` for a dataset. A DataFrame is copied to files (staged) first, which `staged` removes."""
     if isinstance(dataset, DataConnector):
         return dataset
-    from shoal.data.frames import is_frame
 
     if not is_frame(dataset):
         raise InvalidArgumentError(

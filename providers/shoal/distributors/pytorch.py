@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from shoal.data.connector import DataConnector
-from shoal.distributors.call import Call, packed, same_arguments
+from shoal.distributors.call import Call, SubmittedCall, packed, same_arguments
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.function.call import Response as Response
-from shoal.kinds.function.call import value_of
+from shoal.kinds.function.call import Returns, value_of
 from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.training.locations import resolved
 from shoal.training.pytorch.context import Context as Context
@@ -23,10 +23,6 @@ from shoal.training.pytorch.request import PyTorchScalingConfig as PyTorchScalin
 from shoal.training.pytorch.request import WorkerResourceConfig as WorkerResourceConfig
 from shoal.training.pytorch.worker import run_local as run_local
 from shoal.training.run_config import RunConfig
-
-if TYPE_CHECKING:
-    from shoal.distributors.call import SubmittedCall
-    from shoal.kinds.function.call import Returns
 
 
 class PyTorchDistributor:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
+from typing_extensions import TypeIs
 
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.jobs import ids
@@ -17,9 +18,6 @@ from shoal.secrets.redaction import redact
 from shoal.training.demand import GangDemand, gpu_wish
 from shoal.training.run_config import RunConfig
 from shoal.training.tracking import Caller, Tracking
-
-if TYPE_CHECKING:
-    from typing_extensions import TypeIs
 
 CODE_FIELDS = ("program", "user_code")
 """Fields in which a spec of any kind may have the path of a file with the user's pickled code."""

@@ -12,8 +12,9 @@ from typing import Any
 from uuid import UUID
 
 from shoal.data.dataset_spec import DatasetSpec
-from shoal.data.filters import Scalar, builtin_value, describe_filters
-from shoal.data.sql import connection_variable, narrowed_query
+from shoal.data.filters import Scalar, builtin_value, check_present, describe_filters
+from shoal.data.parquet.filter_matching import prepare
+from shoal.data.sql import connection_variable, count_values, narrowed_query, quoted_column
 from shoal.errors import DataError, InvalidArgumentError, shown
 from shoal.jobs import credentials
 from shoal.jobs.kind import parse_spec
@@ -238,7 +239,6 @@ class SharedColumn:
             InvalidArgumentError: There are more than 1000 values, or their type is not supported.
         """
         from shoal.data.connector import DataConnector
-        from shoal.data.sql import count_values
 
         dataset = self._training
         if dataset.sql is None:
@@ -286,7 +286,6 @@ class SharedColumn:
         Raises:
             DataError: The column of a dataset has another type than a value.
         """
-        from shoal.data.parquet.filter_matching import prepare
 
         for path, type_ in self._types:
             for value in values:
@@ -307,8 +306,6 @@ class SharedColumn:
 
     def _check_present(self, datasets: Iterable[DatasetSpec]) -> None:
         from shoal.data.connector import DataConnector
-        from shoal.data.filters import check_present
-        from shoal.data.sql import quoted_column
 
         seen: set[tuple[str, ...]] = set()
         for dataset in datasets:

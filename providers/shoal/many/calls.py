@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from shoal.data.connector import DataConnector
 from shoal.data.output_tables import kept_columns
@@ -15,7 +15,8 @@ from shoal.distributors.estimator import BoostingEstimator, connector_of
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
-from shoal.kinds.partitions.call import program_of
+from shoal.kinds.partitions import logged_model
+from shoal.kinds.partitions.call import estimator_program, program_of
 from shoal.kinds.partitions.keys import check_same_kinds, key_type, shown_key
 from shoal.kinds.partitions.partition_messages import PartitionProgram, SavedModel
 from shoal.kinds.partitions.partition_results import PartitionResults, load_partitions
@@ -25,10 +26,6 @@ from shoal.training.demand import ScalingConfig
 from shoal.training.pytorch.program import check_runnable, name_of
 from shoal.training.run_config import RunConfig
 from shoal.training.tracking import check_model_version, is_mlflow_uri
-
-if TYPE_CHECKING:
-    from shoal.data.connector import DataConnector
-    from shoal.kinds.partitions.partition_results import PartitionResults
 
 Dataset = Any
 """Type of a dataset argument: a `DataConnector` or a DataFrame."""
@@ -217,7 +214,6 @@ def _train_call(
         raise InvalidArgumentError(
             "custom_metric has no effect without an eval_set, which a partition has not: remove it"
         )
-    from shoal.kinds.partitions.call import estimator_program
 
     connector = connector_of("data", data, staged)
     threads = getattr(options.get("scaling_config"), "num_cpu_per_worker", 1)
@@ -341,8 +337,6 @@ def _results_of(models: PartitionResults | str) -> PartitionResults:
             f"models must be the result of train, the id of its job or the URI of a model in MLflow, not {models!r}"
         )
     if is_mlflow_uri(models) or "/" in models:  # the id of a job has no slash
-        from shoal.kinds.partitions import logged_model
-
         check_model_version(models)
         model = logged_model.model_of(models)
         if model is None:

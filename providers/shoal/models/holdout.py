@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.data.connector import DataConnector
+from shoal.data.numpy_columns import to_vector
+from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError
 from shoal.jobs.register import Register
 from shoal.kinds.partitions.logged_model import PartitionedModel
@@ -25,9 +27,6 @@ from shoal.models.training_record import Overlap, TrainingRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from shoal.data.connector import DataConnector
-    from shoal.data.parquet.source import ParquetSource
 
 
 _MOST_SLICES = 1_000
@@ -63,8 +62,6 @@ class Holdout:
         Raises:
             DataError: The holdout does not exist, has no rows, lacks a column, or has a null label.
         """
-        from shoal.data.connector import DataConnector
-        from shoal.data.numpy_columns import to_vector
 
         connector: DataConnector = DataConnector.from_spec(register.holdout)
         group_col = group_col if register.ranks else None

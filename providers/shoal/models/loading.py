@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from shoal.boosting_libraries import Framework
+from shoal.data.numpy_columns import to_matrix
+from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError, InvalidArgumentError, JobError, RegistryError
 from shoal.jobs import shipped_code
 from shoal.jobs.files import storage
@@ -18,13 +22,9 @@ from shoal.kinds.training.spec import is_stored
 from shoal.lazy_imports import mlflow, np, pa
 from shoal.models.registry import is_ours
 from shoal.secrets.redaction import redact_value
-from shoal.training.boosting.library import class_probabilities, libraries, library_of, owner_of
+from shoal.training.boosting.library import BoosterPredictor, class_probabilities, libraries, library_of, owner_of
 from shoal.training.host.own_process import ending_forks
 from shoal.training.tracking import MODEL_VERSION, is_mlflow_uri
-
-if TYPE_CHECKING:
-    from shoal.data.parquet.source import ParquetSource
-    from shoal.training.boosting.library import BoosterPredictor
 
 
 class PyfuncPredictor:
@@ -141,8 +141,6 @@ def _as_frame(table: pa.Table, schema: Any) -> Any:
 
 
 def _as_tensor(table: pa.Table, schema: Any) -> np.ndarray:
-    from shoal.data.numpy_columns import to_matrix
-
     [tensor] = schema.inputs
     if tensor.type.kind in "iu" and (nulls := [name for name in table.column_names if table[name].null_count]):
         raise DataError(f'column "{nulls[0]}" has nulls, but the model takes a tensor of {tensor.type}')
@@ -236,7 +234,6 @@ def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols
 def _asking_mlflow(model_uri: str) -> Iterator[None]:
     """Convert an error of MLflow into a `RegistryError` if MLflow cannot be reached, otherwise into an error of the
     model."""
-    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -29,7 +29,7 @@ from shoal.errors import (
 from shoal.os_processes import ProcessId
 from shoal.pool import bound_host, reconciling
 from shoal.pool.backends import backend_of
-from shoal.pool.backends.interface import Seen
+from shoal.pool.backends.interface import Finding, Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import Ancestors, asking_team, python_holder, runs_around, stored_team
@@ -46,10 +46,6 @@ from shoal.pool.waiting import OnProgress, Requests, pause
 from shoal.state import Store, stamps
 from shoal.state.databases import storable
 from shoal.state.schema import ActionKind, Lease, Operation, Pool, PoolState
-
-if TYPE_CHECKING:
-    from shoal.pool.backends.interface import Finding
-
 
 _RENEWALS_PER_TTL = 3
 """Number of renewals within a lease's time to live. With 3, a lease stays valid even if two renewals in a row fail."""

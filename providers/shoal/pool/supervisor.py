@@ -89,7 +89,6 @@ concurrent starts is limited (`STARTS_AT_ONCE`)."""
 
 def load_node(spec: PoolSpec) -> Start:
     """Import the modules that a pool's nodes need, such as Ray, and return a function that starts a node."""
-    from shoal.pool.backends.local.job_server import JobServer
 
     def job_server(spec: PoolSpec, folder: Path) -> JobServer:
         asked = spec.library_names()

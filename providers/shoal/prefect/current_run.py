@@ -11,7 +11,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count, pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 import anyio
@@ -19,15 +19,12 @@ from prefect import get_client
 from prefect.client.schemas.objects import FlowRun
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import ObjectNotFound
+from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.settings import get_current_settings
 
 from shoal.jobs import FlowTask
 from shoal.pool.holder import Ancestors
-
-if TYPE_CHECKING:
-    from prefect.futures import PrefectFuture
-
 
 _open: ContextVar[tuple[Block, ...]] = ContextVar("_open", default=())
 """The blocks around the current code, the innermost last. Each coroutine of a flow has its own value, and threads of

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -26,16 +26,13 @@ from prefect.utilities.asyncutils import run_coro_as_sync
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import JobCancelledError, ShoalError
 from shoal.jobs import AnyJobSpec, JobHandle, JobResult, ModelLine, NoResult, code_of, submit
+from shoal.jobs.journal.metric_points import MetricPoint
 from shoal.jobs.spec import is_spec
 from shoal.models import withdraw_promotion
 from shoal.prefect import current_run
 from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
 from shoal.prefect.reports import RunLog, TrainingProgress, emit_outcome, show_page, store_report
 from shoal.secrets.redaction import redact
-
-if TYPE_CHECKING:
-    from shoal.jobs.journal.metric_points import MetricPoint
-
 
 _LONGEST_NAME = 200
 

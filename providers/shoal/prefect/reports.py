@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from prefect.artifacts import (
@@ -33,15 +33,11 @@ from shoal.jobs import (
     summary_message,
     waiting_jobs,
 )
-from shoal.jobs.journal.metric_points import curves
+from shoal.jobs.journal.metric_points import MetricPoint, curves
 from shoal.links import Link, job_page, mlflow_run_link, model_link
+from shoal.pool.status import PoolStatus
 from shoal.prefect.current_run import on_interrupt
-
-if TYPE_CHECKING:
-    from shoal.jobs.journal.metric_points import MetricPoint
-    from shoal.pool.status import PoolStatus
-    from shoal.training.reporting import Progress
-
+from shoal.training.reporting import Progress
 
 _MODEL = "shoal.model."
 """Prefix of the names of events about models, followed by the outcome of a training, such as ``promoted``; and of the

@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from airflow.sdk import DAG, BaseOperator, BaseOperatorLink, TaskGroup, XComArg, get_current_context
+from airflow.sdk.bases.xcom import BaseXCom
+from airflow.sdk.definitions.context import Context
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
+from shoal import jobs
 from shoal.airflow.deployment import has_teams, task_key, team_of
 from shoal.airflow.hooks import database_url, environment_of, secret_variable
 from shoal.airflow.operators.base import (
@@ -44,14 +47,11 @@ from shoal.airflow.results import (
 from shoal.errors import LeaseEndedError, NoTokenError, PoolDownError, PoolElsewhereError, ShoalError
 from shoal.links import dashboard_link, job_page, mlflow_run_link, model_link
 from shoal.pool.spec import PoolSpec, is_uri
+from shoal.training.pickling import code_digest
 from shoal.training.pytorch.program import Script, is_name
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
-    from airflow.sdk.definitions.context import Context
-
-    from shoal.jobs import AnyJobSpec, JobHandle, JobResult
-    from shoal.pool.spec import PoolSpec
 
 
 class _Link(BaseOperatorLink):
@@ -112,15 +112,13 @@ def show_links(links: Mapping[str, str], ti: Any) -> None:
     """Show links of a task while the task runs. Airflow itself stores the links only when the task has ended."""
     # Airflow's UI reads the links from the database, past an XCom backend that the user has configured.
     with suppress(Exception):  # the links appear when the task has ended
-        from airflow.sdk.bases.xcom import BaseXCom
-
         of = {"dag_id": ti.dag_id, "task_id": ti.task_id, "run_id": ti.run_id, "map_index": ti.map_index}
         for link in LINKS:
             if address := links.get(link.name):
                 BaseXCom._set_xcom_in_db(link.xcom_key, address, **of)
 
 
-def links_of(spec: AnyJobSpec, result: JobResult, pool: PoolSpec) -> dict[str, str]:
+def links_of(spec: jobs.AnyJobSpec, result: jobs.JobResult, pool: PoolSpec) -> dict[str, str]:
     """Return the addresses of a job's links by name."""
     uri = spec.tracking.uri if spec.tracking else None
     register, version = spec.register_as, result.model_version
@@ -168,8 +166,8 @@ class JobOperator(LabelledOperator, WaitingOperator):
         self.links: dict[str, str] = {}
         self._deadline: float | None = None
         self._is_resumed = False
-        self._submitted: AnyJobSpec | None = None
-        self._done: tuple[AnyJobSpec, JobResult] | None = None
+        self._submitted: jobs.AnyJobSpec | None = None
+        self._done: tuple[jobs.AnyJobSpec, jobs.JobResult] | None = None
 
     def prepare_template(self) -> None:
         """Warn if no task of the DAG leases nodes of this task's pool (see `missing_lease`). Airflow calls this method
@@ -179,10 +177,10 @@ class JobOperator(LabelledOperator, WaitingOperator):
             warnings.warn(message, stacklevel=2)
 
     @abstractmethod
-    def job_spec(self, context: Context) -> AnyJobSpec:
+    def job_spec(self, context: Context) -> jobs.AnyJobSpec:
         """Build the job's spec from the operator's arguments."""
 
-    def value_of(self, result: JobResult) -> Any:
+    def value_of(self, result: jobs.JobResult) -> Any:
         """Convert the result of a job to the value that the task returns."""
         return result.to_dict()
 
@@ -221,7 +219,6 @@ class JobOperator(LabelledOperator, WaitingOperator):
         :param job: The job, as `_defer_to` has described it.
         :raises AirflowTaskTimeout: The task has exceeded its `execution_timeout`. The task's job is cancelled.
         """
-        from shoal.jobs import attach
 
         # The job's driver waits for credentials. The task attaches to its job, even if `durable` is False or the DAG
         # file has changed, and sends the credentials.
@@ -231,7 +228,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
             return self._execute(context)
         with self._storing_failures(context):
             actor = self.holder_in(context)
-            handle = attach(job["job_id"], job["attempt"], submissions=job["submissions"], actor=actor)
+            handle = jobs.attach(job["job_id"], job["attempt"], submissions=job["submissions"], actor=actor)
             self.links, self._submitted = page_links(handle.job_id), handle.spec
             is_of_job = all(event[name] == value for name, value in job.items() if name != "deadline")
             timed_out = event["timed_out"] and is_of_job
@@ -253,14 +250,13 @@ class JobOperator(LabelledOperator, WaitingOperator):
             record_failure(context, self._submitted or getattr(self, "spec", None) or self.task_id, error)
             raise
 
-    def _value(self, context: Context, spec: AnyJobSpec, result: JobResult) -> Any:
+    def _value(self, context: Context, spec: jobs.AnyJobSpec, result: jobs.JobResult) -> Any:
         record_success(context, spec, result)
         skip_without_training(result)
         return self.value_of(result)
 
-    def submit_job(self, spec: AnyJobSpec, context: Context) -> JobHandle:
+    def submit_job(self, spec: jobs.AnyJobSpec, context: Context) -> jobs.JobHandle:
         """Submit the job, or attach to the job of an earlier try of this task."""
-        from shoal.jobs import TaskTry, submit
 
         # A spec that names a pool has precedence over Airflow's default connection.
         hook = self.hook
@@ -270,7 +266,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
         # At first, `max_tries` is equal to `retries`. When a task is cleared, Airflow increases `max_tries` by the
         # number of tries so far.
         cleared = ti.max_tries - (self.retries or 0)
-        task = TaskTry(
+        task = jobs.TaskTry(
             task_key(ti),
             ti.try_number,
             # `cleared` is wrong if the task's `retries` was changed after the run began. If no earlier try has the
@@ -280,7 +276,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
             digest=None if self._is_resumed else digest_as_written(self),
         )
         try:
-            handle = submit(
+            handle = jobs.submit(
                 spec,
                 holder=self.holder_in(context),
                 key=task.key,
@@ -313,7 +309,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
         show_links(self.links, ti)
         return handle
 
-    def _defer_to(self, handle: JobHandle, context: Context) -> None:
+    def _defer_to(self, handle: jobs.JobHandle, context: Context) -> None:
         from shoal.airflow.triggers import JobTrigger
 
         job: dict[str, Any] = {"job_id": handle.job_id, "attempt": handle.attempt, "submissions": handle.submissions}
@@ -330,7 +326,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
         kwargs = {"job": {**job, "deadline": deadline}}
         self.defer(trigger=trigger, method_name="execute_complete", kwargs=kwargs)
 
-    def _wait_for(self, handle: JobHandle, log_position: int = 0) -> JobResult:
+    def _wait_for(self, handle: jobs.JobHandle, log_position: int = 0) -> jobs.JobResult:
         from shoal.pool.api import ComputePool
 
         # Airflow ends a task with a signal, which raises an exception in the main thread. This exception must not
@@ -368,7 +364,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
         Airflow's OpenLineage provider calls this method when the task has ended."""
         return None if self._done is None else lineage_of(*self._done)
 
-    def _cancel(self, handle: JobHandle, reason: str) -> None:
+    def _cancel(self, handle: jobs.JobHandle, reason: str) -> None:
         """Cancel the task's job, unless `cancel_on_kill` is False or a newer try of the task has attached to the
         job."""
         if not self.cancel_on_kill:
@@ -438,9 +434,6 @@ def digest_as_written(operator: BaseOperator) -> str:
 
     :param operator: Operator of the task, whose templates may be rendered already.
     """
-    # Imported only here, so that Airflow loads DAG files quickly.
-    from shoal.training.pickling import code_digest
-
     # Airflow renders a copy of the DAG's task.
     dag = operator.get_dag()
     task = operator if dag is None else dag.task_dict[operator.task_id]
@@ -496,7 +489,7 @@ def of_path(path: str) -> Named:
     return Named(f"{scheme}://{parts.netloc}", name or "/")
 
 
-def read_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
+def read_by(spec: jobs.AnyJobSpec, result: jobs.JobResult) -> Iterator[Named]:
     """Yield the OpenLineage names of the files that a job has read and, for a prediction job, of the model. Rows of a
     database and staged copies of rows are left out, because they have no OpenLineage name."""
     for dataset in spec.datasets():
@@ -509,7 +502,7 @@ def read_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
         yield Named(MODELS, *model.groups())
 
 
-def written_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
+def written_by(spec: jobs.AnyJobSpec, result: jobs.JobResult) -> Iterator[Named]:
     """Yield the OpenLineage names of a job's outputs: for a prediction job the predictions, otherwise the registered
     model version and the model's file."""
     if result.output_path is not None:
@@ -521,7 +514,7 @@ def written_by(spec: AnyJobSpec, result: JobResult) -> Iterator[Named]:
         yield of_path(result.model_path)
 
 
-def lineage_of(spec: AnyJobSpec, result: JobResult) -> OperatorLineage:
+def lineage_of(spec: jobs.AnyJobSpec, result: jobs.JobResult) -> OperatorLineage:
     """Return a job's inputs and outputs as an object of Airflow's OpenLineage provider, which has to be installed."""
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.event_v2 import Dataset

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow.sdk import XComArg
 from airflow.sdk.exceptions import AirflowFailException
 
+from shoal import jobs
 from shoal.airflow.deployment import holder_of, team_of
 from shoal.airflow.hooks import database_url, environment_of
 from shoal.airflow.operators.base import UNKNOWN, Arguments, CheckedOperator, LabelledOperator, is_known
@@ -21,7 +22,6 @@ from shoal.pool.holder import acting_for
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
 
-    from shoal.jobs import Message
     from shoal.models.gate import Training
 
 
@@ -36,12 +36,11 @@ class ModelAlertError(AirflowFailException):
         self.alerts = tuple(alerts)
 
     @property
-    def message(self) -> Message:
+    def message(self) -> jobs.Message:
         """Return the alerts as a message for users, with one line for each model or job that failed the check."""
-        from shoal.jobs import Message
 
         count = len(self.alerts)
-        return Message(self.alerts[0] if count == 1 else f"{count} alerts about models", "\n".join(self.alerts))
+        return jobs.Message(self.alerts[0] if count == 1 else f"{count} alerts about models", "\n".join(self.alerts))
 
 
 class CheckModelsOperator(CheckedOperator):
@@ -91,13 +90,12 @@ class CheckModelsOperator(CheckedOperator):
     @no_retry_of_permanent_errors()
     def execute(self, context: Context) -> None:
         """Raise `ModelAlertError` if a model's last promotion is too long ago, or a job has waited too long."""
-        from shoal.jobs import stale_models, waiting_jobs
 
         alerts: list[object] = []
         if self.promoted_within is not None:
-            alerts += stale_models(self.promoted_within, self.models)
+            alerts += jobs.stale_models(self.promoted_within, self.models)
         if self.started_within is not None:
-            alerts += waiting_jobs(self.started_within)
+            alerts += jobs.waiting_jobs(self.started_within)
         if alerts:
             raise ModelAlertError([str(alert) for alert in alerts])
 

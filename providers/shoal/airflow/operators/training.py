@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
+from shoal import jobs
 from shoal.airflow.operators.base import (
     UNKNOWN,
     Arguments,
@@ -29,8 +30,6 @@ from shoal.training.pytorch.program import TrainFunc, check_train_func
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
-
-    from shoal.jobs import AnyJobSpec
 
 
 class DistributedTrainOperator(JobOperator):
@@ -79,7 +78,7 @@ class DistributedTrainOperator(JobOperator):
     def __init__(
         self,
         *,
-        spec: AnyJobSpec | Mapping[str, Any] | XComArg | str | None = None,
+        spec: jobs.AnyJobSpec | Mapping[str, Any] | XComArg | str | None = None,
         framework: str | None = None,
         train_func: TrainFunc | None = None,
         op_args: Collection[Any] | None = None,
@@ -144,27 +143,26 @@ class DistributedTrainOperator(JobOperator):
         """The model that is registered, or the function, and the name of the MLflow run."""
         from shoal.kinds.task_spec import label_of
 
-        given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
+        given = cast("jobs.AnyJobSpec | Mapping[str, Any] | None", self.spec)
         return label_of(given, framework=self.framework, train_func=self.train_func)
 
-    def job_spec(self, context: Context) -> AnyJobSpec:
+    def job_spec(self, context: Context) -> jobs.AnyJobSpec:
         """Build the job's spec from the operator's arguments."""
-        from shoal.jobs import skipping_if_unchanged, spec_of
 
         # `prepare_template` has not read this file, because the file's name is a template or an argument of a mapped
         # task.
         if _is_spec_file(self.spec):
             self.spec = self.render_template(_spec_in_file(self, cast("str", self.spec)), context)
-        given = cast("AnyJobSpec | Mapping[str, Any] | None", self.spec)
+        given = cast("jobs.AnyJobSpec | Mapping[str, Any] | None", self.spec)
         check_paths(given)
-        spec = spec_of(
+        spec = jobs.spec_of(
             given,
             framework=self.framework,
             train_func=self.train_func,
             args=tuple(self.op_args),
             kwargs=self.op_kwargs,
         )
-        return skipping_if_unchanged(spec, self.skip_if_unchanged)
+        return jobs.skipping_if_unchanged(spec, self.skip_if_unchanged)
 
 
 def _is_spec_file(spec: Any) -> bool:
@@ -225,16 +223,14 @@ class _FieldsOperator(JobOperator):
             name = spec_class(fields).__name__
             raise InvalidArgumentError(f"spec={shown(spec)}: it has to be a dict with fields of a {name}")
 
-    def job_spec(self, context: Context) -> AnyJobSpec:
+    def job_spec(self, context: Context) -> jobs.AnyJobSpec:
         """Build the job's spec from the operator's arguments."""
         fields = self._fields(cast("Mapping[str, Any] | None", self.spec) or {}, vars(self))
         check_paths(fields)
         return self._spec_of(fields)
 
-    def _spec_of(self, fields: Mapping[str, Any]) -> AnyJobSpec:
-        from shoal.jobs import spec_of
-
-        return spec_of(fields)
+    def _spec_of(self, fields: Mapping[str, Any]) -> jobs.AnyJobSpec:
+        return jobs.spec_of(fields)
 
 
 class ManyModelsOperator(_FieldsOperator):
@@ -308,10 +304,8 @@ class ManyModelsOperator(_FieldsOperator):
         by = self.by if isinstance(self.by, str) else ", ".join(self.by)
         return f"models by {by}"
 
-    def _spec_of(self, fields: Mapping[str, Any]) -> AnyJobSpec:
-        from shoal.jobs import models_spec_of
-
-        return models_spec_of(fields, function=self.function, kwargs=self.function_kwargs)
+    def _spec_of(self, fields: Mapping[str, Any]) -> jobs.AnyJobSpec:
+        return jobs.models_spec_of(fields, function=self.function, kwargs=self.function_kwargs)
 
 
 class TuneOperator(_FieldsOperator):

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from shoal.airflow.testing.check import DagReport
+from shoal.airflow.testing.check import DagReport, check_dags
 
 
 @pytest.fixture(scope="session")
 def dag_report() -> Callable[..., DagReport]:
     """Return a function that checks DAG files and returns the report (see `shoal.airflow.testing.check_dags`)."""
-    from shoal.airflow.testing.check import check_dags
 
     return check_dags
 

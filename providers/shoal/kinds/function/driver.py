@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from functools import partial
-from typing import TYPE_CHECKING
 
+from shoal.data.connector import DataConnector
 from shoal.errors import JobError
 from shoal.jobs import shipped_code
 from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed, saved_before
@@ -14,6 +14,7 @@ from shoal.jobs.driver.attempt_metrics import MlflowFeed
 from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.kind import KindDriver
+from shoal.jobs.mlflow_run import Run
 from shoal.jobs.results import JobResult
 from shoal.kinds.function.spec import FunctionJobSpec, FunctionRegister
 from shoal.models import gate, loading, training_record
@@ -23,9 +24,6 @@ from shoal.models.training_record import TrainingRows
 from shoal.training.host.usage import USAGE_NOTE
 from shoal.training.pytorch.program import Program, call_imported, imported
 from shoal.training.tracking import MOVED_NOTE
-
-if TYPE_CHECKING:
-    from shoal.jobs.mlflow_run import Run
 
 _SYSTEM = "system/"
 """Prefix of the metrics that MLflow's web interface shows as system metrics."""
@@ -152,7 +150,6 @@ def _move(place: AttemptContext, _rank: int, run_id: str) -> None:
 
 def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> TrainingRows:
     """Check the holdout before the function runs, and return a record of the rows that count as training data."""
-    from shoal.data.connector import DataConnector
 
     inputs = [dataset for name, dataset in spec.dataset_map.items() if training_record.is_training_data(name)]
     connectors = [(DataConnector.from_spec(each), each.time_col) for each in inputs]

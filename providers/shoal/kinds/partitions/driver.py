@@ -11,6 +11,7 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.kind import KindDriver
 from shoal.jobs.mlflow_run import Run, answering, missing_ignored, retrying_briefly
 from shoal.jobs.results import FailedPartition, JobResult, failed_text
+from shoal.kinds.partitions import logged_model
 from shoal.kinds.partitions.call import program_of_spec
 from shoal.kinds.partitions.keys import check_same_kinds, key_type, shown_key
 from shoal.kinds.partitions.partition_results import PartitionResults
@@ -124,8 +125,6 @@ def _begin_tracking(spec: PartitionsJobSpec, place: AttemptContext) -> TrainingR
     by = ", ".join(spec.by)
     trained_on = TrainingRows()
     if spec.register_as and spec.label_col:
-        from shoal.kinds.partitions import logged_model
-
         columns = list(dict.fromkeys((*spec.by, *spec.input_cols)))
         logged_model.signature_of(connector.schema(), spec.by, spec.input_cols)
         keys = key_type(connector.source, spec.by)
@@ -154,7 +153,6 @@ def _register(
     failed: str,
 ) -> tuple[str, Outcome]:
     """Log the models as one model, and register it; return its URI. The decision names the partitions that failed."""
-    from shoal.kinds.partitions import logged_model
 
     assert spec.label_col is not None
     results = PartitionResults(answer.manifest, answer.digest)

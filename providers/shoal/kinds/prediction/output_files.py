@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.jobs.files import storage
@@ -21,9 +21,6 @@ from shoal.new_files import SHARED_MODE, create_folder
 from shoal.secrets.redaction import redacted_errors
 from shoal.training import locations
 from shoal.training.locations import Claim, filesystem, local_path
-
-if TYPE_CHECKING:
-    from shoal.kinds.prediction.spec import PredictJobSpec
 
 MARKER = "_shoal_predictions.json"
 """File that marks a folder of complete predictions. Readers of Parquet skip names with a leading underscore."""

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.kinds.search.spec import Range
@@ -37,16 +37,12 @@ from shoal.kinds.search.study_storage import (
     direction_of,
     ended_in,
 )
+from shoal.lazy_imports import optuna
 from shoal.training.boosting.trials import TrialParams
 from shoal.training.gang.gang import Reply
 from shoal.training.host.own_process import ending_forks
 from shoal.training.reporting import say
 from shoal.training.trial_worker import Trial
-
-if TYPE_CHECKING:
-    import optuna
-    from optuna.trial import FrozenTrial
-
 
 _MOST_DEPTH = 3
 """Levels of samplers inside samplers, such as TPE's sampler of the first trials."""
@@ -54,15 +50,13 @@ _MOST_DEPTH = 3
 
 def sampler_named(name: str | None) -> optuna.samplers.BaseSampler:
     """Return the sampler that a spec names; by default TPE. The trials of a grid are enqueued, so it needs none."""
-    from optuna import samplers
-
     made = {
-        "tpe": samplers.TPESampler,
-        "random": samplers.RandomSampler,
-        "grid": samplers.RandomSampler,
-        "gp": samplers.GPSampler,
-        "cmaes": samplers.CmaEsSampler,
-        "qmc": samplers.QMCSampler,
+        "tpe": optuna.samplers.TPESampler,
+        "random": optuna.samplers.RandomSampler,
+        "grid": optuna.samplers.RandomSampler,
+        "gp": optuna.samplers.GPSampler,
+        "cmaes": optuna.samplers.CmaEsSampler,
+        "qmc": optuna.samplers.QMCSampler,
     }
     sampler: optuna.samplers.BaseSampler = made[name or "tpe"](seed=0)
     return sampler
@@ -70,13 +64,11 @@ def sampler_named(name: str | None) -> optuna.samplers.BaseSampler:
 
 def pruner_named(name: str | None) -> optuna.pruners.BasePruner:
     """Return the pruner that a spec names; by default the median pruner, as in Optuna."""
-    from optuna import pruners
-
     made = {
-        "median": pruners.MedianPruner,
-        "halving": pruners.SuccessiveHalvingPruner,
-        "hyperband": pruners.HyperbandPruner,
-        "none": pruners.NopPruner,
+        "median": optuna.pruners.MedianPruner,
+        "halving": optuna.pruners.SuccessiveHalvingPruner,
+        "hyperband": optuna.pruners.HyperbandPruner,
+        "none": optuna.pruners.NopPruner,
     }
     pruner: optuna.pruners.BasePruner = made[name or "median"]()
     return pruner
@@ -94,10 +86,8 @@ def seeded(sampler: optuna.samplers.BaseSampler, seed: int, number: int) -> optu
 
 
 def _seed(sampler: Any, seed: int, depth: int) -> None:
-    from optuna.samplers import BaseSampler
-
     for place, value in enumerate(vars(sampler).values()):
-        if isinstance(value, BaseSampler) and depth:
+        if isinstance(value, optuna.samplers.BaseSampler) and depth:
             _seed(value, seed + place + 1, depth - 1)
         # `reseed_rng` takes no seed. All samplers of Optuna keep their random numbers in such an object.
         elif hasattr(value, "rng") and hasattr(value.rng, "seed"):
@@ -275,10 +265,8 @@ class Search:
     def _ask(self, stop: int) -> Trial | None:
         """Ask Optuna for a trial whose number is below `stop`; None if there is none. Trials whose parameters cannot be
         suggested, or are refused by the library, fail here."""
-        from optuna.trial import TrialState
-
         while True:
-            waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+            waiting = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,))
             taken = {*self._ended, *self._open, *self._untold}
             number = waiting[0].user_attrs[NUMBER] if waiting else next(n for n in range(stop + 1) if n not in taken)
             if number >= stop:
@@ -337,12 +325,10 @@ class Search:
             self._tell(number, trial, trial.user_attrs[OUTCOME])
 
     def _tell(self, number: int, trial: optuna.Trial, outcome: Mapping[str, Any]) -> None:
-        from optuna.trial import TrialState
-
         if outcome["state"] == "complete":
             frozen = self.study.tell(trial, outcome["value"])
         else:
-            state = TrialState.PRUNED if outcome["state"] == "pruned" else TrialState.FAIL
+            state = optuna.trial.TrialState.PRUNED if outcome["state"] == "pruned" else optuna.trial.TrialState.FAIL
             frozen = self.study.tell(trial, state=state)
         assert number not in self._ended, f"trial {number} has ended twice"
         self._note(Ended.of(frozen))
@@ -356,15 +342,12 @@ class Search:
 
         A trial whose parameters were not complete gets them anew, from the same random numbers.
         """
-        from optuna import Trial as OptunaTrial
-        from optuna.trial import TrialState
-
-        waiting = {each.user_attrs[NUMBER] for each in self.study.get_trials(states=(TrialState.WAITING,))}
+        waiting = {each.user_attrs[NUMBER] for each in self.study.get_trials(states=(optuna.trial.TrialState.WAITING,))}
         self._untold.clear()
-        for frozen in self.study.get_trials(states=(TrialState.RUNNING,)):
+        for frozen in self.study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
             found = frozen.user_attrs
             if OUTCOME in found:
-                self._untold[found[NUMBER]] = OptunaTrial(self.study, frozen._trial_id)
+                self._untold[found[NUMBER]] = optuna.Trial(self.study, frozen._trial_id)
                 continue
             again = SENT in found and found[NUMBER] not in waiting
             self._enqueue_again(frozen, found.get(LOST_WORKERS, 0), enqueue=again)
@@ -372,18 +355,15 @@ class Search:
     def _enqueue_again(self, frozen: optuna.trial.FrozenTrial, lost_workers: int, *, enqueue: bool = True) -> None:
         """Fail a trial that no worker runs any more, and enqueue it with the same parameters. Both are written at once,
         so that a trial has lost as many workers as the study says, also if the driver is killed here."""
-        from optuna import Trial as OptunaTrial
-        from optuna.trial import TrialState
-
         if enqueue:
             lost = {LOST_WORKERS: lost_workers} if lost_workers else {}
             self.study.enqueue_trial(frozen.params, user_attrs={NUMBER: frozen.user_attrs[NUMBER], **lost})
-        trial = OptunaTrial(self.study, frozen._trial_id)
+        trial = optuna.Trial(self.study, frozen._trial_id)
         trial.set_user_attr(REPEATED, True)
-        self.study.tell(trial, state=TrialState.FAIL)
+        self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
 
 
-def study_of(study: optuna.Study, is_known: Callable[[FrozenTrial], bool]) -> optuna.Study:
+def study_of(study: optuna.Study, is_known: Callable[[optuna.trial.FrozenTrial], bool]) -> optuna.Study:
     """Return a view of a study with some of its trials, in the order of the search's numbers, and with these numbers.
 
     Optuna's TPE gives newer trials more weight, and Hyperband chooses the bracket of a trial by its number.
@@ -403,19 +383,19 @@ class _Storage:
         is_known: Function that returns whether a trial is listed.
     """
 
-    def __init__(self, storage: Any, is_known: Callable[[FrozenTrial], bool]) -> None:
+    def __init__(self, storage: Any, is_known: Callable[[optuna.trial.FrozenTrial], bool]) -> None:
         self._storage = storage
         self._is_known = is_known
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
 
-    def get_all_trials(self, *args: Any, **options: Any) -> list[FrozenTrial]:
+    def get_all_trials(self, *args: Any, **options: Any) -> list[optuna.trial.FrozenTrial]:
         """Return the trials that are listed; the arguments are those of Optuna's storages."""
         found = self._storage.get_all_trials(*args, **options)
         return sorted((_numbered(each) for each in found if self._is_known(each)), key=lambda each: each.number)
 
-    def get_trial(self, trial_id: int) -> FrozenTrial:
+    def get_trial(self, trial_id: int) -> optuna.trial.FrozenTrial:
         """Return a trial by Optuna's id."""
         return _numbered(self._storage.get_trial(trial_id))
 
@@ -424,7 +404,7 @@ class _Storage:
         return self.get_trial(trial_id).number
 
 
-def _numbered(trial: FrozenTrial) -> FrozenTrial:
+def _numbered(trial: optuna.trial.FrozenTrial) -> optuna.trial.FrozenTrial:
     number = trial.user_attrs.get(NUMBER, trial.number)
     if number == trial.number:
         return trial

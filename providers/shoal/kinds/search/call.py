@@ -14,13 +14,11 @@ from shoal.jobs import shipped_code
 from shoal.jobs.kind import KindCall
 from shoal.jobs.results import JobResult, SearchSummary
 from shoal.kinds.search.spec import SearchCode, TuneJobSpec
-from shoal.lazy_imports import cloudpickle, pd
+from shoal.lazy_imports import cloudpickle, optuna, pd
 from shoal.training.boosting.params import UserCode
 from shoal.training.reporting import say
 
 if TYPE_CHECKING:
-    import optuna
-
     from shoal.training.locations import Claim
 
 
@@ -156,8 +154,6 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
 
     def run_here(self, env: Mapping[str, str], claim: Claim) -> SearchResult:
         """Search in the connected Ray cluster."""
-        import optuna
-
         from shoal.kinds.search.engine import run
         from shoal.kinds.search.study_storage import STUDY
         from shoal.training.boosting.engine import train

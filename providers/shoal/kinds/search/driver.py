@@ -22,7 +22,7 @@ from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import study_logs
 from shoal.jobs.journal.steps import patiently
 from shoal.jobs.kind import KindDriver
-from shoal.jobs.mlflow_run import legal_name
+from shoal.jobs.mlflow_run import Run, legal_name
 from shoal.jobs.results import JobResult, SearchSummary
 from shoal.jobs.timeouts import METRICS_PERIOD_S, TRIAL_RUNS_END_S
 from shoal.kinds.search.engine import Found, run
@@ -31,12 +31,12 @@ from shoal.kinds.search.study_storage import STUDY, Ended, StudyJournal, require
 from shoal.kinds.training.driver import check_training, train_and_publish
 from shoal.models.contest import holdout_named
 from shoal.secrets.redaction import redact_all
+from shoal.training.boosting.engine import import_ahead_for_workers
 from shoal.training.boosting.params import UserCode
+from shoal.training.gang.gang import end_gangs
 
 if TYPE_CHECKING:
     from mlflow.entities import Run as MlflowRun
-
-    from shoal.jobs.mlflow_run import Run
 
 
 _PARENT = "mlflow.parentRunId"
@@ -144,8 +144,6 @@ class SearchDriver(KindDriver[TuneJobSpec, AttemptContext]):
         super().begin()
         require_optuna()
         if spec.train is not None:
-            from shoal.training.boosting.engine import import_ahead_for_workers
-
             trained = spec.train.model_copy(update={"scaling_config": spec.scaling_config})
             import_ahead_for_workers(trained, complete=spec.user_code is not None)
 
@@ -178,7 +176,6 @@ class SearchDriver(KindDriver[TuneJobSpec, AttemptContext]):
         print(f"best of {len(found.ended)} trials: {summary.best_value:g} with {summary.best_params}", flush=True)
         if spec.train is None:
             return _of_function(spec, place, found, summary, folder)
-        from shoal.training.gang.gang import end_gangs
 
         end_gangs()  # the training may need other workers
         winner = spec.winner(found.best.params, found.best.rounds)

@@ -8,30 +8,26 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import InvalidArgumentError, WorkerLostError
 from shoal.jobs.results import SearchSummary
 from shoal.kinds.search.ask_and_tell import Check, Search, Suggest, grid, pruner_named, sampler_named
 from shoal.kinds.search.spec import SearchCode, TuneJobSpec
 from shoal.kinds.search.study_storage import STUDY, Ended, direction_of, require_optuna
+from shoal.lazy_imports import optuna
 from shoal.training import cluster, trial_worker
 from shoal.training.boosting.engine import KeepChoice, installed_library, with_gpu_choice
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.params import Direction, UserCode, agreed, custom_text
 from shoal.training.boosting.trials import TrialPlan, decides_metric
-from shoal.training.gang.gang import shared_gang
+from shoal.training.gang.gang import Gang, shared_gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import pickled
 from shoal.training.pytorch.program import imported
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay
 from shoal.training.run_config import Restarts
 from shoal.training.trial_worker import BoostingWork, FunctionWork, Work
-
-if TYPE_CHECKING:
-    import optuna
-
-    from shoal.training.gang.gang import Gang
 
 _MOST_REPORTS = 100
 """Largest number of values that a boosting trial reports by default, to bound the study."""
@@ -168,8 +164,6 @@ def run(
 
 def _kept_direction(storage: optuna.storages.BaseStorage | None) -> Direction | None:
     """Return the direction of the study that this search continues; None if it begins."""
-    import optuna
-
     if storage is None or STUDY not in {each.study_name for each in storage.get_all_studies()}:
         return None
     return direction_of(optuna.load_study(study_name=STUDY, storage=storage))
@@ -206,8 +200,6 @@ def _search(
     flush: Callable[[], None],
     on_end: Callable[[Ended], None],
 ) -> Search:
-    import optuna
-
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = code.sampler or sampler_named(spec.sampler)
     study = optuna.create_study(
@@ -282,8 +274,6 @@ def _samples(spec: TuneJobSpec, code: SearchCode) -> list[Mapping[str, Any]]:
     """Return parameters of some trials: the ends of the space, and what may change their metric."""
     assert spec.train is not None
     if code.space is not None:
-        import optuna
-
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(spec.seed))
         with contextlib.suppress(Exception, SystemExit):  # code of the user; the trials show the error

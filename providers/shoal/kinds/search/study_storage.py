@@ -14,12 +14,11 @@ from shoal.errors import MissingExtraError
 from shoal.jobs.journal import study_logs
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import patiently
+from shoal.lazy_imports import optuna
 from shoal.state import Store
 from shoal.state.databases import dump_json, load_json
 
 if TYPE_CHECKING:
-    import optuna
-
     from shoal.training.boosting.params import Direction
 
 
@@ -108,8 +107,6 @@ def require_optuna() -> None:
 def copy_of(store: Store, key: Key, study: int) -> optuna.Study:
     """Return a copy in memory of a study in the store, which a user may change."""
     require_optuna()
-    import optuna
-
     memory = optuna.storages.InMemoryStorage()
     shown = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)  # the copy is no new study for the user
@@ -128,8 +125,6 @@ def copy_of(store: Store, key: Key, study: int) -> optuna.Study:
 def storage_of(journal: StudyJournal) -> optuna.storages.BaseStorage:
     """Return Optuna's storage of a study in the store."""
     require_optuna()
-    import optuna
-
     backend: Any = journal
     return optuna.storages.JournalStorage(backend)
 

@@ -10,10 +10,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
-from shoal.data.dataset_spec import content_of
+from shoal.data.connector import DataConnector
+from shoal.data.dataset_spec import DatasetSpec, content_of
 from shoal.data.parquet.reading import take_rows
 from shoal.jobs import shipped_code
 from shoal.jobs.driver.attempt_context import AttemptContext, before_work, only_printed, saved_before
@@ -33,15 +34,11 @@ from shoal.secrets.redaction import redact_value
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.messages import by_round
 from shoal.training.boosting.params import UserCode
+from shoal.training.boosting.request import TrainResult
 from shoal.training.boosting.rows import check_features
 from shoal.training.host.imports import import_lean
 from shoal.training.reporting import Progress, bounded, metric_name
 from shoal.training.sizing.worker_memory import mib
-
-if TYPE_CHECKING:
-    from shoal.data.connector import DataConnector
-    from shoal.data.dataset_spec import DatasetSpec
-    from shoal.training.boosting.request import TrainResult
 
 
 def _input_digests(spec: JobSpec, dataset: DataConnector, rows: str, init_model: bytes | None) -> dict[str, str] | None:
@@ -227,7 +224,6 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
 
 def _checked(spec: JobSpec, place: AttemptContext, selected_on: DatasetSpec | None) -> _Checked:
     """Check dataset, holdout, the model to continue from, and the form of the new model's predictions."""
-    from shoal.data.connector import DataConnector
 
     dataset = DataConnector.from_spec(spec.dataset)
     times = dataset.time_range(spec.dataset.time_col)
@@ -278,7 +274,6 @@ _OF_THE_RUN = ("run_config", "tracking", "fingerprint", "user_code", "dataset", 
 
 def fingerprints_of(spec: JobSpec, rows: str, holdout: str) -> Fingerprints:
     """Return the fingerprints of a training from its spec, and from the digests of its rows and of its holdout."""
-    from shoal.data.connector import DataConnector
 
     assert spec.register_as is not None
     known = {spec.dataset.model_dump_json(): rows, spec.register_as.holdout.model_dump_json(): holdout}
@@ -304,7 +299,6 @@ def fingerprints_of(spec: JobSpec, rows: str, holdout: str) -> Fingerprints:
 
 def _selected(spec: JobSpec, selected_on: DatasetSpec | None) -> TrainingRows:
     """Return a record of the rows on which a search chooses the parameters."""
-    from shoal.data.connector import DataConnector
 
     if selected_on is None:
         return TrainingRows()

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.checks import decimals_of
 from shoal.data.numpy_columns import find_categories
@@ -35,15 +35,12 @@ from shoal.training.boosting.rows import checked_data, refuse_long_eval_sets, sh
 from shoal.training.boosting.worker_fit import advice, fit_worker, needed
 from shoal.training.demand import gpu_wish, wider_workers
 from shoal.training.gang.child_processes import import_ahead
-from shoal.training.gang.gang import OnNote, shared_gang
+from shoal.training.gang.gang import Gang, OnNote, shared_gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import Pickled, pickled
 from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, bounded, say
 from shoal.training.run_config import NodeLeavesError, Restarts, fewer_workers
 from shoal.training.timeouts import FIRST_PROGRESS_LINE_S
-
-if TYPE_CHECKING:
-    from shoal.training.gang.gang import Gang
 
 KeepChoice = Callable[[bool], bool]
 """Type of a function that stores whether a job uses GPUs, and returns the choice of the job's first attempt."""

@@ -11,8 +11,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shoal.boosting_libraries import BOOSTING_LIBRARIES, Framework, loaded
-from shoal.data.checks import check_categories
+from shoal.data.checks import check_categories, check_codes, check_no_nulls, validate_columns
 from shoal.data.numpy_columns import Categories, as_categories, encoded
+from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import np, pa, pc, pd
 from shoal.training.boosting.messages import Checkpoint, History, Prepared, Task
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from mlflow.models.model import ModelInfo
 
     from shoal.data.connector import DataConnector
-    from shoal.data.parquet.source import ParquetSource
     from shoal.training.boosting.request import TrainRequest, TrainResult
     from shoal.training.gang.gang import Gang
     from shoal.training.gang.placement import GangShape
@@ -101,7 +101,6 @@ class BoosterPredictor:
         Raises:
             DataError: A column is missing, or is neither numeric nor categorical, or a margin is null.
         """
-        from shoal.data.checks import check_categories, check_codes, check_no_nulls, validate_columns
 
         # Categories that are floats come from other programs. Their columns are numeric columns.
         types = {name: values.type for name, values in self.categories.items() if values.type != pa.float64()}

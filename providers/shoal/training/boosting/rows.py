@@ -21,7 +21,7 @@ from shoal.data.checks import (
     validate_columns,
 )
 from shoal.data.numpy_columns import encoded, to_matrix, to_vector
-from shoal.data.parquet.source import group_starts
+from shoal.data.parquet.source import ParquetSource, group_starts
 from shoal.data.planning import RowRange, Shard
 from shoal.errors import DataError
 from shoal.lazy_imports import np, pa
@@ -31,7 +31,6 @@ from shoal.training.boosting.worker_load import FLOAT32_BYTES, stored_row_bytes
 
 if TYPE_CHECKING:
     from shoal.data.connector import DataConnector
-    from shoal.data.parquet.source import ParquetSource
     from shoal.training.boosting.request import TrainRequest
 
 CheckLabel = Callable[["np.ndarray", str, RowRange], None]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.numpy_columns import Categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.lazy_imports import np, pa, pd
+from shoal.lazy_imports import lightgbm, np, pa, pd
 from shoal.training.boosting.library import (
     BoosterPredictor,
     InitModel,
@@ -28,7 +28,7 @@ from shoal.training.boosting.library import (
     Predict,
     class_probabilities,
 )
-from shoal.training.boosting.messages import Prepared, Task
+from shoal.training.boosting.messages import History, Prepared, Task
 from shoal.training.boosting.params import Directions, Objective, UserCode, seed_in
 from shoal.training.boosting.worker_load import all_bins
 from shoal.training.lightgbm.params import (
@@ -46,9 +46,6 @@ from shoal.training.lightgbm.params import (
 )
 
 if TYPE_CHECKING:
-    import lightgbm
-
-    from shoal.training.boosting.messages import History
     from shoal.training.boosting.request import TrainRequest, TrainResult
     from shoal.training.gang.placement import GangShape
 
@@ -247,15 +244,11 @@ class LightGBM(Library):
         return text.encode()
 
     def booster_of(self, content: bytes) -> lightgbm.Booster:
-        import lightgbm
-
         return lightgbm.Booster(model_str=content.decode())
 
     def train_rows(
         self, rows: Mapping[str, Any], params: Mapping[str, Any], rounds: int, user_code: UserCode
     ) -> lightgbm.Booster:
-        import lightgbm
-
         own = {} if user_code.objective is None else {"objective": user_code.objective}
         data = lightgbm.Dataset(**rows, params={"verbosity": -1})
         return lightgbm.train({**params, **own}, data, rounds, callbacks=list(user_code.callbacks))
@@ -282,8 +275,6 @@ class LightGBM(Library):
 
     def load(self, trained: TrainResult) -> lightgbm.Booster:
         """Load a trained model from LightGBM's text format, which contains neither the best round nor its score."""
-        import lightgbm
-
         booster = lightgbm.Booster(model_str=trained.model.decode())
         best = trained.best_iteration
         if best is not None and best + 1 < booster.current_iteration():
@@ -299,8 +290,6 @@ class LightGBM(Library):
         return booster
 
     def serialised(self, model: Any) -> bytes:
-        import lightgbm
-
         booster = _booster(model)
         if not isinstance(booster, lightgbm.Booster):
             raise InvalidArgumentError(
@@ -311,8 +300,6 @@ class LightGBM(Library):
         return text.encode()
 
     def init_model(self, content: bytes) -> InitModel:
-        import lightgbm
-
         if (why := self.why_unreadable(content)) is not None:
             raise InvalidArgumentError(f"LightGBM cannot load init_model: {why}")
         try:
@@ -369,7 +356,6 @@ class LightGBM(Library):
         self, booster: lightgbm.Booster, params: Mapping[str, Any], n_estimators: int, eval_results: History
     ) -> lightgbm.LGBMModel:
         """Wrap a booster in a fitted scikit-learn estimator."""
-        import lightgbm
         from sklearn.preprocessing import LabelEncoder
 
         # If the objective is a function, `params` contain no objective, and the stored objective is "none".

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.connector import DataConnector
 from shoal.errors import DataError, MissingExtraError, ShoalError
@@ -23,14 +23,12 @@ from shoal.training.gang.child_processes import import_ahead
 from shoal.training.gang.gang import Gang, end_gangs
 from shoal.training.host.usage import NodeMetrics
 from shoal.training.locations import Claim
+from shoal.training.pytorch import worker
 from shoal.training.pytorch.checkpoints import Checkpoints, Destination, shared_out
 from shoal.training.pytorch.request import FunctionRequest, FunctionResult, MissingValue, RankStats
 from shoal.training.pytorch.worker import environments
 from shoal.training.reporting import MetricSink, OnProgress, Progress, ProgressDisplay, say
 from shoal.training.run_config import Restarts, fewer_workers
-
-if TYPE_CHECKING:
-    from shoal.training.pytorch import worker
 
 _LOST_FILES_SHOWN = 5
 
@@ -148,8 +146,6 @@ class _Run:
             say(f"{event} {mode} training with {self._shape.num_workers} {processes}")
 
     def _attempt(self) -> FunctionResult:
-        from shoal.training.pytorch import worker
-
         request, shape = self.request, self._shape
         # An idle gang of an earlier boosting run in this process still reserves CPUs. The workers, or Ray tasks that
         # the user's function starts, may need these CPUs.
@@ -212,7 +208,6 @@ class _Run:
         first, and name what is lost."""
         if not self.loses_folder:
             return [outcome.files for outcome in outcomes]
-        from shoal.training.pytorch import worker
 
         kept = gang.run(worker.keep_written, [()] * len(outcomes), timeout=self.restarts.timeout)
         sizes = {name: size for _, lost in kept for name, size in lost.items()}
@@ -243,7 +238,6 @@ class _Run:
 
         On a local disk, the old model stays in place until the new model is complete.
         """
-        from shoal.training.pytorch import worker
 
         destination = self.destination
         parts = shared_out(files)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.data.numpy_columns import Categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.lazy_imports import np, pa, pd
+from shoal.lazy_imports import np, pa, pd, xgboost
 from shoal.training.boosting.library import BoosterPredictor, InitModel, Library, Output, Predict, class_probabilities
 from shoal.training.boosting.params import Directions, UserCode, seed_in
 from shoal.training.boosting.worker_load import all_bins, is_dense
@@ -38,7 +38,6 @@ from shoal.training.xgboost.params import (
 )
 
 if TYPE_CHECKING:
-    import xgboost
     from mlflow.models.model import ModelInfo
 
     from shoal.training.boosting.messages import Columns, History, Task
@@ -236,22 +235,16 @@ class XGBoost(Library):
         return bytes(booster.save_raw("ubj"))
 
     def booster_of(self, content: bytes) -> xgboost.Booster:
-        import xgboost
-
         return xgboost.Booster(model_file=bytearray(content))
 
     def train_rows(
         self, rows: Mapping[str, Any], params: Mapping[str, Any], rounds: int, user_code: UserCode
     ) -> xgboost.Booster:
-        import xgboost
-
         matrix = xgboost.DMatrix(**rows, nthread=int(params.get("nthread", 1)))
         callbacks = list(user_code.callbacks)
         return xgboost.train(dict(params), matrix, rounds, obj=user_code.objective, callbacks=callbacks)
 
     def predict_rows(self, booster: xgboost.Booster, rows: pd.DataFrame) -> np.ndarray:
-        import xgboost
-
         best = booster.attr("best_iteration")
         predicted: np.ndarray = booster.predict(
             xgboost.DMatrix(rows, nthread=1), iteration_range=(0, 0 if best is None else int(best) + 1)
@@ -281,8 +274,6 @@ class XGBoost(Library):
         return booster
 
     def serialised(self, model: Any) -> bytes:
-        import xgboost
-
         booster = _booster(model)
         if not isinstance(booster, xgboost.Booster):
             raise InvalidArgumentError(
@@ -292,8 +283,6 @@ class XGBoost(Library):
         return bytes(booster.save_raw("ubj"))
 
     def init_model(self, content: bytes) -> InitModel:
-        import xgboost
-
         if (why := self.why_unreadable(content)) is not None:
             raise InvalidArgumentError(f"XGBoost cannot load init_model: {why}")
         try:
@@ -363,8 +352,6 @@ class XGBoost(Library):
         self, booster: xgboost.Booster, params: Mapping[str, Any], n_estimators: int, eval_results: History
     ) -> xgboost.XGBModel:
         """Wrap a booster in a fitted scikit-learn estimator."""
-        import xgboost
-
         objective = str(params.get("objective", "reg:squarederror"))
         kinds = {"binary": xgboost.XGBClassifier, "multi": xgboost.XGBClassifier, "rank": xgboost.XGBRanker}
         kind = kinds.get(objective.split(":")[0], xgboost.XGBRegressor)
@@ -390,8 +377,6 @@ def _without_own_categories(booster: xgboost.Booster) -> xgboost.Booster:
 
     With them, XGBoost refuses to continue on codes of categories, although the codes are the same.
     """
-    import xgboost
-
     document = json.loads(booster.save_raw("json"))
     gradient_booster = document["learner"]["gradient_booster"]
     trees = gradient_booster.get("gbtree", gradient_booster)["model"]
@@ -411,8 +396,6 @@ def _booster(model: Any) -> Any:
 
 
 def _predict_of_booster(booster: xgboost.Booster, kind: str) -> Predict:
-    import xgboost
-
     best = booster.attr("best_iteration")
     rounds = (0, 0) if best is None or kind == "gblinear" else (0, int(best) + 1)
     missing = missing_of(booster)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ray._private import worker
 from ray._private.accelerators import NvidiaGPUAcceleratorManager, get_accelerator_manager_for_resource
@@ -22,12 +22,9 @@ from ray.exceptions import RayError
 
 from shoal.os_processes import how_ended
 from shoal.own_pauses import waited_since
+from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import HEAD_PATIENCE, RAY_RPC_TIMEOUT
-
-if TYPE_CHECKING:
-    from shoal.pool.spec import PoolSpec
-    from shoal.state import schema
-
+from shoal.state import schema
 
 _LOGS = " Last 20 lines of the Raylet logs:\n"
 """End of the first line of Ray's message that a raylet has ended."""
