@@ -118,7 +118,7 @@ def test_a_waiting_process_that_was_paused_takes_no_head_for_silent(
 def test_a_reconciler_that_was_paused_ends_no_lease(machine: Machine) -> None:
     lease = Lease(id="lease", ttl=LEASE_TTL, expires_at=machine.now + LEASE_TTL)
     lease.renewed_clock = stamps.stamp(lease.expires_at)
-    snapshot: advance.Snapshot = SimpleNamespace(lasting=set())  # type: ignore[assignment]
+    snapshot: advance.scaling_plan.Snapshot = SimpleNamespace(lasting=set())  # type: ignore[assignment]
     machine.run(1)
     machine.pause(2 * LEASE_TTL)
     assert not advance._has_expired(snapshot, lease, machine.now)

@@ -362,9 +362,9 @@ def ended_with_its_pool(call: SubmittedCall[Any]) -> None:
 )
 def test_only_a_job_that_may_use_gpus_asks_for_them(request_, gpus, monkeypatch):
     monkeypatch.setattr("shoal.distributors.call_pool.may_be_contended", lambda _: True)
-    monkeypatch.setattr("shoal.training.xgboost.library.has_cuda", lambda: True)
+    monkeypatch.setattr("shoal.training.xgboost.params.has_cuda", lambda: True)
     assert gpus_of(request_.demand()) == gpus
-    monkeypatch.setattr("shoal.training.xgboost.library.has_cuda", lambda: False)
+    monkeypatch.setattr("shoal.training.xgboost.params.has_cuda", lambda: False)
     assert gpus_of(JobSpec(**TRAINING).demand()) == 0
 
 

@@ -19,16 +19,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.listeners import hookimpl
 from airflow.plugins_manager import AirflowPlugin
 
-from shoal.airflow.deployment import (
-    VARIABLES,
-    apply_settings,
-    deployment_in_database,
-    has_teams,
-    holder_name,
-    make_variable,
-    store_of,
-    task_key,
-)
+from shoal.airflow import deployment
 from shoal.background_threads import BackgroundThread
 from shoal.pool.holder import DagRunHolder
 from shoal.secrets.redaction import one_line
@@ -75,7 +66,9 @@ def on_task_instance_failed(previous_state: Any, task_instance: Any, error: Any)
             results.store_cause(results.error_text(error), task_instance)
         return
     reason = f"its task {task_instance.task_id} failed: {error}"
-    _in_thread(reason, task_instance.dag_id, task_instance.run_id, task_instance.task_id, task_key(task_instance))
+    _in_thread(
+        reason, task_instance.dag_id, task_instance.run_id, task_instance.task_id, deployment.task_key(task_instance)
+    )
 
 
 def _in_thread(*end: str) -> None:
@@ -95,15 +88,15 @@ def _end(reason: str, dag_id: str, run_id: str, task_id: str | None = None, key:
 
     store = ""
     try:
-        if has_teams():
+        if deployment.has_teams():
             from airflow.models.dag import DagModel
 
-            use_store(store_of(DagModel.get_team_name(dag_id)))
+            use_store(deployment.store_of(DagModel.get_team_name(dag_id)))
         store = default_url()
         with _STORE_THREADS[store]:
             # Leases and jobs of an older shoal have names without the deployment.
-            runs = {DagRunHolder(deployment, dag_id, run_id) for deployment in (None, deployment_in_database())}
-            of_task = {holder_name(run, task_id) for run in runs}
+            runs = {DagRunHolder(each, dag_id, run_id) for each in (None, deployment.deployment_in_database())}
+            of_task = {deployment.holder_name(run, task_id) for run in runs}
             for line in end_in_store(
                 reason=reason,
                 owns_lease=lambda holder: holder in of_task if task_id else DagRunHolder.of(holder) in runs,
@@ -137,7 +130,7 @@ def on_starting(component: Any) -> None:
     if not hasattr(component, "_sa_instance_state"):
         return
     try:
-        make_variable()
+        deployment.make_variable()
     # The error is only logged, because a component without an id of the deployment can do everything else.
     except Exception:
         log.warning("the id of this Airflow for shoal could not be made", exc_info=True)
@@ -147,11 +140,11 @@ def on_starting(component: Any) -> None:
 def on_task_instance_running(previous_state: Any, task_instance: Any) -> None:
     """Use the store of the DAG run's team, if Airflow's configuration names one here. Airflow calls this function in
     the process of a task."""
-    if not has_teams():
+    if not deployment.has_teams():
         return
     # Airflow before 3.3 does not tell a task the team.
-    if url := store_of(getattr(task_instance.get_template_context()["dag_run"], "team_name", None)):
-        os.environ[VARIABLES["state_url"]] = url
+    if url := deployment.store_of(getattr(task_instance.get_template_context()["dag_run"], "team_name", None)):
+        os.environ[deployment.VARIABLES["state_url"]] = url
 
 
 class ShoalListeners(AirflowPlugin):
@@ -165,4 +158,4 @@ class ShoalListeners(AirflowPlugin):
     def on_load(cls, *args: Any, **kwargs: Any) -> None:
         """Set the environment variables of the options in section ``[shoal]``, for this process and the processes that
         it starts."""
-        apply_settings()
+        deployment.apply_settings()

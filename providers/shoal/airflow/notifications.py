@@ -15,20 +15,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from airflow.sdk.execution_time import task_runner
 
 from shoal import jobs
+from shoal.airflow import results
 from shoal.airflow.operators import CheckModelsOperator, ModelAlertError, PromoteModelOperator
 from shoal.airflow.operators.base import is_a
 from shoal.airflow.operators.job_operator import JobOperator
-from shoal.airflow.results import (
-    LINE,
-    cause_of,
-    error_text,
-    instance_name,
-    instances_of,
-    state_key,
-    states_of,
-    where_log,
-    why_no_result,
-)
 from shoal.secrets.redaction import one_line
 
 if TYPE_CHECKING:
@@ -76,13 +66,13 @@ def _about_task(context: Context) -> jobs.Message:
     error, ti = context.get("exception"), context["ti"]
     if isinstance(error, ModelAlertError):
         return error.message
-    said = error_text(error) if error else ""
+    said = results.error_text(error) if error else ""
     # In the callback of a killed task, which has stored no line, Airflow gives neither the state nor an error.
     state = "failed" if error else _text(getattr(ti, "state", "success"))
     ended = _ended(ti, ti.task_id, -1 if ti.map_index is None else ti.map_index, state or "failed")
     if ended.line is None:
         no_line = "no alerts" if isinstance(context["task"], CheckModelsOperator) else "it has stored no outcome"
-        why = said or (where_log(ti, ended.task_id, ended.map_index) if ended.state == "failed" else no_line)
+        why = said or (results.where_log(ti, ended.task_id, ended.map_index) if ended.state == "failed" else no_line)
         return jobs.Message(f"{ended.state}: task {ended.name}", ended.text(why))
     line = ended.line
     if state == "failed" and line.outcome != "failed":
@@ -102,7 +92,7 @@ class _Ended:
 
     @property
     def name(self) -> str:
-        return instance_name(self.task_id, self.map_index)
+        return results.instance_name(self.task_id, self.map_index)
 
     def text(self, why: str) -> str:
         return f"{self.state:<9} task {self.name}: {why}"
@@ -111,7 +101,7 @@ class _Ended:
 def _ended(ti: Any, task_id: str, map_index: int, state: str) -> _Ended:
     """Return how a task instance of a task that runs a job has ended."""
 
-    stored = ti.xcom_pull(task_ids=task_id, key=LINE, map_indexes=map_index)
+    stored = ti.xcom_pull(task_ids=task_id, key=results.LINE, map_indexes=map_index)
     line = None if stored is None else jobs.ModelLine.parse(stored)
     if line is not None and state in ("success", "skipped"):
         # The line is that of an earlier run if the task was cleared and has not run again, or if a user has marked it.
@@ -147,7 +137,7 @@ def _about_run(context: Context) -> jobs.Message | None:
         subject = f"{subject}; {message.subject}"
         texts.append(message.text)
     texts += [
-        one.text(one_line(why_no_result(context["ti"], dag, one.task_id, one.map_index, one.state)))
+        one.text(one_line(results.why_no_result(context["ti"], dag, one.task_id, one.map_index, one.state)))
         for one in ended
         if one.line is None and one.state in ("success", "skipped")
     ]
@@ -158,10 +148,10 @@ def _instances(ti: Any, dag: Any) -> Iterator[_Ended]:
     """Yield how the task instances of a DAG run have ended, in the order in which the DAG file creates the tasks: those
     of tasks that run a job or promote a model, and those of all tasks that have failed or were not run."""
     task_ids = [task.task_id for task in dag.tasks]
-    states = states_of(ti, task_ids)
+    states = results.states_of(ti, task_ids)
     for task in dag.tasks:
-        for index in instances_of(task.task_id, states, task_ids):
-            state = _text(states[state_key(task.task_id, index)])
+        for index in results.instances_of(task.task_id, states, task_ids):
+            state = _text(states[results.state_key(task.task_id, index)])
             if state in ("failed", "skipped", "success") and is_a(task, JobOperator, PromoteModelOperator):
                 yield _ended(ti, task.task_id, index, state)
             elif state in ("failed", "upstream_failed"):
@@ -170,13 +160,13 @@ def _instances(ti: Any, dag: Any) -> Iterator[_Ended]:
 
 def _why_failed(ti: Any, ended: _Ended) -> str:
     """Return the line about a failed task: its cause, and where its log is."""
-    line, cause = ended.line, cause_of(ti, ended.task_id, ended.map_index)
+    line, cause = ended.line, results.cause_of(ti, ended.task_id, ended.map_index)
     told = [one_line(cause)] if cause else []
     if line is not None and line.outcome == "failed":
         told = [f"{line.model}: {line.sentence}"]
     elif line is not None:
         told = [": ".join([line.model, "the task failed after its job", *told])]
-    return ended.text("; ".join([*told, where_log(ti, ended.task_id, ended.map_index)]))
+    return ended.text("; ".join([*told, results.where_log(ti, ended.task_id, ended.map_index)]))
 
 
 def _named(names: list[str]) -> str:

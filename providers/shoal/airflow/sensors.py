@@ -10,20 +10,12 @@ from airflow.sdk import BaseSensorOperator
 from airflow.sdk.definitions.context import Context
 from airflow.sdk.exceptions import AirflowFailException, AirflowSensorTimeout, AirflowSkipException
 
-from shoal.airflow.operators.base import (
-    Arguments,
-    PoolOperator,
-    check_nodes,
-    check_pool,
-    check_waits,
-    is_deferrable,
-    node_count,
-)
+from shoal.airflow.operators import base
 from shoal.airflow.results import no_retry_of_permanent_errors
 from shoal.errors import ScaleError
 
 
-class NodesSensor(PoolOperator, BaseSensorOperator):
+class NodesSensor(base.PoolOperator, BaseSensorOperator):
     """Sensor that waits until a given number of a pool's nodes are ready, and renews the DAG run's lease during the
     wait.
 
@@ -37,7 +29,7 @@ class NodesSensor(PoolOperator, BaseSensorOperator):
     :param poll_interval: Seconds between two checks while the sensor is deferred. By default `poke_interval`.
     """
 
-    template_fields: Sequence[str] = (*PoolOperator.template_fields, "expected_nodes")
+    template_fields: Sequence[str] = (*base.PoolOperator.template_fields, "expected_nodes")
 
     def __init__(
         self,
@@ -50,15 +42,15 @@ class NodesSensor(PoolOperator, BaseSensorOperator):
     ) -> None:
         super().__init__(poke_interval=poke_interval, **kwargs)
         self.expected_nodes = expected_nodes
-        self.deferrable = is_deferrable(deferrable)
+        self.deferrable = base.is_deferrable(deferrable)
         self.poll_interval = poll_interval
         self.check(self.task_id, vars(self))
 
     @classmethod
-    def check_arguments(cls, arguments: Arguments) -> None:
+    def check_arguments(cls, arguments: base.Arguments) -> None:
         """Check the arguments that are known at parse time: the pool, the number of nodes and how the sensor waits."""
-        check_nodes(arguments, "expected_nodes", check_pool(arguments))
-        check_waits(arguments)
+        base.check_nodes(arguments, "expected_nodes", base.check_pool(arguments))
+        base.check_waits(arguments)
 
     def execute(self, context: Context) -> Any:
         """Wait until the nodes are ready. A deferrable sensor waits in the triggerer; others wait in this process."""
@@ -98,7 +90,7 @@ class NodesSensor(PoolOperator, BaseSensorOperator):
         trigger = PoolTrigger(
             pool=pool.name,
             holder=pool.holder,
-            nodes=node_count(self.expected_nodes, "expected_nodes"),
+            nodes=base.node_count(self.expected_nodes, "expected_nodes"),
             poll_interval=self.poll_interval or self.poke_interval,
             deadline=deadline,
         )
@@ -109,7 +101,7 @@ class NodesSensor(PoolOperator, BaseSensorOperator):
         """Renew the DAG run's lease, and return whether the nodes are ready."""
         pool = self.pool_in(context)
         has_lease = pool.renew()
-        expected = node_count(self.expected_nodes, "expected_nodes")
+        expected = base.node_count(self.expected_nodes, "expected_nodes")
         status = pool.describe()
         self.log.info("pool %s: %d of %d nodes ready", pool.name, len(status.active), expected)
         if note := status.queue_note(pool.holder):

@@ -28,16 +28,7 @@ from typing import Any
 from sqlalchemy import select
 
 from shoal.data.dataset_spec import DatasetSpec
-from shoal.data.parquet.files import (
-    PACKAGED_SCHEME,
-    PACKAGED_URI,
-    join,
-    list_files,
-    normalise,
-    packaged_path,
-    packaged_uri,
-    resolve,
-)
+from shoal.data.parquet import files as parquet_files
 from shoal.data.staged_data import release, staged
 from shoal.errors import DataError, InvalidArgumentError, PoolNotFoundError
 from shoal.jobs import ids, shipped_code
@@ -53,7 +44,7 @@ from shoal.state.home import home
 from shoal.state.schema import Pool
 from shoal.training.locations import SQLITE, local_path
 
-_PREFIX = f"{PACKAGED_SCHEME}:"
+_PREFIX = f"{parquet_files.PACKAGED_SCHEME}:"
 """Prefix of those paths in a spec that are relative to the unpacked package."""
 
 _CODE = re.compile(r"(?:/|file://).*(/_code/[0-9a-f]{64})", re.DOTALL)
@@ -114,7 +105,7 @@ def is_used(document: dict[str, Any]) -> bool:
 
 def has_frames(spec: AnyJobSpec) -> bool:
     """Return whether a spec refers to frames (small DataFrames) that are in the job's package."""
-    return any(path.startswith(PACKAGED_URI) for dataset in spec.datasets() for path in dataset.paths)
+    return any(path.startswith(parquet_files.PACKAGED_URI) for dataset in spec.datasets() for path in dataset.paths)
 
 
 def name(submission_id: str) -> str:
@@ -165,9 +156,9 @@ def sent_for(spec: AnyJobSpec, pool: PoolSpec) -> Iterator[tuple[AnyJobSpec, dic
     copies: dict[str, str] = {}
     try:
         for original in sorted(local):
-            with staged(join(normalise(base), "staging")) as copy:
+            with staged(parquet_files.join(parquet_files.normalise(base), "staging")) as copy:
                 copies[original] = copy
-                filesystem, inner = resolve(normalise(copy))
+                filesystem, inner = parquet_files.resolve(parquet_files.normalise(copy))
                 for file in _files(original):
                     with file.open("rb") as source, filesystem.open_output_stream(f"{inner}/{file.name}") as target:
                         shutil.copyfileobj(source, target, _CHUNK_BYTES)
@@ -192,11 +183,11 @@ def _packed(local: Collection[str], packed: dict[str, str], dataset: DatasetSpec
     if dataset.staging not in local:
         return dataset
     paths = []
-    for file in list_files(dataset.paths):
+    for file in parquet_files.list_files(dataset.paths):
         digest = hashlib.sha256(Path(file.path).read_bytes()).hexdigest()
-        inside = packaged_path(digest, Path(file.path).name)
+        inside = parquet_files.packaged_path(digest, Path(file.path).name)
         packed[inside] = file.path
-        paths.append(packaged_uri(inside))
+        paths.append(parquet_files.packaged_uri(inside))
     return dataset.model_copy(update={"paths": tuple(paths), "staging": None})
 
 

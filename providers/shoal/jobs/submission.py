@@ -12,20 +12,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
+from shoal import errors
 from shoal.data import staged_data
 from shoal.data.dataset_spec import DatasetSpec
-from shoal.errors import (
-    BudgetError,
-    DataAccessError,
-    DataError,
-    InvalidArgumentError,
-    JobBusyError,
-    JobNotFoundError,
-    LeaseEndedError,
-    ShoalError,
-    StoreError,
-    shown,
-)
 from shoal.jobs import credentials, ids, remote_files, shipped_code
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import artifacts
@@ -258,13 +247,13 @@ def submit(
         JobError: The pool's head does not answer, or refused the job.
     """
     if not is_spec(spec):
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             f"a job is submitted by a spec, not by an object of type {type(spec).__name__}: make a spec of a dict with "
             "shoal.jobs.parse_spec"
         )
     config = spec.run_config
     if job_id is not None and config.job_id not in (None, job_id):
-        raise InvalidArgumentError(
+        raise errors.InvalidArgumentError(
             f'job_id="{job_id}" and run_config.job_id="{config.job_id}" differ: give only one of them'
         )
     for dataset in spec.datasets():
@@ -333,7 +322,7 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
     # the credentials are read even if a check has failed.
     try:
         secrets = call.secrets(spec, uris)
-    except InvalidArgumentError as error:
+    except errors.InvalidArgumentError as error:
         refusal = refusal or error
     order = Order(
         call.job_id,
@@ -351,7 +340,7 @@ def _attempt(call: Call, spec: AnyJobSpec, packaged: Mapping[str, str]) -> JobHa
     )
     try:
         job = attempts.ask(call.store, order, call.clock(), refusal)
-    except JobBusyError:
+    except errors.JobBusyError:
         # The head is asked only if the driver has ended, because a head that does not answer would delay the refusal.
         job = attempts.latest(call.store, call.job_id)
         target = call.target(job)
@@ -379,7 +368,7 @@ def _naming_job_that_goes_on(target: Target) -> Iterator[None]:
         yield
     except BaseException as error:
         state = None
-        with suppress(StoreError):
+        with suppress(errors.StoreError):
             state = attempts.state(target.store, target.key)
         if state not in JOB_ENDED:
             job_id = target.key.job_id
@@ -390,7 +379,7 @@ def _naming_job_that_goes_on(target: Target) -> Iterator[None]:
         raise
 
 
-def _refusal(call: Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | None:
+def _refusal(call: Call, spec: AnyJobSpec, endpoint: Endpoint) -> errors.ShoalError | None:
     """Return the error with which a new attempt of a job is refused; None if a new attempt is allowed."""
     try:
         versions.check(call.pool.name, endpoint.versions, call.library)
@@ -401,7 +390,7 @@ def _refusal(call: Call, spec: AnyJobSpec, endpoint: Endpoint) -> ShoalError | N
         if call.needs_lease:
             with call.store.reading(snapshot=False) as session:
                 usage.check_lease(session, call.pool.name, call.holder)
-    except (InvalidArgumentError, BudgetError, LeaseEndedError) as error:
+    except (errors.InvalidArgumentError, errors.BudgetError, errors.LeaseEndedError) as error:
         return error
     return None
 
@@ -412,10 +401,14 @@ def _claim(target: Target, job: Job, locations: Collection[str]) -> None:
         for location in locations:
             staged_data.claim(location, target.key.submission_id)
     except Exception as error:  # Different storages raise different exceptions, so all types are caught.
-        why = str(error) if isinstance(error, DataError) else f"the staged data cannot be used: {redact(str(error))}"
+        why = (
+            str(error)
+            if isinstance(error, errors.DataError)
+            else f"the staged data cannot be used: {redact(str(error))}"
+        )
         # If another process has started the attempt meanwhile, the attempt goes on, and nothing is raised.
         if acts.record(target, job, End(JobState.FAILED, why)):
-            raise (type(error) if isinstance(error, DataError) else DataAccessError)(why) from error
+            raise (type(error) if isinstance(error, errors.DataError) else errors.DataAccessError)(why) from error
 
 
 def _is_usable(target: Target, supplies: Supplies, job: Job, order: Order, staged: Collection[str]) -> bool:
@@ -455,7 +448,7 @@ def attach(
     """
     # An illegal id is not looked up, because databases refuse some texts, such as texts with a NUL character.
     if not ids.is_legal(job_id):
-        raise JobNotFoundError(f"job {shown(job_id)} does not exist: `shoal jobs list` shows all jobs")
+        raise errors.JobNotFoundError(f"job {errors.shown(job_id)} does not exist: `shoal jobs list` shows all jobs")
     store = store or Store()
     job = attempts.latest(store, job_id) if attempt is None else attempts.load(store, Key(job_id, attempt))
     return JobHandle(Target(store, Key(job.id, job.attempt), job.pool, actor=actor), job, submissions=submissions)
@@ -482,7 +475,9 @@ def list_jobs(pool_name: str | None = None, *, states: Collection[JobState] = ()
         InvalidArgumentError: `limit` is out of range.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MOST_LISTED:
-        raise InvalidArgumentError(f"limit={shown(limit)} is not legal: use a whole number from 1 to {MOST_LISTED}")
+        raise errors.InvalidArgumentError(
+            f"limit={errors.shown(limit)} is not legal: use a whole number from 1 to {MOST_LISTED}"
+        )
     # An illegal name is not looked up, because databases refuse some texts, such as texts with a NUL character.
     if pool_name is not None and not is_pool_name(pool_name):
         return []

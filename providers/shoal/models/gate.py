@@ -18,21 +18,9 @@ from sqlalchemy import select
 from shoal.data.connector import DataConnector
 from shoal.data.sql import connection_variable
 from shoal.errors import DataError, InvalidArgumentError, JobError, ModelNotFoundError, RegistryError, shown
-from shoal.jobs import credentials
+from shoal.jobs import credentials, mlflow_run
 from shoal.jobs.journal import attempts, owners
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.mlflow_run import (
-    ATTEMPT_TAG,
-    JOB_TAG,
-    Run,
-    answering,
-    is_missing,
-    is_unreachable,
-    missing_ignored,
-    tracking_at,
-    uri_of,
-    uri_of_job,
-)
 from shoal.jobs.register import DEFAULT_ALIAS, Register
 from shoal.jobs.results import PROMOTING, WAITING, DecisionResult, JobResult, PromotionResult, Reason
 from shoal.jobs.submission import attach
@@ -69,7 +57,7 @@ if TYPE_CHECKING:
     from shoal.jobs.driver.attempt_context import AttemptContext
 
 
-def try_champion(run: Run, register: Register, input_cols: Sequence[str] = ()) -> None:
+def try_champion(run: mlflow_run.Run, register: Register, input_cols: Sequence[str] = ()) -> None:
     """Check before the training that the champion can be compared later: load it, and predict rows of the holdout.
 
     Raises:
@@ -77,7 +65,7 @@ def try_champion(run: Run, register: Register, input_cols: Sequence[str] = ()) -
         RegistryError: MLflow cannot be reached.
     """
     version, columns = None, input_cols
-    with answering(run.uri), missing_ignored():
+    with mlflow_run.answering(run.uri), mlflow_run.missing_ignored():
         version = champion_of(run.client, register)
         if version is not None:
             columns = columns_of(run.client, register, version, input_cols)
@@ -151,7 +139,7 @@ class WaitingVersion:
         """Return the options with which the version was registered."""
         return Register.parse(self.register)
 
-    def tags(self, run: Run) -> dict[str, str]:
+    def tags(self, run: mlflow_run.Run) -> dict[str, str]:
         """Store the record in the MLflow run, and return the tags that mark the version as waiting."""
         return {WAITING_TAG: run.log_record(_WAITING_FOLDER, json.dumps(asdict(self))), REASON_TAG: WAITING}
 
@@ -171,7 +159,7 @@ class WaitingVersion:
         try:
             return cls(**json.loads(mlflow.artifacts.load_text(uri)))
         except Exception as error:
-            if is_unreachable(error):
+            if mlflow_run.is_unreachable(error):
                 raise
             raise JobError(
                 f"{name} cannot be promoted, because its rules and its holdout in {uri} cannot be read: "
@@ -181,7 +169,7 @@ class WaitingVersion:
 
 def enter(
     place: AttemptContext,
-    run: Run,
+    run: mlflow_run.Run,
     register: Register,
     *,
     model_uri: str,
@@ -290,12 +278,12 @@ def promote_model(
         >>> promote_model(training=result).decision.sentence
     """
     name, number, job_id, is_own = _named(model, version, training)
-    uri = uri_of(tracking_uri or (job_id and _tracking_uri_of(attempts.find_latest(Store(), job_id))))
+    uri = mlflow_run.uri_of(tracking_uri or (job_id and _tracking_uri_of(attempts.find_latest(Store(), job_id))))
     registry = Registry.open(uri)
     if registry is None:
         raise ModelNotFoundError(f"the model {shown(name)} does not exist: no job has registered a model yet")
-    with tracking_at(uri):
-        with answering(registry.uri):
+    with mlflow_run.tracking_at(uri):
+        with mlflow_run.answering(registry.uri):
             found = _version(registry, name, number, job_id if is_own else None)
             if (earlier := _decided_before(found)) is not None:
                 on_log(f"decided before, so nothing changes: {earlier.decision.sentence}")
@@ -304,13 +292,13 @@ def promote_model(
             key = _key_of(found)
             owners.require_for_version(Store(), key.job_id, key.attempt, holder)
             record = WaitingVersion.load(found)
-        run = Run(registry.client, uri, "", found.run_id or "", "")
+        run = mlflow_run.Run(registry.client, uri, "", found.run_id or "", "")
         with _present_holdout(record.options(), connection_url) as register:
             return _decide(run, Ledger.of(registry.client, Store(), register, holder), found, register, record, on_log)
 
 
 def _decide(
-    run: Run,
+    run: mlflow_run.Run,
     ledger: Ledger,
     version: ModelVersion,
     register: Register,
@@ -324,7 +312,7 @@ def _decide(
             f"{version.name} version {version.version} is not promoted: its holdout has changed since it was "
             "registered. Restore the rows of the holdout, or train the model again"
         )
-    with answering(ledger.registry):
+    with mlflow_run.answering(ledger.registry):
         challenge = Challenge.of(
             run,
             register,
@@ -386,7 +374,7 @@ def _tracking_uri_of(job: Job | None) -> str | None:
     All promotions of a model have to use the same URI, because the lock and the records of promotions belong to it.
     """
     tracking: Mapping[str, Any] | None = job.spec.get("tracking") if job else None
-    uri = None if tracking is None else uri_of_job(tracking.get("uri"))
+    uri = None if tracking is None else mlflow_run.uri_of_job(tracking.get("uri"))
     return None if uri is None or HIDDEN in uri else uri
 
 
@@ -396,7 +384,7 @@ def _version(registry: Registry, name: str, number: str, job_id: str | None) -> 
         found = registry.client.get_model_version(name, number)
     except mlflow.MlflowException as error:
         # For a name that no model can have, such as a name with a slash, MLflow reports an invalid parameter.
-        if not is_missing(error) and error.error_code != "INVALID_PARAMETER_VALUE":
+        if not mlflow_run.is_missing(error) and error.error_code != "INVALID_PARAMETER_VALUE":
             raise
         if registry.model(name) is None:
             raise unknown_model(registry, name) from error
@@ -409,18 +397,18 @@ def _version(registry: Registry, name: str, number: str, job_id: str | None) -> 
             f"{name} version {number} was not registered by a job of shoal, so there are no rules by which it could be "
             "compared with the champion: set the alias in MLflow instead"
         )
-    if job_id is not None and found.tags[JOB_TAG] != job_id:
+    if job_id is not None and found.tags[mlflow_run.JOB_TAG] != job_id:
         raise ModelNotFoundError(
             f"the version {found.version} of the model {shown(found.name)} that job {job_id} has registered does not "
-            f"exist any more: the version with this number is now that of job {found.tags[JOB_TAG]}. To promote this "
-            "version, name model and version"
+            f"exist any more: the version with this number is now that of job {found.tags[mlflow_run.JOB_TAG]}. To "
+            "promote this version, name model and version"
         )
     return found
 
 
 def _key_of(version: ModelVersion) -> Key:
     """Return the attempt that has registered a version."""
-    return Key(version.tags[JOB_TAG], int(version.tags[ATTEMPT_TAG]))
+    return Key(version.tags[mlflow_run.JOB_TAG], int(version.tags[mlflow_run.ATTEMPT_TAG]))
 
 
 def _decided_before(version: ModelVersion) -> PromotionResult | None:
@@ -444,7 +432,7 @@ def _identity(version: ModelVersion) -> dict[str, Any]:
         "model_name": version.name,
         "model_version": str(version.version),
         "model_uri": f"models:/{version.name}/{version.version}",
-        "job_id": version.tags[JOB_TAG],
+        "job_id": version.tags[mlflow_run.JOB_TAG],
         "mlflow_run_id": version.run_id or None,
     }
 

@@ -23,6 +23,7 @@ from shoal.errors import CapacityError, StoreError
 from shoal.node_register import NodeRegister, RegisteredNode
 from shoal.os_processes import ProcessId
 from shoal.own_pauses import waited_since
+from shoal.pool import timeouts
 from shoal.pool.backends import versions
 from shoal.pool.backends.local import backend, gpus, processes
 from shoal.pool.backends.local.backend import node_folder, token_path
@@ -33,14 +34,6 @@ from shoal.pool.journal import sizes
 from shoal.pool.journal.rows import JournalStep, transaction
 from shoal.pool.reconciling import ensure_running
 from shoal.pool.spec import PoolSpec
-from shoal.pool.timeouts import (
-    DRAIN_GRACE,
-    GPU_PATIENCE,
-    KILL_PATIENCE,
-    REVIVE_PERIOD,
-    STORE_PATIENCE,
-    SUPERVISOR_PERIOD,
-)
 from shoal.state import Store
 from shoal.state.home import open_locked
 from shoal.state.private_folders import remove_own_folder, turn_lock
@@ -132,7 +125,7 @@ def claim_gpus(
     Raises:
         CapacityError: Too few GPUs are free.
     """
-    until = time.monotonic() + GPU_PATIENCE
+    until = time.monotonic() + timeouts.GPU_PATIENCE
     while True:
         try:
             claim = gpus.claim(wanted, node, folder, embedded=embedded)
@@ -154,11 +147,11 @@ def in_turn(start: Callable[[], Member], *, check: Callable[[], object], stoppin
     supervisor locks one of `STARTS_AT_ONCE` files (a turn) until its node has joined the cluster. Imports take place
     before this, without a lock.
     """
-    looked = -SUPERVISOR_PERIOD
+    looked = -timeouts.SUPERVISOR_PERIOD
     while True:
         # This loop runs 20 times per second, but reads the row only once per second, because each query takes CPU time
         # from the nodes that are starting.
-        if stopping() or time.monotonic() - looked > SUPERVISOR_PERIOD:
+        if stopping() or time.monotonic() - looked > timeouts.SUPERVISOR_PERIOD:
             check()
             looked = time.monotonic()
         for turn in range(STARTS_AT_ONCE):
@@ -347,14 +340,14 @@ class Supervisor:
                 raise RuntimeError(why)
             if row and row.state is NodeState.DRAINING and not draining:
                 draining = True
-                member.drain(DRAIN_GRACE, "the pool shrinks")
+                member.drain(timeouts.DRAIN_GRACE, "the pool shrinks")
             if (now_busy := member.busy()) != busy:
                 # If the store cannot be reached, `_report` fails and `busy` stays unchanged, so the next round of this
                 # loop reports the new value again.
                 with suppress(StoreError):
                     self._report(busy=now_busy)
                     busy = now_busy
-            if time.monotonic() > reconciler_seen + REVIVE_PERIOD:
+            if time.monotonic() > reconciler_seen + timeouts.REVIVE_PERIOD:
                 reconciler_seen = time.monotonic()
                 # If the reconciler cannot be started because $SHOAL_HOME is full or read-only, ignore the error, so
                 # that the node keeps running.
@@ -372,8 +365,8 @@ class Supervisor:
             with self._store.reading() as session:
                 node = session.get(Node, self._id)
         except StoreError:
-            if waited_since(self._store_seen) > STORE_PATIENCE:
-                raise _Ended(f"the store could not be reached for {STORE_PATIENCE:.0f} s") from None
+            if waited_since(self._store_seen) > timeouts.STORE_PATIENCE:
+                raise _Ended(f"the store could not be reached for {timeouts.STORE_PATIENCE:.0f} s") from None
             return None
         self._store_seen = time.monotonic()
         if node is None or node.epoch != self._epoch:
@@ -417,7 +410,9 @@ class Supervisor:
                 member.stop()
             except Exception:
                 log.exception("the node could not be stopped cleanly; its processes are killed")
-        if not processes.end_all(lambda: processes.of_node(self._id, [self._folder], self._me), patience=KILL_PATIENCE):
+        if not processes.end_all(
+            lambda: processes.of_node(self._id, [self._folder], self._me), patience=timeouts.KILL_PATIENCE
+        ):
             remove_own_folder(self._folder)
             if self._gpus:
                 self._gpus.release()
@@ -426,7 +421,7 @@ class Supervisor:
         self._stopping = True
 
     def _pause(self) -> None:
-        until = time.monotonic() + SUPERVISOR_PERIOD
+        until = time.monotonic() + timeouts.SUPERVISOR_PERIOD
         while not self._stopping and (left := until - time.monotonic()) > 0:
             # After a signal handler returns, Python continues the interrupted sleep. So the pause is a series of short
             # sleeps, and SIGTERM takes effect within 0.1 s.

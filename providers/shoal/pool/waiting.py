@@ -15,17 +15,7 @@ from uuid import uuid4
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from shoal import history, telemetry
-from shoal.errors import (
-    InvalidArgumentError,
-    PoolElsewhereError,
-    PoolNotFoundError,
-    PoolStoppingError,
-    ScaleError,
-    StoreError,
-    StoreUnreachableError,
-    TeamError,
-)
+from shoal import errors, history, telemetry
 from shoal.os_processes import ProcessId
 from shoal.own_pauses import waited_since
 from shoal.pool import bound_host, reconciling
@@ -95,7 +85,7 @@ class Waiting:
         else:
             is_lease = operation.kind is OperationKind.LEASE
             back = "; the lease was removed" if is_lease else "; all nodes that it had started were ended"
-        raise ScaleError(
+        raise errors.ScaleError(
             f'pool "{self._name}" did not reach {operation.size} nodes: {operation.error}{back}', operation.node_errors
         )
 
@@ -114,7 +104,7 @@ class Waiting:
                     least = operation.block_until_min_cluster_size
                     status, ready = self._progress(operation) if least is not None or on_progress else (None, 0)
                 # Keep waiting, because the nodes continue to start while the store is unreachable.
-                except StoreUnreachableError as error:
+                except errors.StoreUnreachableError as error:
                     if time.monotonic() - began >= patience:
                         raise
                     log.warning("waiting for the store: %s", error)
@@ -135,14 +125,14 @@ class Waiting:
         """
         began = time.monotonic()
         # PoolNotFoundError is expected here, because the row of an embedded pool is removed when the pool is down.
-        with self._giving_up_turn(), suppress(PoolNotFoundError):
+        with self._giving_up_turn(), suppress(errors.PoolNotFoundError):
             while (status := self._status()).state == PoolState.STOPPING.value:
                 self._reconcile()
                 if on_progress:
                     on_progress(status)
                 if waited_since(began) > DOWN_PATIENCE:
                     why = f": {status.reason}" if status.reason else ""
-                    raise ScaleError(
+                    raise errors.ScaleError(
                         f'pool "{self._name}" is not down after {DOWN_PATIENCE:.0f} s{why}; run `shoal sweep` to try '
                         "again",
                         {node.name: node.error or node.state for node in status.leaving},
@@ -198,7 +188,7 @@ def end_if_abandoned(store: Store, name: str) -> None:
     """
     if not is_embedded(store, name):
         return
-    with suppress(PoolNotFoundError):
+    with suppress(errors.PoolNotFoundError):
         with store.reading() as session:
             snapshot = rows.load(session, name, lock=False)
         if owner_has_ended(snapshot.pool) and (snapshot.pool.state is not PoolState.UP or is_abandoned(snapshot)):
@@ -299,7 +289,7 @@ class Requests:
                             backend_of(started).prepare(started)
                         operation = session.get_one(Operation, operation_id)
                 # The pool is still going down, so it cannot be started yet. Wait until it is down, then try again.
-                except PoolStoppingError:
+                except errors.PoolStoppingError:
                     operation_id = ""
                     self.waiting.until_down(on_progress)
             reconciling.ensure_running()
@@ -344,7 +334,7 @@ class Requests:
             recorded = re.sub("(?<=[?&])token_file=[^&]*&?", "", defined.detail or "").rstrip("?&") if defined else None
             is_same = before == given or recorded == uri
             if defined and not (is_same or may_redefine or definer_of(defined.actor) == definer_of(definer)):
-                raise InvalidArgumentError(
+                raise errors.InvalidArgumentError(
                     f'pool "{self.name}" is {defined.detail}, as {defined.actor} has defined it, and not {uri}: write '
                     "the same URI, or only the name. To change the definition for all, run `shoal pool alter "
                     f'{self.name}`, or `shoal pool down {self.name}` and `shoal pool up "{uri}"`'
@@ -406,9 +396,9 @@ class Requests:
         try:
             if self.withdraw(operation_id, "its caller was interrupted"):
                 self.waiting.until_settled()
-        except TeamError as refusal:
+        except errors.TeamError as refusal:
             error.add_note(f"Operation {operation_id} goes on: {refusal}")
-        except StoreError:
+        except errors.StoreError:
             error.add_note(f"Operation {operation_id} could not be rolled back: run `shoal sweep` to end it")
 
     def snapshot(self) -> Snapshot:
@@ -431,7 +421,7 @@ class Requests:
             return self.spec
         pool = rows.load(session, self.name, lock=False).pool
         if why := bound_host.refusal(pool, is_new=True):
-            raise PoolElsewhereError(why)
+            raise errors.PoolElsewhereError(why)
         return PoolSpec.model_validate(pool.spec)
 
     def admit(self, size: int, *, bring_up: bool = False) -> None:

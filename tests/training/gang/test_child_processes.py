@@ -349,7 +349,7 @@ def test_ranks_that_return_long_before_others_are_reported(monkeypatch: pytest.M
         said.append(text)
         (tmp_path / "said").touch()
 
-    monkeypatch.setattr(gang_module, "UNEVEN_RETURN_S", 0.1)
+    monkeypatch.setattr(gang_module.timeouts, "UNEVEN_RETURN_S", 0.1)
     monkeypatch.setattr(gang_module, "say", end_the_wait)
     with shared_gang(TWO) as gang:
         assert gang.run(wait_in_rank_1, [(str(tmp_path / "said"),)] * 2, timeout=60) == [0, 1]

@@ -26,24 +26,11 @@ from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from shoal import jobs
+from shoal.airflow import results
 from shoal.airflow.deployment import has_teams, task_key, team_of
 from shoal.airflow.hooks import database_url, environment_of, secret_variable
-from shoal.airflow.operators.base import (
-    LabelledOperator,
-    WaitingOperator,
-    WorkerLostError,
-    arguments_of,
-    end_if_worker_is_lost,
-    is_known,
-    pool_of,
-)
+from shoal.airflow.operators import base
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator, outside_of_lease
-from shoal.airflow.results import (
-    no_retry_of_permanent_errors,
-    record_failure,
-    record_success,
-    skip_without_training,
-)
 from shoal.errors import LeaseEndedError, NoTokenError, PoolDownError, PoolElsewhereError, ShoalError
 from shoal.links import dashboard_link, job_page, mlflow_run_link, model_link
 from shoal.pool.spec import PoolSpec, is_uri
@@ -137,7 +124,7 @@ _KILL_CHECK_S = 0.2
 """Seconds between two checks whether Airflow has killed the task. A killed task has only 5 s to end."""
 
 
-class JobOperator(LabelledOperator, WaitingOperator):
+class JobOperator(base.LabelledOperator, base.WaitingOperator):
     """Base class of operators that submit a job, copy its log to the task's log, and wait for its result.
 
     :param durable: Whether a retry attaches to the job of an earlier try if this job still runs, and takes the job's
@@ -184,7 +171,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
         """Convert the result of a job to the value that the task returns."""
         return result.to_dict()
 
-    @no_retry_of_permanent_errors()
+    @results.no_retry_of_permanent_errors()
     def execute(self, context: Context) -> Any:
         """Submit the job (or attach to the job of an earlier try of this task), wait until the job ends, and return the
         job's result as a dict."""
@@ -208,7 +195,7 @@ class JobOperator(LabelledOperator, WaitingOperator):
             result = self._wait_for(handle)
         return self._value(context, spec, result)
 
-    @no_retry_of_permanent_errors()
+    @results.no_retry_of_permanent_errors()
     def execute_complete(self, context: Context, event: Mapping[str, Any], job: Mapping[str, Any]) -> Any:
         """Continue the task after its deferral: return the result of the job as a dict, or raise the job's error.
 
@@ -247,12 +234,12 @@ class JobOperator(LabelledOperator, WaitingOperator):
         try:
             yield
         except ShoalError as error:
-            record_failure(context, self._submitted or getattr(self, "spec", None) or self.task_id, error)
+            results.record_failure(context, self._submitted or getattr(self, "spec", None) or self.task_id, error)
             raise
 
     def _value(self, context: Context, spec: jobs.AnyJobSpec, result: jobs.JobResult) -> Any:
-        record_success(context, spec, result)
-        skip_without_training(result)
+        results.record_success(context, spec, result)
+        results.skip_without_training(result)
         return self.value_of(result)
 
     def submit_job(self, spec: jobs.AnyJobSpec, context: Context) -> jobs.JobHandle:
@@ -337,8 +324,8 @@ class JobOperator(LabelledOperator, WaitingOperator):
             try:
                 while not wait([result], timeout=_KILL_CHECK_S).done:
                     self.end_if_killed()
-                    end_if_worker_is_lost()
-            except WorkerLostError:
+                    base.end_if_worker_is_lost()
+            except base.WorkerLostError:
                 stop.set()
                 raise
             # Airflow has killed the task, or the task has exceeded its execution_timeout. Do not cancel the job if a
@@ -384,16 +371,18 @@ def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
 
     :param task: Task of a complete DAG that submits a job.
     """
-    arguments = arguments_of(task)
+    arguments = base.arguments_of(task)
     name, dag = arguments.get("pool_name"), task.get_dag()
     if dag is None or not isinstance(name, str) or not (arguments.get("lease") or is_uri(name)):
         return outside_of_lease(task)
     lessees = [one for one in dag.tasks if isinstance(one, LeasePoolOperator | ScaleClusterOperator)]
     # If the name of a pool is missing or contains a template, there is no warning, because the pool is not known before
     # the run.
-    if not all(isinstance(other, str) and is_known(other) for other in [name, *(one.pool_name for one in lessees)]):
+    if not all(
+        isinstance(other, str) and base.is_known(other) for other in [name, *(one.pool_name for one in lessees)]
+    ):
         return None
-    pool, leased = pool_of(arguments), [pool_of(vars(one)) or "" for one in lessees]
+    pool, leased = base.pool_of(arguments), [base.pool_of(vars(one)) or "" for one in lessees]
     if pool is None or pool in leased:
         return outside_of_lease(task)
     near = difflib.get_close_matches(pool, leased, n=1)
@@ -437,10 +426,10 @@ def digest_as_written(operator: BaseOperator) -> str:
     # Airflow renders a copy of the DAG's task.
     dag = operator.get_dag()
     task = operator if dag is None else dag.task_dict[operator.task_id]
-    arguments = arguments_of(task)
+    arguments = base.arguments_of(task)
     written: dict[str, Any] = {name: arguments.get(name) for name in _ARGUMENTS}
     script = written["train_func"]
-    if isinstance(script, str | os.PathLike) and is_known(script) and not is_name(script):
+    if isinstance(script, str | os.PathLike) and base.is_known(script) and not is_name(script):
         written["train_func"] = Script.read(script).text
     if isinstance(task, MappedOperator):
         written["mapped"] = [getattr(task, name, None) for name in _OF_MAPPED]

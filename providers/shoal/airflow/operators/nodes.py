@@ -18,22 +18,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, Ai
 
 from shoal.airflow.deployment import ENGINE, deployment_of_task, is_single_task_test, other_addresses, team_of
 from shoal.airflow.hooks import database_url
-from shoal.airflow.operators.base import (
-    Arguments,
-    CheckedOperator,
-    PoolOperator,
-    WaitingOperator,
-    arguments_of,
-    check_nodes,
-    check_pool,
-    database_connections,
-    is_a,
-    is_in_task,
-    is_known,
-    node_count,
-    pool_of,
-    pool_that_is_up,
-)
+from shoal.airflow.operators import base
 from shoal.airflow.results import no_retry_of_permanent_errors
 from shoal.errors import InvalidArgumentError
 from shoal.pool.holder import DagRunHolder, acting_for
@@ -93,12 +78,16 @@ def check_block(setup: BaseOperator, context: Context) -> None:
 
     dag = setup.get_dag()
     for task in dag.tasks if dag else ():
-        if isinstance(task, CheckedOperator) and vars(task).get("lease") == setup.task_id and _will_run(task, setup):
+        if (
+            isinstance(task, base.CheckedOperator)
+            and vars(task).get("lease") == setup.task_id
+            and _will_run(task, setup)
+        ):
             rendered = {name: _rendered(getattr(task, name), task, setup, context) for name in task.template_fields}
             task.check(task.task_id, {**vars(task), **rendered})
             # Only in a task are Airflow's secrets backends asked for database connections.
-            if is_in_task():
-                named = database_connections([rendered.get("spec"), rendered.get("dataset")])
+            if base.is_in_task():
+                named = base.database_connections([rendered.get("spec"), rendered.get("dataset")])
                 try:
                     connections(named, os.environ, database_url)
                 except InvalidArgumentError as error:
@@ -111,7 +100,7 @@ def _will_run(task: BaseOperator, setup: BaseOperator) -> bool:
     between = (one for one in task.get_flat_relatives(upstream=True) if one.task_id not in before)
     # Operators that are not from shoal, such as a branch, may skip the tasks after them.
     return TriggerRule(task.trigger_rule) not in _MAY_NEVER_RUN and all(
-        isinstance(one, CheckedOperator) for one in between
+        isinstance(one, base.CheckedOperator) for one in between
     )
 
 
@@ -122,7 +111,7 @@ def _rendered(value: Any, task: BaseOperator, setup: BaseOperator, context: Cont
         return {name: _rendered(item, task, setup, context) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_rendered(item, task, setup, context) for item in value]
-    if is_known(value):
+    if base.is_known(value):
         return value
     try:
         if isinstance(value, str) and _depends_on_the_run_only(value, task, setup):
@@ -155,7 +144,7 @@ _OPERATION_GRACE_S = 60.0
 open. Normally the reconciler on the pool's host ends a request at its deadline."""
 
 
-class _NodesOperator(WaitingOperator):
+class _NodesOperator(base.WaitingOperator):
     """Base class of operators that request nodes of a pool, and wait until the nodes are ready.
 
     :param options: Options of the request. (templated)
@@ -177,10 +166,10 @@ class _NodesOperator(WaitingOperator):
         self.wait_for_completion = self.wait_for_completion and not is_async
 
     @classmethod
-    def check_arguments(cls, arguments: Arguments) -> None:
+    def check_arguments(cls, arguments: base.Arguments) -> None:
         """Check arguments that are known at parse time: pool, number of nodes, options and how the task waits."""
         super().check_arguments(arguments)
-        check_nodes(arguments, cls.size_argument, check_pool(arguments), cls.options_type)
+        base.check_nodes(arguments, cls.size_argument, base.check_pool(arguments), cls.options_type)
 
     def _defer_to_nodes(self, pool: ComputePool) -> None:
         """Defer the task until enough of the requested nodes are ready, or until the request has ended.
@@ -241,7 +230,7 @@ class ScaleClusterOperator(_NodesOperator):
         ``block_until_min_cluster_size`` (number of ready nodes that are enough for the task to end). (templated)
     """
 
-    template_fields: Sequence[str] = (*PoolOperator.template_fields, "expected_cluster_size", "options")
+    template_fields: Sequence[str] = (*base.PoolOperator.template_fields, "expected_cluster_size", "options")
     size_argument = "expected_cluster_size"
 
     def __init__(self, *, expected_cluster_size: int, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
@@ -255,7 +244,7 @@ class ScaleClusterOperator(_NodesOperator):
         during the wait, restore the previous number."""
         pool = self.pool_in(context)
         pool.scale(
-            node_count(self.expected_cluster_size, "expected_cluster_size"),
+            base.node_count(self.expected_cluster_size, "expected_cluster_size"),
             is_async=self.deferrable or not self.wait_for_completion,
             options=self.options,
             on_progress=self.log_progress,
@@ -286,7 +275,7 @@ class LeasePoolOperator(_NodesOperator):
         (templated)
     """
 
-    template_fields: Sequence[str] = (*PoolOperator.template_fields, "size", "options")
+    template_fields: Sequence[str] = (*base.PoolOperator.template_fields, "size", "options")
     size_argument = "size"
     options_type = LeaseOptions
 
@@ -311,15 +300,15 @@ class LeasePoolOperator(_NodesOperator):
     def _lease(self, context: Context) -> str:
         hook = self.hook
         pool = self.pool_in(context, hook)
-        if hook.spec is not None and pool_that_is_up(pool.name) is None:
+        if hook.spec is not None and base.pool_that_is_up(pool.name) is None:
             # Airflow has rendered this task's own arguments, and the DAG has them as they are written.
             tasks = dag.task_dict if (dag := self.get_dag()) else {}
-            own = pool_of(vars(tasks[self.task_id])) if tasks else None
+            own = base.pool_of(vars(tasks[self.task_id])) if tasks else None
             for task in tasks.values():
-                if pool_of(arguments_of(task)) == own and (problem := outside_of_lease(task)) is not None:
+                if base.pool_of(base.arguments_of(task)) == own and (problem := outside_of_lease(task)) is not None:
                     raise InvalidArgumentError(problem)
         pool.lease(
-            node_count(self.size, "size"),
+            base.node_count(self.size, "size"),
             exclusive=self.exclusive,
             bring_up=hook.spec is not None,
             may_redefine=hook.is_defined_by_connection,
@@ -352,15 +341,15 @@ def outside_of_lease(task: BaseOperator | MappedOperator) -> str | None:
 
     :param task: Task of a complete DAG.
     """
-    dag, arguments = task.get_dag(), arguments_of(task)
-    pool = pool_of(arguments)
-    if dag is None or pool is None or arguments.get("lease") or is_a(task, _NodesOperator, CleanupPoolOperator):
+    dag, arguments = task.get_dag(), base.arguments_of(task)
+    pool = base.pool_of(arguments)
+    if dag is None or pool is None or arguments.get("lease") or base.is_a(task, _NodesOperator, CleanupPoolOperator):
         return None
-    leases = [one for one in dag.tasks if isinstance(one, LeasePoolOperator) and pool_of(vars(one)) == pool]
+    leases = [one for one in dag.tasks if isinstance(one, LeasePoolOperator) and base.pool_of(vars(one)) == pool]
     if not any(one.compute_pool_conn_id or is_uri(one.pool_name or "") for one in leases):
         return None
     before, after = (task.get_flat_relative_ids(upstream=upstream) for upstream in (True, False))
-    ends = [one for one in dag.tasks if isinstance(one, CleanupPoolOperator) and pool_of(vars(one)) == pool]
+    ends = [one for one in dag.tasks if isinstance(one, CleanupPoolOperator) and base.pool_of(vars(one)) == pool]
     ended = {one.lease for one in ends if one.task_id not in after}
     if any(one.task_id in before and one.lease not in ended for one in leases):
         return None
@@ -374,7 +363,7 @@ def outside_of_lease(task: BaseOperator | MappedOperator) -> str | None:
 _ENDED = ("success", "failed")
 
 
-class CleanupPoolOperator(PoolOperator):
+class CleanupPoolOperator(base.PoolOperator):
     """Operator that cancels the jobs and releases the lease of a DAG run on a pool.
 
     ``pool_for_run`` uses this operator as its teardown task. After the release, the operator ends nodes on this host
@@ -385,7 +374,7 @@ class CleanupPoolOperator(PoolOperator):
         another run must not belong to another team. (templated)
     """
 
-    template_fields: Sequence[str] = (*PoolOperator.template_fields, "holder")
+    template_fields: Sequence[str] = (*base.PoolOperator.template_fields, "holder")
 
     def __init__(self, *, holder: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -13,15 +13,7 @@ from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from shoal import jobs
-from shoal.airflow.operators.base import (
-    UNKNOWN,
-    Arguments,
-    PoolOperator,
-    arguments_of,
-    check_paths,
-    is_known,
-    job_pool,
-)
+from shoal.airflow.operators import base
 from shoal.airflow.operators.job_operator import JobOperator
 from shoal.airflow.results import PROMOTIONS
 from shoal.errors import InvalidArgumentError, shown
@@ -66,7 +58,7 @@ class DistributedTrainOperator(JobOperator):
     """
 
     template_fields: Sequence[str] = (
-        *PoolOperator.template_fields,
+        *base.PoolOperator.template_fields,
         "spec",
         "op_args",
         "op_kwargs",
@@ -97,44 +89,44 @@ class DistributedTrainOperator(JobOperator):
         self.check(self.task_id, vars(self))
 
     @classmethod
-    def check_arguments(cls, arguments: Arguments) -> None:
+    def check_arguments(cls, arguments: base.Arguments) -> None:
         """Check arguments that are known at parse time: pool, spec, training function and its arguments."""
         super().check_arguments(arguments)
         train_func = arguments["train_func"]
         # The required fields of the spec depend on the training function. So the spec cannot be checked without the
         # function.
-        if train_func is UNKNOWN:
+        if train_func is base.UNKNOWN:
             return
         spec = arguments["spec"]
         # `prepare_template` checks the spec in a file later, when the DAG is complete.
         if _is_spec_file(spec):
-            spec = UNKNOWN
+            spec = base.UNKNOWN
         # If some fields of a dict contain templates, the other fields are checked.
-        given = spec if isinstance(spec, Mapping) or is_known(spec) else None
+        given = spec if isinstance(spec, Mapping) or base.is_known(spec) else None
         args, kwargs, framework = (arguments.get(name) for name in ("op_args", "op_kwargs", "framework"))
         check_train_func(train_func, args, kwargs, framework=framework, fields=given)
-        check_paths(given, train_func)
+        base.check_paths(given, train_func)
         if spec is not None and given is None:
             return
         from shoal.kinds.task_spec import check_spec, skipping_if_unchanged
 
         checked = check_spec(
             given,
-            is_known,
-            pool=job_pool(arguments),
+            base.is_known,
+            pool=base.job_pool(arguments),
             framework=framework,
             train_func=train_func,
             args=args if isinstance(args, list | tuple) else (),
             kwargs=kwargs if isinstance(kwargs, Mapping) else {},
         )
-        if checked is not None and is_known(arguments["skip_if_unchanged"]):
+        if checked is not None and base.is_known(arguments["skip_if_unchanged"]):
             skipping_if_unchanged(checked, arguments["skip_if_unchanged"])
 
     def prepare_template(self) -> None:
         """Read the spec if it is in a file, and check the spec. Airflow calls this method when the DAG is complete,
         before it renders templates."""
         super().prepare_template()
-        if is_known(self.spec) and _is_spec_file(self.spec):
+        if base.is_known(self.spec) and _is_spec_file(self.spec):
             self.spec = _spec_in_file(self, cast("str", self.spec))
             self.check(self.task_id, vars(self))
 
@@ -154,7 +146,7 @@ class DistributedTrainOperator(JobOperator):
         if _is_spec_file(self.spec):
             self.spec = self.render_template(_spec_in_file(self, cast("str", self.spec)), context)
         given = cast("jobs.AnyJobSpec | Mapping[str, Any] | None", self.spec)
-        check_paths(given)
+        base.check_paths(given)
         spec = jobs.spec_of(
             given,
             framework=self.framework,
@@ -207,17 +199,17 @@ class _FieldsOperator(JobOperator):
         return {**spec, **named, "framework": cls._framework}
 
     @classmethod
-    def check_arguments(cls, arguments: Arguments) -> None:
+    def check_arguments(cls, arguments: base.Arguments) -> None:
         """Check the arguments that are known at parse time: the pool, and the fields of the spec."""
         super().check_arguments(arguments)
         spec = arguments["spec"] or {}
         fields = cls._fields(spec if isinstance(spec, Mapping) else {}, arguments)
-        check_paths(fields)
+        base.check_paths(fields)
         if isinstance(spec, Mapping):
             from shoal.kinds.task_spec import check_spec
 
-            check_spec(fields, is_known, pool=job_pool(arguments))
-        elif is_known(spec):
+            check_spec(fields, base.is_known, pool=base.job_pool(arguments))
+        elif base.is_known(spec):
             from shoal.jobs.kind import spec_class
 
             name = spec_class(fields).__name__
@@ -226,7 +218,7 @@ class _FieldsOperator(JobOperator):
     def job_spec(self, context: Context) -> jobs.AnyJobSpec:
         """Build the job's spec from the operator's arguments."""
         fields = self._fields(cast("Mapping[str, Any] | None", self.spec) or {}, vars(self))
-        check_paths(fields)
+        base.check_paths(fields)
         return self._spec_of(fields)
 
     def _spec_of(self, fields: Mapping[str, Any]) -> jobs.AnyJobSpec:
@@ -260,7 +252,7 @@ class ManyModelsOperator(_FieldsOperator):
 
     _framework = "partitions"
     _named = ("dataset", "by", "estimator", "max_failed")
-    template_fields: Sequence[str] = (*PoolOperator.template_fields, *_named, "function_kwargs", "spec")
+    template_fields: Sequence[str] = (*base.PoolOperator.template_fields, *_named, "function_kwargs", "spec")
     template_fields_renderers = {"dataset": "json", "estimator": "json", "spec": "json"}  # noqa: RUF012 - Airflow's shape
     shallow_copy_attrs: Sequence[str] = ("function",)
 
@@ -294,7 +286,7 @@ class ManyModelsOperator(_FieldsOperator):
 
         fields = super()._fields(spec, arguments)
         function, kwargs = arguments["function"], arguments["function_kwargs"]
-        if function is UNKNOWN:  # of a mapped task, whose instances may have an estimator
+        if function is base.UNKNOWN:  # of a mapped task, whose instances may have an estimator
             return {"function": function, **fields}
         return fields_of_models(fields, function, kwargs if isinstance(kwargs, Mapping) else {})
 
@@ -328,7 +320,7 @@ class TuneOperator(_FieldsOperator):
 
     _framework = "tune"
     _named = ("train", "space", "trials")
-    template_fields: Sequence[str] = (*PoolOperator.template_fields, *_named, "spec")
+    template_fields: Sequence[str] = (*base.PoolOperator.template_fields, *_named, "spec")
     template_fields_renderers = {"train": "json", "space": "json", "spec": "json"}  # noqa: RUF012 - Airflow's own shape
 
     def __init__(
@@ -364,14 +356,14 @@ def same_output(task: BaseOperator | MappedOperator) -> str | None:
 
     :param task: Task of a complete DAG that predicts.
     """
-    dag, arguments = task.get_dag(), arguments_of(task)
+    dag, arguments = task.get_dag(), base.arguments_of(task)
     output, spec = arguments.get("output_path"), arguments.get("spec") or {}
     if not isinstance(output, str) or not isinstance(spec, Mapping) or spec.get("overwrite"):
         return None
     start = f'task {task.task_id}: output_path "{output}" is the same in every'
     if isinstance(task, MappedOperator) and not _OF_INSTANCE.search(output):
         return start + ' instance of the mapped task: map output_path, too, or add "{{ ti.map_index }}"'
-    if dag is None or str(dag.schedule) in ("None", "@once") or not is_known(output):
+    if dag is None or str(dag.schedule) in ("None", "@once") or not base.is_known(output):
         return None
     return (
         f"{start} run, so the second run with other rows or another model would be refused: add a template such as "
@@ -398,7 +390,7 @@ class BatchPredictOperator(_FieldsOperator):
 
     _framework = "predict"
     _named = ("model", "dataset", "output_path")
-    template_fields: Sequence[str] = (*PoolOperator.template_fields, *_named, "spec")
+    template_fields: Sequence[str] = (*base.PoolOperator.template_fields, *_named, "spec")
     template_fields_renderers = {"dataset": "json", "spec": "json"}  # noqa: RUF012 - Airflow's own shape
 
     def __init__(
@@ -421,7 +413,7 @@ class BatchPredictOperator(_FieldsOperator):
         """Warn if runs with other rows write to one folder (see `same_output`). Airflow calls this when the DAG is
         complete."""
         super().prepare_template()
-        if not is_known(self.dataset) and (problem := same_output(self)):
+        if not base.is_known(self.dataset) and (problem := same_output(self)):
             warnings.warn(problem, stacklevel=2)
 
     @property

@@ -17,17 +17,7 @@ from sqlalchemy import BigInteger, bindparam, case, func, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session, defer
 
-from shoal import history, telemetry
-from shoal.errors import (
-    BudgetError,
-    InvalidArgumentError,
-    JobBusyError,
-    JobError,
-    JobNotFoundError,
-    ShoalError,
-    StoreError,
-    shown,
-)
+from shoal import errors, history, telemetry
 from shoal.jobs import ids
 from shoal.jobs.journal import owners
 from shoal.jobs.journal.owners import EngineTask
@@ -89,7 +79,7 @@ class Key:
     def folder(self) -> str:
         """Return the relative path of the folder with the attempt's files."""
         if self.problem:
-            raise JobError(self.problem)
+            raise errors.JobError(self.problem)
         return f"{self.job_id}/{self.attempt}"
 
     @property
@@ -98,12 +88,12 @@ class Key:
         if ids.is_legal(self.job_id) and self.attempt > 0:
             return None
         return (
-            f"the store has attempt {self.attempt} of a job with the id {shown(self.job_id)}, which no submission has "
-            "made: nothing is done with it; delete its row from the table jobs"
+            f"the store has attempt {self.attempt} of a job with the id {errors.shown(self.job_id)}, which no "
+            "submission has made: nothing is done with it; delete its row from the table jobs"
         )
 
 
-def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = None) -> Job:
+def ask(store: Store, order: Order, now: float, refusal: errors.ShoalError | None = None) -> Job:
     """Return the row of an attempt for a submission: an existing attempt of the same job, or else a new one.
 
     The job's newest attempt is returned if `Order.is_for` accepts it, and it is pending or running, or has succeeded
@@ -127,7 +117,7 @@ def ask(store: Store, order: Order, now: float, refusal: ShoalError | None = Non
         same = newest is not None and order.is_for(newest)
         if newest is not None and newest.state not in JOB_ENDED:
             if not same:
-                raise JobBusyError(
+                raise errors.JobBusyError(
                     f'job "{order.job_id}" is {newest.state.value} with another spec: wait until it has ended, cancel '
                     f"it with `shoal jobs cancel {order.job_id}`, or choose another job_id"
                 )
@@ -190,7 +180,7 @@ def _add(store: Store, order: Order, attempt: int, kept: dict[str, Any], now: fl
     try:
         with transaction(store, JobStep.ASK) as session:
             session.add(job)
-    except StoreError as error:
+    except errors.StoreError as error:
         if isinstance(error.__cause__, IntegrityError) and state(store, Key(order.job_id, attempt)) is not None:
             return None
         raise
@@ -207,7 +197,7 @@ def latest(store: Store, job_id: str) -> Job:
     """Return the row of a job's newest attempt."""
     job = find_latest(store, job_id)
     if job is None:
-        raise JobNotFoundError(f'job "{job_id}" does not exist: `shoal jobs list` shows all jobs')
+        raise errors.JobNotFoundError(f'job "{job_id}" does not exist: `shoal jobs list` shows all jobs')
     return job
 
 
@@ -229,7 +219,7 @@ def digest_of_results(store: Store, key: Key) -> str | None:
     is_chosen = bool(first.run_config.get("job_id"))
     is_retry = is_chosen or _owner(job.holder) == _owner(first.holder)
     if not (is_retry and may_change(first.team, job.team)):
-        raise JobError(
+        raise errors.JobError(
             f'attempt {key.attempt} of job "{key.job_id}" belongs to {job.holder} and is no retry of the first attempt '
             f"of {first.holder}: its results are not read, because they could run any code; submit the job again"
         )
@@ -507,7 +497,7 @@ def check_budget(store: Store, job_id: str, budget_node_hours: float | None, now
     with store.reading() as session:
         used = usage.of_job(session, job_id, now) / 3600
     if used >= budget_node_hours:
-        raise BudgetError(budget_spent(used, budget_node_hours))
+        raise errors.BudgetError(budget_spent(used, budget_node_hours))
 
 
 def collect(store: Store, key: Key, now: float) -> None:
@@ -535,7 +525,7 @@ def dismiss(store: Store, key: Key, now: float) -> None:
         job = get(session, key)
         owners.require(job, None)
         if job.state is not JobState.FAILED:
-            raise InvalidArgumentError(
+            raise errors.InvalidArgumentError(
                 f'attempt {key.attempt} of job "{key.job_id}" is {job.state.value}: only a failure can be dismissed'
             )
         job.dismissed_at, said = now, f"attempt {job.attempt}"
@@ -569,7 +559,9 @@ def get(session: Session, key: Key, *, lock: bool = True) -> Job:
     """Return the row of an attempt, inside the caller's transaction."""
     job = session.get(Job, (key.job_id, key.attempt), with_for_update=lock)
     if job is None:
-        raise JobError(f'attempt {key.attempt} of job "{key.job_id}" does not exist: `shoal jobs list` shows all jobs')
+        raise errors.JobError(
+            f'attempt {key.attempt} of job "{key.job_id}" does not exist: `shoal jobs list` shows all jobs'
+        )
     return job
 
 

@@ -11,14 +11,7 @@ from typing import Self
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from shoal.errors import (
-    JobError,
-    PoolDownError,
-    PoolElsewhereError,
-    PoolNotFoundError,
-    PoolUnreachableError,
-    ShoalError,
-)
+from shoal import errors
 from shoal.jobs import timeouts
 from shoal.jobs.files.logs import LogFollower
 from shoal.jobs.journal import attempts
@@ -36,14 +29,14 @@ SUBMIT_ATTEMPTS = 6
 """Tries to submit a job, 15 s in total. A new head refuses submissions with status 500 for about 5 s."""
 
 
-class HeadGoneError(JobError):
+class HeadGoneError(errors.JobError):
     """Error for a request that the head did not answer.
 
     If the head's machine refused the connection, the head has ended.
     """
 
 
-class HeadBusyError(JobError):
+class HeadBusyError(errors.JobError):
     """Error for a request that the head answered with status 5xx; another try may succeed."""
 
 
@@ -96,7 +89,7 @@ class JobClient(RayHead):
         """Return the client of a pool's head."""
         return cls(endpoint.api, endpoint.token(), ca=endpoint.ca_path, access=endpoint.access)
 
-    def _job_error(self, failure: Failure) -> JobError:
+    def _job_error(self, failure: Failure) -> errors.JobError:
         head, refused = f"the pool's head at {self._api}", f"the pool's head refused ({failure.status})"
         match failure.problem:
             case Problem.SLOW:
@@ -107,15 +100,15 @@ class JobClient(RayHead):
                     "check the pool with `shoal pool describe`"
                 )
             case Problem.TOKEN_REFUSED:
-                return JobError(
+                return errors.JobError(
                     f"{head} refused the token, which belongs to another pool or to an earlier head: check the pool "
                     "with `shoal pool describe`"
                 )
             case Problem.BUSY:
                 return HeadBusyError(f"{refused}: {failure.reason}")
             case Problem.REFUSED:
-                return JobError(f"{refused}: {failure.reason}")
-        return JobError(f"{head} does not answer like a Ray head: check the pool with `shoal pool describe`")
+                return errors.JobError(f"{refused}: {failure.reason}")
+        return errors.JobError(f"{head} does not answer like a Ray head: check the pool with `shoal pool describe`")
 
 
 @dataclass(frozen=True)
@@ -197,7 +190,7 @@ def view(target: Target, job: Job) -> View:
         return View(silence=Silence.NO_ANSWER if head.is_on_loopback else Silence.NO_CONNECTION)
     except (HeadBusyError, HeadGoneError):
         return View(silence=Silence.NO_ANSWER if head.is_direct else Silence.NO_CONNECTION)
-    except PoolDownError:
+    except errors.PoolDownError:
         return View(silence=Silence.NO_ANSWER)
 
 
@@ -205,11 +198,11 @@ def find_head(target: Target) -> Endpoint | Silence:
     """Return the endpoint of the head of the attempt's pool, or the reason why there is none."""
     try:
         return target.endpoint_of(target.pool)
-    except PoolNotFoundError:
+    except errors.PoolNotFoundError:
         return Silence.POOL_GONE
-    except PoolElsewhereError:
+    except errors.PoolElsewhereError:
         return Silence.ELSEWHERE
-    except PoolDownError:
+    except errors.PoolDownError:
         with target.store.reading() as session:
             pool = session.get(Pool, target.pool)
         # If the pool's state is UP although it has no endpoint, its head node is being replaced and may answer later.
@@ -224,7 +217,7 @@ def _silent_head(target: Target) -> Endpoint | None:
 
     if target.find_endpoint:
         return None
-    with suppress(PoolDownError, PoolUnreachableError, PoolNotFoundError):
+    with suppress(errors.PoolDownError, errors.PoolUnreachableError, errors.PoolNotFoundError):
         return ComputePool(target.pool, store=target.store, is_named=False).endpoint(may_be_silent=True)
     return None
 
@@ -249,7 +242,7 @@ def _log_over_http(target: Target) -> str:
         return ""
     try:
         return JobClient.at(head).logs(target.key.submission_id)
-    except ShoalError:
+    except errors.ShoalError:
         return ""
 
 

@@ -19,14 +19,7 @@ from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.rows import checked_data
 from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import code_digest, pickled
-from shoal.training.pytorch.program import (
-    MAX_BYTES,
-    call_imported,
-    check_runnable,
-    imported,
-    may_call_ray,
-    name_of,
-)
+from shoal.training.pytorch import program
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
@@ -42,7 +35,7 @@ class PartitionsCall(KindCall[PartitionsJobSpec, PartitionProgram | None, "Parti
     @property
     def may_call_ray(self) -> bool:  # type: ignore[override]
         """Whether the function may call Ray."""
-        return self.code is not None and may_call_ray(self.code.content)
+        return self.code is not None and program.may_call_ray(self.code.content)
 
     def check(self) -> None:
         """Find errors such as a misspelt column or folder before a pool is started.
@@ -87,12 +80,12 @@ def program_of(function: Callable[..., Any]) -> PartitionProgram:
     Raises:
         InvalidArgumentError: This is no function, it cannot be pickled, or it is too large.
     """
-    check_runnable(function, "the function")
-    content = pickled(function, name_of(function))
-    if len(content) > MAX_BYTES:
+    program.check_runnable(function, "the function")
+    content = pickled(function, program.name_of(function))
+    if len(content) > program.MAX_BYTES:
         raise InvalidArgumentError(
-            f"{name_of(function)} is {len(content) / 2**20:.0f} MiB large with the variables of its closure, but the "
-            f"limit is {MAX_BYTES / 2**20:.0f} MiB: let the function read the data itself"
+            f"{program.name_of(function)} is {len(content) / 2**20:.0f} MiB large with the variables of its closure, "
+            f"but the limit is {program.MAX_BYTES / 2**20:.0f} MiB: let the function read the data itself"
         )
     return PartitionProgram(content, code_digest(function))
 
@@ -114,7 +107,7 @@ def program_of_spec(spec: PartitionsJobSpec) -> PartitionProgram:
     assert spec.function is not None
     # Only the workers can import a function in the job's own packages or code.
     in_workers = spec.run_config.packages or spec.run_config.code
-    function = partial(call_imported, spec.function) if in_workers else imported(spec.function)
+    function = partial(program.call_imported, spec.function) if in_workers else program.imported(spec.function)
     named = partial(function, **spec.kwargs) if spec.kwargs else function
     called = SavedModel(named) if spec.register_as else named
     return PartitionProgram(pickled(called, spec.function), code_digest(called))

@@ -19,20 +19,10 @@ from shoal.data.dataset_spec import content_of
 from shoal.data.filters import check_present
 from shoal.errors import DataError, TrainingError
 from shoal.jobs.files import storage
-from shoal.kinds.partitions import worker
+from shoal.kinds.partitions import result_files, worker
 from shoal.kinds.partitions.bucket_rows import BatchInfo, chunks_of, dealt, largest_first, number_of_buckets, read_index
 from shoal.kinds.partitions.keys import key_type, keys_in, shown_key
 from shoal.kinds.partitions.partition_messages import PartitionProgram, Work
-from shoal.kinds.partitions.result_files import (
-    MANIFEST,
-    complete_files,
-    discard_leftovers,
-    forget_failed,
-    kept_outcomes,
-    manifest_of,
-    remove_tree,
-    work_folder_in,
-)
 from shoal.kinds.partitions.spec import PartitionsJobSpec
 from shoal.lazy_imports import pa
 from shoal.secrets.hidden_output import SECRETS
@@ -58,10 +48,10 @@ class WorkFolder:
     def __init__(self, attempt_folder: str, claim: Claim) -> None:
         self._attempt_folder = attempt_folder
         self._claim = claim
-        self.path = work_folder_in(attempt_folder)
+        self.path = result_files.work_folder_in(attempt_folder)
         self.rows = f"{self.path}/rows"
         self.results = f"{self.path}/results"
-        self.manifest = f"{self.path}/{MANIFEST}"
+        self.manifest = f"{self.path}/{result_files.MANIFEST}"
         self.is_local = is_local(filesystem(attempt_folder)[0])
 
     def prepare(self, key: str, earlier: Iterable[str]) -> None:
@@ -72,13 +62,13 @@ class WorkFolder:
             earlier: Artifact folders of earlier attempts, the newest first, which did not succeed.
         """
         if self._key(self.path) != key:
-            remove_tree(self.path)
+            result_files.remove_tree(self.path)
             for folder in earlier:
                 found = locations.read_claim(folder)
                 is_ours = found is not None and (found.job_id, found.owner) == (self._claim.job_id, self._claim.owner)
-                if is_ours and self._key(work_folder_in(folder)) == key:
-                    self._take_over(work_folder_in(folder))
-                    forget_failed(self.results)
+                if is_ours and self._key(result_files.work_folder_in(folder)) == key:
+                    self._take_over(result_files.work_folder_in(folder))
+                    result_files.forget_failed(self.results)
                     break
         if self.is_local:
             for folder in (self.rows, self.results):
@@ -98,11 +88,11 @@ class WorkFolder:
         """Remove what is not needed when the attempt has ended: rows, claims, and half-written files of killed
         workers."""
         with contextlib.suppress(OSError):
-            remove_tree(self.rows)
+            result_files.remove_tree(self.rows)
         with contextlib.suppress(OSError):
-            remove_tree(f"{self.path}/claims")
+            result_files.remove_tree(f"{self.path}/claims")
         with contextlib.suppress(OSError):
-            discard_leftovers(self.results)
+            result_files.discard_leftovers(self.results)
 
     def _take_over(self, earlier: str) -> None:
         """Move the files of an earlier attempt. If the store names its results, they stay readable there, and this
@@ -296,7 +286,7 @@ class _Partitions:
 
     def attempt(self, restarts: Restarts) -> list[int]:
         """Process all partitions that have not ended, and return the peak memory of each worker."""
-        done = complete_files(self._work.results, self._key_type)
+        done = result_files.complete_files(self._work.results, self._key_type)
         batches = self._batches()
         if batches is not None and not set(batches) - set(done):
             return []
@@ -313,7 +303,7 @@ class _Partitions:
                     "to a directory or URI that all nodes can reach"
                 )
             left = {bucket: places for bucket, places in batches.items() if bucket not in done}
-            kept = kept_outcomes(self._work.results, self._key_type)
+            kept = result_files.kept_outcomes(self._work.results, self._key_type)
             kept = {bucket: table for bucket, table in kept.items() if bucket in left}
             counts = _counted([*done.values(), *kept.values()])
             found = self._process(gang, restarts, left, kept, counts)
@@ -408,7 +398,7 @@ class _Partitions:
         Raises:
             TrainingError: All partitions have failed, a result file is missing, or a newer attempt has begun.
         """
-        tables = complete_files(self._work.results, self._key_type)
+        tables = result_files.complete_files(self._work.results, self._key_type)
         counts = _counted(tables.values())
         if counts["rows"] != self._rows:
             raise TrainingError(
@@ -420,7 +410,7 @@ class _Partitions:
         if not counts["succeeded"]:
             first = _first_error(tables.values())
             raise TrainingError(f"the function has failed for all {counts['failed']:,} partitions: {first}")
-        content = manifest_of(tables[bucket] for bucket in sorted(tables))
+        content = result_files.manifest_of(tables[bucket] for bucket in sorted(tables))
         storage.write(self._work.manifest, content)
         return Answer(
             self._work.path,

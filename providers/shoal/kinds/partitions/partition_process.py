@@ -29,22 +29,10 @@ import numpy as np
 
 from shoal.data.output_tables import described
 from shoal.errors import CapacityError, TrainingError
+from shoal.kinds.partitions import partition_messages as messages
 from shoal.kinds.partitions.bucket_rows import BatchInfo, BucketReader
 from shoal.kinds.partitions.keys import Key, encoded, key_text, seed_of, shown_key
-from shoal.kinds.partitions.partition_messages import (
-    Begun,
-    Bucket,
-    BucketEnded,
-    BucketFailed,
-    Ended,
-    Message,
-    ModelBytes,
-    PartitionContext,
-    PartitionFunction,
-    Read,
-    Work,
-    set_context,
-)
+from shoal.kinds.partitions.partition_messages import Message
 from shoal.lazy_imports import pa
 from shoal.os_processes import how_ended
 from shoal.secrets.known_secrets import KnownSecrets, SecretStream
@@ -65,7 +53,7 @@ not show where it begins."""
 _libc = ctypes.CDLL(None)
 
 
-def serve(work: Work, worker: ProcessChannel, output: int) -> NoReturn:
+def serve(work: messages.Work, worker: ProcessChannel, output: int) -> NoReturn:
     """Process buckets until the worker closes the channel, and end this process.
 
     Args:
@@ -82,17 +70,17 @@ def serve(work: Work, worker: ProcessChannel, output: int) -> NoReturn:
         reader = _reader(work)
         with contextlib.suppress(EOFError, OSError):
             while True:
-                bucket: Bucket = pickle.loads(worker.receive())
+                bucket: messages.Bucket = pickle.loads(worker.receive())
                 try:
                     for message in _processed(work, reader, bucket):
-                        if isinstance(message, Begun | Ended):
+                        if isinstance(message, messages.Begun | messages.Ended):
                             os.write(output, MARK)
                         send(message)
-                    send(BucketEnded())
+                    send(messages.BucketEnded())
                 except OSError:
                     raise
                 except Exception as error:
-                    send(BucketFailed("".join(traceback.format_exception_only(error)).strip()))
+                    send(messages.BucketFailed("".join(traceback.format_exception_only(error)).strip()))
                 memory.trim()
     finally:
         _flush()
@@ -108,21 +96,21 @@ def _print_to(output: int) -> None:
     )
 
 
-def _reader(work: Work) -> BucketReader:
+def _reader(work: messages.Work) -> BucketReader:
     schema = work.source.schema()
     names = dict.fromkeys((*work.columns, *work.by))
     return BucketReader(work.rows_folder, {name: schema.field(name).type for name in names})
 
 
-def _processed(work: Work, reader: BucketReader, bucket: Bucket) -> Iterator[Message]:
+def _processed(work: messages.Work, reader: BucketReader, bucket: messages.Bucket) -> Iterator[Message]:
     """Call the function for each partition of a bucket, the largest first, and yield what happens."""
     partitions = _Partitions(work, reader, bucket)
-    yield Read(len(partitions.rows))
+    yield messages.Read(len(partitions.rows))
     for text, key in partitions.order:
         if text in bucket.skip:
             continue
-        yield Begun(key, text, partitions.rows[text])
-        context = PartitionContext(key, seed_of(work.seed, text), bucket.attempts.get(text, 1), work.threads)
+        yield messages.Begun(key, text, partitions.rows[text])
+        context = messages.PartitionContext(key, seed_of(work.seed, text), bucket.attempts.get(text, 1), work.threads)
         yield _called(work, partitions, context, text)
 
 
@@ -139,7 +127,7 @@ class _Partitions:
         order: Texts and keys, the largest partition first.
     """
 
-    def __init__(self, work: Work, reader: BucketReader, bucket: Bucket) -> None:
+    def __init__(self, work: messages.Work, reader: BucketReader, bucket: messages.Bucket) -> None:
         self._work = work
         self._reader = reader
         self._budget = bucket.budget_bytes
@@ -198,40 +186,42 @@ class _Partitions:
         return found.select(list(self._work.columns))
 
 
-def _called(work: Work, partitions: _Partitions, context: PartitionContext, text: str) -> Ended:
+def _called(
+    work: messages.Work, partitions: _Partitions, context: messages.PartitionContext, text: str
+) -> messages.Ended:
     """Call the function for a partition."""
     began = time.perf_counter()
     try:
         table = described(partitions.table(text, context.key), work.source)
-        rows = table if isinstance(work.function, PartitionFunction) else table.to_pandas()
+        rows = table if isinstance(work.function, messages.PartitionFunction) else table.to_pandas()
         random.seed(context.seed)
         np.random.seed(context.seed)
         if torch := sys.modules.get("torch"):
             torch.manual_seed(context.seed)
-        set_context(context)
+        messages.set_context(context)
         began = time.perf_counter()
         with ending_forks():
             value = work.function(rows, context.key)
             seconds = time.perf_counter() - began
             content = _content(value)
-        return Ended("succeeded", seconds, context.metrics, value=content)
+        return messages.Ended("succeeded", seconds, context.metrics, value=content)
     except CapacityError as error:
-        return Ended("failed", 0.0, error=str(error))
+        return messages.Ended("failed", 0.0, error=str(error))
     except BaseException as error:  # also SystemExit and KeyboardInterrupt, which would end this process
         # Without the frame of this function, which is none of the user's.
         traceback.print_exception(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
         summary = "".join(traceback.format_exception_only(error)).strip()
-        return Ended("failed", time.perf_counter() - began, context.metrics, error=summary)
+        return messages.Ended("failed", time.perf_counter() - began, context.metrics, error=summary)
     finally:
-        set_context(None)
+        messages.set_context(None)
         _flush()
 
 
-def _content(value: Any) -> ModelBytes:
-    if isinstance(value, ModelBytes):
+def _content(value: Any) -> messages.ModelBytes:
+    if isinstance(value, messages.ModelBytes):
         return value
     try:
-        return ModelBytes("pickle", cloudpickle.dumps(value))
+        return messages.ModelBytes("pickle", cloudpickle.dumps(value))
     except Exception as error:
         raise TypeError(
             f"the return value of type {type(value).__name__} cannot be pickled: {error}. Return plain data or a model"
@@ -335,7 +325,7 @@ class ForkedProcess:
         work: What is the same for all partitions.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: messages.Work) -> None:
         ours, theirs = socket.socketpair()
         self._output, output = os.pipe()
         self._oom_kills = memory.OomKills()
@@ -356,7 +346,7 @@ class ForkedProcess:
         self.peak_bytes = 0
 
     def messages(
-        self, bucket: Bucket, timeout: float | None, meanwhile: Callable[[], object] = lambda: None
+        self, bucket: messages.Bucket, timeout: float | None, meanwhile: Callable[[], object] = lambda: None
     ) -> Iterator[Message]:
         """Have a bucket processed, and yield the messages of the process. Call `meanwhile` while no message comes.
 
@@ -368,13 +358,13 @@ class ForkedProcess:
         deadline: float | None = None
         while True:
             message = self._receive(deadline, timeout, meanwhile)
-            if isinstance(message, BucketEnded):
+            if isinstance(message, messages.BucketEnded):
                 return
-            if isinstance(message, Begun):
+            if isinstance(message, messages.Begun):
                 self._next_part()
                 self._log = None
                 deadline = None if timeout is None else time.monotonic() + timeout
-            elif isinstance(message, Ended):
+            elif isinstance(message, messages.Ended):
                 self._log = self._next_part()
                 deadline = None
             yield message

@@ -20,16 +20,10 @@ from shoal.jobs.files import artifacts, storage
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.results import JobResult, failed_text
-from shoal.kinds.partitions import partition_messages
+from shoal.kinds.partitions import partition_messages, result_files
 from shoal.kinds.partitions.keys import Key as PartitionKey
 from shoal.kinds.partitions.keys import key_text, keys_in, shown_key
 from shoal.kinds.partitions.partition_messages import Kind, Status
-from shoal.kinds.partitions.result_files import (
-    MANIFEST,
-    complete_files,
-    manifest_of,
-    work_folder_in,
-)
 from shoal.kinds.partitions.spec import PARTITIONS
 from shoal.lazy_imports import pa, pd, pq
 from shoal.state import Store
@@ -217,9 +211,9 @@ class PartitionResults:
             work_folder: Folder of the job's attempt with the result files.
         """
         found = cls.__new__(cls)
-        found.manifest, found.digest = f"{work_folder}/{MANIFEST}", ""
-        tables = complete_files(f"{work_folder}/results")
-        found._fill(manifest_of(tables.values()) if tables else None, reads_values=False)
+        found.manifest, found.digest = f"{work_folder}/{result_files.MANIFEST}", ""
+        tables = result_files.complete_files(f"{work_folder}/results")
+        found._fill(result_files.manifest_of(tables.values()) if tables else None, reads_values=False)
         return found
 
     def __len__(self) -> int:
@@ -419,4 +413,4 @@ def partitions_so_far(
     location = artifact_location or job.run_config.get("artifact_location")
     if job.result:  # it has succeeded, or failed after all results were stored
         return load_partitions(JobResult.model_validate(job.result), location)
-    return PartitionResults.so_far(work_folder_in(artifacts.folder(Key(job.id, job.attempt), location)))
+    return PartitionResults.so_far(result_files.work_folder_in(artifacts.folder(Key(job.id, job.attempt), location)))

@@ -17,18 +17,9 @@ import cloudpickle
 
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import TrainingError
+from shoal.kinds.partitions import partition_messages as messages
 from shoal.kinds.partitions.bucket_rows import BatchInfo, Chunk, write_chunk
 from shoal.kinds.partitions.keys import shown_key
-from shoal.kinds.partitions.partition_messages import (
-    Begun,
-    Bucket,
-    BucketFailed,
-    Ended,
-    Outcome,
-    PartitionFunction,
-    Read,
-    Work,
-)
 from shoal.kinds.partitions.partition_process import ForkedProcess, ProcessLostError, in_fork
 from shoal.kinds.partitions.result_files import ResultWriter
 from shoal.lazy_imports import pa
@@ -63,7 +54,7 @@ class Assignment:
     """
 
     program: bytes
-    work: Work
+    work: messages.Work
     key_type: pa.DataType
     results_folder: str
     claims_folder: str | None
@@ -116,7 +107,7 @@ def process(assignment: Assignment, orders: Sequence[Order]) -> int:
     work.source.metadata(
         work.source.reference().path
     )  # reads the footer that the conversion to pandas needs, once for all forks
-    if isinstance(work.function, PartitionFunction):
+    if isinstance(work.function, messages.PartitionFunction):
         work.function.prepare(assignment.key_type, work.by)
     hidden = KnownSecrets(assignment.secrets)
     reporter = _Reporter()
@@ -148,7 +139,7 @@ class _Reporter:
         self._note: dict[str, Any] = {}
         self._sent = time.monotonic()
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: messages.Outcome) -> None:
         """Count a partition."""
         note = self._note
         for name, value in (("rows", outcome.rows), (outcome.status, 1)):
@@ -175,38 +166,38 @@ class _Processes:
         hidden: The secrets, which are removed from errors and logs.
     """
 
-    def __init__(self, work: Work, timeout: float | None, hidden: KnownSecrets) -> None:
+    def __init__(self, work: messages.Work, timeout: float | None, hidden: KnownSecrets) -> None:
         self._work = work
         self._timeout = timeout
         self._hidden = hidden
         self._process: ForkedProcess | None = None
         self.peak_bytes = 0
 
-    def outcomes(self, batches: Sequence[BatchInfo], writer: ResultWriter) -> Iterator[Outcome]:
+    def outcomes(self, batches: Sequence[BatchInfo], writer: ResultWriter) -> Iterator[messages.Outcome]:
         """Have the partitions of a bucket processed that have not ended yet, and yield the outcome of each, once.
 
         The writer keeps earlier outcomes while the function runs for a long time.
         """
         budget = max(1, memory.available_bytes() // gang_context().local_world_size)
-        bucket = Bucket(batches, writer.ended, {}, budget)
+        bucket = messages.Bucket(batches, writer.ended, {}, budget)
         unread = 0
         while True:
-            current: Begun | None = None
+            current: messages.Begun | None = None
             ended: set[str] = set()
             try:
                 self._process = self._process or ForkedProcess(self._work)
                 for message in self._process.messages(bucket, self._timeout, writer.keep):
-                    if isinstance(message, Read):
+                    if isinstance(message, messages.Read):
                         writer.expect(message.partitions)
                         unread = 0
-                    elif isinstance(message, Begun):
+                    elif isinstance(message, messages.Begun):
                         current = message
-                    elif isinstance(message, Ended):
+                    elif isinstance(message, messages.Ended):
                         assert current is not None
                         yield self._outcome(current, message, bucket.attempts.get(current.text, 1))
                         ended.add(current.text)
                         current = None
-                    elif isinstance(message, BucketFailed):
+                    elif isinstance(message, messages.BucketFailed):
                         raise TrainingError(f"the rows of a bucket could not be read: {message.error}")
                 if self._process.growth() > _GROWTH_BYTES:
                     self._end()
@@ -224,7 +215,7 @@ class _Processes:
                 if attempt >= MOST_ATTEMPTS or not lost.again:
                     why = f"the process of the function {lost} in {attempt} attempts"
                     why = why if lost.again else f"the function {lost}"
-                    yield self._outcome(current, Ended("failed", 0.0, error=why), attempt)
+                    yield self._outcome(current, messages.Ended("failed", 0.0, error=why), attempt)
                     ended.add(current.text)
                 bucket = replace(bucket, skip=bucket.skip | ended, attempts=attempts)
 
@@ -232,9 +223,9 @@ class _Processes:
         """End the process."""
         self._end()
 
-    def _outcome(self, begun: Begun, ended: Ended, attempt: int) -> Outcome:
+    def _outcome(self, begun: messages.Begun, ended: messages.Ended, attempt: int) -> messages.Outcome:
         log = self._last_log if self._process is None else self._process.log(self._hidden)
-        return Outcome(
+        return messages.Outcome(
             begun.key,
             ended.status,
             attempt,

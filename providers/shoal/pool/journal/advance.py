@@ -18,21 +18,6 @@ from shoal.pool.backends.interface import Arrival, NodeRef, Seen, Waiting, pool_
 from shoal.pool.bound_host import is_bound_here
 from shoal.pool.holder import Notice
 from shoal.pool.journal import rows, sizes, usage
-from shoal.pool.scaling_plan import (
-    Snapshot,
-    Verdict,
-    cause_of_starts,
-    cooldown,
-    grantable,
-    judge,
-    may_resize,
-    plan_nodes,
-    should_forgive,
-    should_touch,
-    unclaimed,
-    wanted,
-    why_down,
-)
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import DRAIN_GRACE, START_TIMEOUT
 from shoal.state import stamps
@@ -46,13 +31,13 @@ def withdraw(session: Session, operation_id: str, reason: str, now: float) -> bo
     if operation is None or operation.state is not OperationState.OPEN:
         return False
     snapshot = rows.load(session, operation.pool)
-    end_operation(session, snapshot, Verdict(operation_id, OperationState.ROLLED_BACK, reason), now)
+    end_operation(session, snapshot, scaling_plan.Verdict(operation_id, OperationState.ROLLED_BACK, reason), now)
     usage.follow_leases(session, operation.pool, now)
     sizes.note(session, operation.pool, now)
     return True
 
 
-def end_operation(session: Session, snapshot: Snapshot, verdict: Verdict, now: float) -> str:
+def end_operation(session: Session, snapshot: scaling_plan.Snapshot, verdict: scaling_plan.Verdict, now: float) -> str:
     """Record how an operation ended, and update the pool's leases and its base demand (the size that `up` or `scale`
     has set) accordingly. Return a sentence for the log."""
     operation = next(row for row in snapshot.operations if row.id == verdict.operation_id)
@@ -68,7 +53,9 @@ def end_operation(session: Session, snapshot: Snapshot, verdict: Verdict, now: f
     return Notice(f"{ended}, {verdict.reason}" if verdict.reason else ended, operation.holder)
 
 
-def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: Verdict, now: float) -> None:
+def _apply(
+    session: Session, snapshot: scaling_plan.Snapshot, operation: Operation, verdict: scaling_plan.Verdict, now: float
+) -> None:
     """Update the pool's base demand (the size that `up` or `scale` has set) and its leases after an operation has
     ended."""
     demand = snapshot.demand
@@ -100,7 +87,7 @@ def _apply(session: Session, snapshot: Snapshot, operation: Operation, verdict: 
         demand.size, demand.operation_id, demand.set_at = operation.replaced_size, operation.replaced_operation_id, now
 
 
-def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease: Lease) -> None:
+def _take_back(session: Session, snapshot: scaling_plan.Snapshot, operation: Operation, lease: Lease) -> None:
     """Restore the size that a lease had before an operation. Delete the lease if the operation created it.
 
     A larger size is restored only if its nodes were not granted to another lease in the meantime.
@@ -122,13 +109,13 @@ def _take_back(session: Session, snapshot: Snapshot, operation: Operation, lease
         later.replaced_size = operation.replaced_size
     elif operation.replaced_size is None:
         session.delete(lease)
-    elif may_resize(snapshot, lease, operation.replaced_size):
+    elif scaling_plan.may_resize(snapshot, lease, operation.replaced_size):
         lease.size = operation.replaced_size
     else:
         operation.replaced_size = lease.size
 
 
-def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
+def record_seen(session: Session, snapshot: scaling_plan.Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
     """Write the result of a check of a pool's nodes to the rows of these nodes.
 
     A lost node gets the state failed, a requested node that has joined the Ray cluster gets the state ready, and one
@@ -144,7 +131,9 @@ def record_seen(session: Session, snapshot: Snapshot, looked_at: Sequence[NodeRe
             node.cpus, node.gpus = seen_as.cpus, seen_as.gpus
 
 
-def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: float, *, shared_now: float) -> bool:
+def is_due(
+    snapshot: scaling_plan.Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: float, *, shared_now: float
+) -> bool:
     """Return whether anything in the pool has to change now, for example because a node has to be started or a lease
     has expired."""
     return (
@@ -158,7 +147,7 @@ def is_due(snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen, now: fl
 
 
 def _changed_nodes(
-    snapshot: Snapshot, looked_at: Sequence[NodeRef], seen: Seen
+    snapshot: scaling_plan.Snapshot, looked_at: Sequence[NodeRef], seen: Seen
 ) -> Iterator[tuple[Node, str | Arrival | Waiting]]:
     """Yield each node that has changed since its row was written, together with the change. For a lost node, the change
     is the reason for the loss. For a requested node that has joined the Ray cluster, it is the data of the Ray node."""
@@ -206,7 +195,7 @@ class Intents:
     """Whether the backend has to confirm the size, although no node may have to be ended."""
 
 
-def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
+def advance(session: Session, snapshot: scaling_plan.Snapshot, now: float) -> Intents:
     """Update a pool's rows, and record in them which nodes to start and end.
 
     Leases that have expired or are over their limits are deleted, operations that are complete or past their deadline
@@ -223,10 +212,10 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     if spent := usage.end_spent_leases(session, snapshot, now):
         session.flush()
         snapshot = rows.load(session, snapshot.pool.name)
-    if ended := [end_operation(session, snapshot, verdict, now) for verdict in judge(snapshot, now)]:
+    if ended := [end_operation(session, snapshot, verdict, now) for verdict in scaling_plan.judge(snapshot, now)]:
         session.flush()
         snapshot = rows.load(session, snapshot.pool.name)
-    granted = grantable(snapshot)
+    granted = scaling_plan.grantable(snapshot)
     for lease in granted:
         lease.waiting = False
     session.flush()
@@ -234,13 +223,13 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     notices = [
         Notice(f"the lease of {lease.holder} was granted, {lease.size} nodes", lease.holder) for lease in granted
     ]
-    if why := why_down(snapshot, now):
+    if why := scaling_plan.why_down(snapshot, now):
         rows.stop(session, snapshot.pool, now)
         snapshot = rows.load(session, snapshot.pool.name)
         notices.append(Notice(f"the pool goes down because {why}"))
-    elif should_touch(snapshot, now):
+    elif scaling_plan.should_touch(snapshot, now):
         snapshot.pool.touched_at = now
-    if should_forgive(snapshot, now):
+    if scaling_plan.should_forgive(snapshot, now):
         snapshot.pool.start_failures, snapshot.pool.last_failure = 0, None
     # The following code deletes no rows, and changes the snapshot's rows in place, so the snapshot stays up to date.
     _end_and_drain(session, snapshot, now)
@@ -254,17 +243,17 @@ def advance(session: Session, snapshot: Snapshot, now: float) -> Intents:
     ending = [NodeRef.of(node) for node in nodes if node.state is NodeState.ENDING]
     staying = [node.endpoint or {} for node in nodes if node.state is not NodeState.ENDING]
     held = frozenset(endpoint["pod_uid"] for endpoint in staying if "pod_uid" in endpoint)
-    starting = unclaimed(nodes, now)
+    starting = scaling_plan.unclaimed(nodes, now)
     for node in starting:
         node.spawned_at = now
     start = [NodeRef.of(node) for node in starting]
     return Intents(start, ending, [*lost, *spent, *ended, *notices], decision["size"], held, is_unconfirmed)
 
 
-def _decide(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str, Any]:
+def _decide(snapshot: scaling_plan.Snapshot, nodes: Sequence[Node]) -> dict[str, Any]:
     """Return the decision about the pool's size (see `Pool.decision`)."""
     before = snapshot.pool.decision or {"number": 0, "size": 0}
-    size = wanted(snapshot)
+    size = scaling_plan.wanted(snapshot)
     unconfirmed = before.get("unconfirmed")
     if size < before["size"]:
         unconfirmed = unconfirmed or "the smaller size has not been sent yet"
@@ -278,9 +267,9 @@ def _decide(snapshot: Snapshot, nodes: Sequence[Node]) -> dict[str, Any]:
     }
 
 
-def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
+def _end_and_drain(session: Session, snapshot: scaling_plan.Snapshot, now: float) -> None:
     """Change the state of nodes that have to end: `DRAINING` if the node may finish its work first, else `ENDING`."""
-    difference = plan_nodes(snapshot, now)
+    difference = scaling_plan.plan_nodes(snapshot, now)
     by_id = {node.id: node for node in snapshot.nodes}
     for node_id, reason in difference.end:
         _intend_end(session, snapshot, by_id[node_id], reason, now)
@@ -291,11 +280,11 @@ def _end_and_drain(session: Session, snapshot: Snapshot, now: float) -> None:
         node.state, node.drain_deadline = NodeState.DRAINING, node.leaving_at or now + DRAIN_GRACE
 
 
-def _add_missing_nodes(session: Session, snapshot: Snapshot, now: float) -> list[Node]:
+def _add_missing_nodes(session: Session, snapshot: scaling_plan.Snapshot, now: float) -> list[Node]:
     """Add a row to the database for each missing node, and return the rows."""
     # Decide again which nodes to start. If nodes have failed since the last decision, the pool waits for a while (the
     # cooldown) before it replaces them.
-    difference = plan_nodes(snapshot, now)
+    difference = scaling_plan.plan_nodes(snapshot, now)
     head = next((node for node in snapshot.nodes if node.is_head and node.state is NodeState.READY), None)
     head_id = head.id if head else None
     started = []
@@ -308,7 +297,7 @@ def _add_missing_nodes(session: Session, snapshot: Snapshot, now: float) -> list
     return started
 
 
-def _has_expired(snapshot: Snapshot, lease: Lease, shared_now: float) -> bool:
+def _has_expired(snapshot: scaling_plan.Snapshot, lease: Lease, shared_now: float) -> bool:
     """Return whether a lease was not renewed within its time to live. The lease of an unfinished job does not expire.
 
     If a lease was renewed on this host since the last boot, its age is measured with the monotonic clock, which a
@@ -322,11 +311,11 @@ def _has_expired(snapshot: Snapshot, lease: Lease, shared_now: float) -> bool:
 
 
 def _intend_start(
-    session: Session, snapshot: Snapshot, *, is_head: bool, head_id: str | None, queue: int, now: float
+    session: Session, snapshot: scaling_plan.Snapshot, *, is_head: bool, head_id: str | None, queue: int, now: float
 ) -> Node:
     pool = snapshot.pool
     spec = PoolSpec.model_validate(pool.spec)
-    cause = cause_of_starts(snapshot)
+    cause = scaling_plan.cause_of_starts(snapshot)
     backend = backend_of(spec)
     deadline = now + backend.start_timeout + queue * backend.start_timeout_per_node
     node = Node(
@@ -349,7 +338,7 @@ def _intend_start(
     return node
 
 
-def _intend_end(session: Session, snapshot: Snapshot, node: Node, reason: str, now: float) -> None:
+def _intend_end(session: Session, snapshot: scaling_plan.Snapshot, node: Node, reason: str, now: float) -> None:
     never_ready = not node.was_ready
     failed = node.state is NodeState.FAILED or (never_ready and now >= node.start_deadline)
     cause = session.get(Operation, node.operation_id) if node.operation_id else None
@@ -363,5 +352,5 @@ def _intend_end(session: Session, snapshot: Snapshot, node: Node, reason: str, n
         pool = snapshot.pool
         pool.start_failures += 1
         pool.last_failure = f"{node.name}: {reason}"
-        pool.cooldown_until = now + cooldown(pool.start_failures)
+        pool.cooldown_until = now + scaling_plan.cooldown(pool.start_failures)
     node.state, node.error = NodeState.ENDING, reason

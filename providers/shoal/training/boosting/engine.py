@@ -19,16 +19,8 @@ from shoal.data.checks import decimals_of
 from shoal.data.numpy_columns import find_categories
 from shoal.errors import MissingExtraError, OutOfMemoryError, TrainingError, UnusableGpuError, WorkerLostError
 from shoal.training import cluster
+from shoal.training.boosting import messages
 from shoal.training.boosting.library import Library, library_of
-from shoal.training.boosting.messages import (
-    Boosted,
-    Checkpoint,
-    History,
-    Part,
-    Task,
-    by_round,
-    next_segment,
-)
 from shoal.training.boosting.params import Direction, UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.rows import checked_data, refuse_long_eval_sets, shard_datasets
@@ -185,7 +177,7 @@ class Training:
         schema = self._train.schema()
         types = {name: str(schema.field(name).type) for name in request.input_cols}
         self._columns = replace(request.columns, categories=categories, types=types)
-        self._checkpoint = Checkpoint() if continued is None else continued.checkpoint()
+        self._checkpoint = messages.Checkpoint() if continued is None else continued.checkpoint()
         self._sent: Any = user_code
         if user_code:
             self._sent = Pickled(pickled(user_code, "callbacks, objective or metrics"))
@@ -270,15 +262,17 @@ class Training:
             workers=tuple(workers),
         )
 
-    def alone(self) -> Task:
+    def alone(self) -> messages.Task:
         """Return the task of a worker that trains alone on all rows."""
         seed, group_col = self.request.run_config.seed, self.request.group_col
         [(train, eval_sets)] = shard_datasets(self._train, self._eval_sets, 1, seed, group_col)
         return self._task(train, eval_sets, {}, by_columns=False)
 
-    def _task(self, train: Part, eval_sets: dict[str, Part], connection: dict[str, Any], *, by_columns: bool) -> Task:
+    def _task(
+        self, train: messages.Part, eval_sets: dict[str, messages.Part], connection: dict[str, Any], *, by_columns: bool
+    ) -> messages.Task:
         request = self.request
-        return Task(
+        return messages.Task(
             train=train,
             eval_sets=eval_sets,
             columns=self._columns,
@@ -308,11 +302,11 @@ class Training:
             if problem is not None:
                 raise UnusableGpuError(f"the training cannot use the GPU of node {worker.node}: {problem}")
 
-    def _boost(self, gang: Gang, workers: list[WorkerStats]) -> Boosted:
+    def _boost(self, gang: Gang, workers: list[WorkerStats]) -> messages.Boosted:
         """Train the rounds after the last checkpoint, in segments (groups of rounds), and add to the figures of the
         workers; return rank 0's last result."""
         rounds, every = self.request.n_estimators, self.request.run_config.checkpoint_every
-        resume: Checkpoint | None = self._checkpoint
+        resume: messages.Checkpoint | None = self._checkpoint
         if self.metrics and self._logged > self._checkpoint.rounds:
             self.metrics.continued()
         self._logged = self._checkpoint.rounds
@@ -320,8 +314,8 @@ class Training:
         first_line_s = math.inf if self.request.verbose_eval else FIRST_PROGRESS_LINE_S
         with ProgressDisplay(first_line_s=first_line_s, on_progress=self.on_progress) as display:
             while True:
-                segment = next_segment(self._checkpoint.rounds, rounds, every, resume)
-                answers: list[Boosted] = self._on_all(
+                segment = messages.next_segment(self._checkpoint.rounds, rounds, every, resume)
+                answers: list[messages.Boosted] = self._on_all(
                     gang,
                     "boost",
                     [(segment,)] * len(workers),
@@ -338,9 +332,9 @@ class Training:
                 if nodes := gang.can_move_from():
                     raise NodeLeavesError(f"node {', '.join(nodes)} will shut down soon")
 
-    def _report(self, display: ProgressDisplay, first: int, rounds: int, history: History) -> None:
+    def _report(self, display: ProgressDisplay, first: int, rounds: int, history: messages.History) -> None:
         """Pass on the metrics of the rounds from `first` on that are new, and the progress."""
-        each = by_round(history)
+        each = messages.by_round(history)
         for step, values in enumerate(each, first):
             if self.metrics and step >= self._logged:
                 self.metrics.log(0, values, step)

@@ -11,15 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from shoal.boosting_libraries import loaded
-from shoal.data.checks import (
-    check_bounds,
-    check_categories,
-    check_finite,
-    check_group,
-    check_no_nulls,
-    check_weight,
-    validate_columns,
-)
+from shoal.data import checks
 from shoal.data.numpy_columns import encoded, to_matrix, to_vector
 from shoal.data.parquet.source import ParquetSource, group_starts
 from shoal.data.planning import RowRange, Shard
@@ -200,22 +192,22 @@ class ShardRows:
         several = bool(columns.other_labels)
         labels = to_matrix(table, columns.labels) if several else to_vector(table, columns.label, "float32")
         for name, values in zip(columns.labels, labels.reshape(len(labels), -1).T, strict=True):
-            check_finite(values, "label", name, rows, _WITHOUT_LABEL)
+            checks.check_finite(values, "label", name, rows, _WITHOUT_LABEL)
             if self._check_label:
                 self._check_label(values, name, rows)
         weight = None
         if columns.weight is not None:
             weight = to_vector(table, columns.weight, "float32")
-            check_finite(weight, "weight", columns.weight, rows, _EVERY_ROW)
+            checks.check_finite(weight, "weight", columns.weight, rows, _EVERY_ROW)
         margins = margins_of(table, columns.base_margin, "float64" if self._keep_types else "float32")
         if margins is not None:
             for name, values in zip(columns.base_margin, margins.reshape(len(margins), -1).T, strict=True):
-                check_finite(values, "base_margin", name, rows, _EVERY_ROW)
+                checks.check_finite(values, "base_margin", name, rows, _EVERY_ROW)
         batch = Batch(features, labels, weight, margins)
         if not columns.bounds:
             return batch
         lower, upper = (to_vector(table, name, "float32") for name in columns.bounds)
-        check_bounds(lower, upper, columns.bounds, rows)
+        checks.check_bounds(lower, upper, columns.bounds, rows)
         return replace(batch, lower=lower, upper=upper)
 
 
@@ -314,7 +306,7 @@ def checked_data(
     train = DataConnector.from_spec(request.dataset)
     columns = (request.input_cols, request.label_col, request.extra_cols)
     categorical = request.categorical_cols
-    validate_columns(train.source, *columns, categorical_cols=categorical, takes_categories=takes_categories)
+    checks.validate_columns(train.source, *columns, categorical_cols=categorical, takes_categories=takes_categories)
     types = {name: train.schema().field(name).type for name in categorical}
     _check_values(request, train.source)
     eval_sets = {}
@@ -326,8 +318,8 @@ def checked_data(
         if connector is train:
             continue
         try:
-            validate_columns(connector.source, *columns, categorical_cols=categorical, allow_all_null=True)
-            check_categories(connector.source, types)
+            checks.validate_columns(connector.source, *columns, categorical_cols=categorical, allow_all_null=True)
+            checks.check_categories(connector.source, types)
             _check_values(request, connector.source)
         except DataError as exc:
             raise DataError(f'eval_set "{name}": {exc}') from exc
@@ -341,28 +333,28 @@ def check_features(request: TrainRequest, schema: pa.Schema, source: ParquetSour
         DataError: A column is missing or of an unsuitable type, or a margin is null.
     """
     categorical = request.categorical_cols
-    validate_columns(
+    checks.validate_columns(
         source,
         request.input_cols,
         extra_cols=request.margin_cols,
         categorical_cols=categorical,
         allow_all_null=True,
     )
-    check_categories(source, {name: schema.field(name).type for name in categorical if name in schema.names})
+    checks.check_categories(source, {name: schema.field(name).type for name in categorical if name in schema.names})
     for name in request.margin_cols:
-        check_no_nulls(source, name, "base_margin")
+        checks.check_no_nulls(source, name, "base_margin")
 
 
 def _check_values(request: TrainRequest, source: ParquetSource) -> None:
     for label in request.all_label_cols:
-        check_no_nulls(source, label)
+        checks.check_no_nulls(source, label)
     for margin in request.margin_cols:
-        check_no_nulls(source, margin, "base_margin")
+        checks.check_no_nulls(source, margin, "base_margin")
     if request.weight_col is not None:
-        check_no_nulls(source, request.weight_col, "weight")
-        check_weight(source, request.weight_col)
+        checks.check_no_nulls(source, request.weight_col, "weight")
+        checks.check_weight(source, request.weight_col)
     if request.group_col is not None:
-        check_group(source, request.group_col)
+        checks.check_group(source, request.group_col)
 
 
 def refuse_long_eval_sets(eval_sets: Mapping[str, DataConnector], metrics: str) -> None:

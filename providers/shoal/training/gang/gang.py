@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar
 
 from shoal.errors import ShoalError, TrainingError, WorkerLostError
 from shoal.secrets.redaction import hide_known
-from shoal.training import cluster
+from shoal.training import cluster, timeouts
 from shoal.training.gang import placement
 from shoal.training.gang.child_processes import finder, on_nodes_with_ray, on_nodes_without_ray
 from shoal.training.gang.connection import NODE_LOST, EventKind, WorkerConnections
@@ -38,17 +38,6 @@ from shoal.training.gang.worker import Failure, Lost, PeerError, Place, Success,
 from shoal.training.host import own_process
 from shoal.training.host.memory import OomKills
 from shoal.training.reporting import say
-from shoal.training.timeouts import (
-    FURTHER_ERRORS_S,
-    RESOURCES_WAIT_S,
-    UNEVEN_RETURN_S,
-    UNREACHABLE_WORKER_S,
-    WORKER_END_S,
-    WORKER_FINISH_S,
-    WORKER_KILL_S,
-    WORKER_REPLACE_S,
-    WORKER_START_S,
-)
 
 
 class Sidecar(Protocol):
@@ -123,7 +112,7 @@ class _Losses:
         reports = self._reports.setdefault(rank, [])
         reports.append(cause)
         if len(reports) < _REPORTS:
-            self._deadlines[rank] = time.monotonic() + UNREACHABLE_WORKER_S
+            self._deadlines[rank] = time.monotonic() + timeouts.UNREACHABLE_WORKER_S
             return None
         del self._reports[rank], self._deadlines[rank]
         return min(reports, key=lambda each: each.weight)
@@ -187,7 +176,7 @@ class Gang:
 
     @classmethod
     def start(
-        cls, shape: GangShape, *, timeout: float = RESOURCES_WAIT_S, env: Mapping[str, str] | None = None
+        cls, shape: GangShape, *, timeout: float = timeouts.RESOURCES_WAIT_S, env: Mapping[str, str] | None = None
     ) -> Gang:
         """Start all workers of a gang; if one of them cannot start, end the others.
 
@@ -313,7 +302,7 @@ class Gang:
 
         After 30 s, or `timeout`, the workers are killed. What fails here is only printed, because the work is done.
         """
-        limit = WORKER_FINISH_S if timeout is None else min(timeout, WORKER_FINISH_S)
+        limit = timeouts.WORKER_FINISH_S if timeout is None else min(timeout, timeouts.WORKER_FINISH_S)
         try:
             if self.sound:
                 self._run(own_process.end_user_code, [()] * self.shape.num_workers, time.monotonic() + limit, None)
@@ -342,11 +331,11 @@ class Gang:
             if self._workers is not None:
                 self._workers.kill()
         if (connections := self._connections) is not None:
-            if not connections.wait_all_gone(WORKER_KILL_S):
+            if not connections.wait_all_gone(timeouts.WORKER_KILL_S):
                 # Ray cannot kill workers on a node whose raylet (Ray's process on the node) is dead or stopped. A
                 # worker ends itself when its socket to the driver is closed, so the sockets are closed now.
                 connections.hang_up()
-                if not connections.wait_all_gone(WORKER_END_S):
+                if not connections.wait_all_gone(timeouts.WORKER_END_S):
                     say(
                         f"a worker of the gang of {self.shape} cannot be reached: the worker will end itself when its "
                         "host runs again"
@@ -371,8 +360,8 @@ class Gang:
             Place(rank, size, seat.local_world_size, connections.host, connections.port, connections.token)
             for rank, seat in enumerate(seats)
         ]
-        deadline = time.monotonic() + WORKER_START_S
-        joined = workers.join(places, env, WORKER_START_S)
+        deadline = time.monotonic() + timeouts.WORKER_START_S
+        joined = workers.join(places, env, timeouts.WORKER_START_S)
         infos = [WorkerInfo(rank, seat.node, next(joined).pid, seat.node_id) for rank, seat in enumerate(seats)]
         self.workers = tuple(infos)
         # Another thread reads the first message (hello) of each worker's socket. A worker's join() may return before
@@ -390,9 +379,9 @@ class Gang:
             WorkerLostError: The node of the worker has ended, or the new worker died or did not answer in time.
         """
         assert self._connections is not None
-        gone = self._connections.wait_replaceable(rank, WORKER_END_S)
-        deadline = time.monotonic() + WORKER_REPLACE_S
-        joined = self._started.replace(rank, self._places[rank], self._env, WORKER_REPLACE_S)
+        gone = self._connections.wait_replaceable(rank, timeouts.WORKER_END_S)
+        deadline = time.monotonic() + timeouts.WORKER_REPLACE_S
+        joined = self._started.replace(rank, self._places[rank], self._env, timeouts.WORKER_REPLACE_S)
         self._started.preload(*self._preloaded, [rank])
         left = max(0.1, deadline - time.monotonic())
         if not gone or not self._connections.wait_joined(self.shape.num_workers, left):
@@ -435,7 +424,7 @@ class Gang:
                 talking.discard(event.rank)
             elif isinstance(event, _Answer):
                 if not results and report_uneven:
-                    report_at = time.monotonic() + UNEVEN_RETURN_S
+                    report_at = time.monotonic() + timeouts.UNEVEN_RETURN_S
                 results[event.rank] = event.value
             elif isinstance(event, _Note):
                 if on_note:
@@ -467,7 +456,9 @@ class Gang:
         while all(cause.weight is not _Weight.STARVED for cause in causes):
             known = any(cause.weight is not _Weight.PEER for cause in causes)
             complete = all(cause.raised_by not in talking for cause in causes)
-            event = self._next(began + (FURTHER_ERRORS_S if known and complete else UNREACHABLE_WORKER_S))
+            event = self._next(
+                began + (timeouts.FURTHER_ERRORS_S if known and complete else timeouts.UNREACHABLE_WORKER_S)
+            )
             if event is None:
                 break
             if isinstance(event, _Cause):
@@ -559,9 +550,9 @@ def _uneven(returned: Collection[int], size: int) -> str:
     """Return a message about ranks that have not returned long after others have."""
     waiting = [rank for rank in range(size) if rank not in returned]
     return (
-        f"{_ranks(sorted(returned))} returned {UNEVEN_RETURN_S:.0f} s ago, but {_ranks(waiting)} did not: uneven "
-        "batches? A rank that trains on more batches than another waits for it in a collective operation and does not "
-        "end. If the rank is only saving its model, ignore this message"
+        f"{_ranks(sorted(returned))} returned {timeouts.UNEVEN_RETURN_S:.0f} s ago, but {_ranks(waiting)} did not: "
+        "uneven batches? A rank that trains on more batches than another waits for it in a collective operation and "
+        "does not end. If the rank is only saving its model, ignore this message"
     )
 
 
@@ -576,7 +567,7 @@ _idle_lock = threading.Lock()
 
 @contextlib.contextmanager
 def shared_gang(
-    shape: GangShape, *, timeout: float = RESOURCES_WAIT_S, env: Mapping[str, str] | None = None
+    shape: GangShape, *, timeout: float = timeouts.RESOURCES_WAIT_S, env: Mapping[str, str] | None = None
 ) -> Iterator[Gang]:
     """Provide a gang to one run, and keep the gang for later runs with the same number and size of
     workers.

@@ -19,31 +19,11 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.numpy_columns import Categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import lightgbm, np, pa, pd
-from shoal.training.boosting.library import (
-    BoosterPredictor,
-    InitModel,
-    Library,
-    OnAll,
-    Output,
-    Predict,
-    class_probabilities,
-)
+from shoal.training.boosting import library
 from shoal.training.boosting.messages import History, Prepared, Task
 from shoal.training.boosting.params import Directions, Objective, UserCode, seed_in
 from shoal.training.boosting.worker_load import all_bins
-from shoal.training.lightgbm.params import (
-    NAMES,
-    RANKING,
-    UNSUPPORTED,
-    begins_anew,
-    check_params,
-    gpu_problem,
-    has_metric,
-    is_forest,
-    objective_of,
-    own_message,
-    worker_params,
-)
+from shoal.training.lightgbm import params as lgb_params
 
 if TYPE_CHECKING:
     from shoal.training.boosting.request import TrainRequest, TrainResult
@@ -97,16 +77,16 @@ def shares(rows: Sequence[int]) -> list[Share]:
     return [Share(rank, end - count, count, ends[-1]) for rank, (count, end) in enumerate(zip(rows, ends, strict=True))]
 
 
-class LightGBM(Library):
+class LightGBM(library.Library):
     """LightGBM."""
 
     name = "lightgbm"
     worker = "shoal.training.lightgbm.worker"
-    names = NAMES
+    names = lgb_params.NAMES
     metric_param = "metric"
     file_name = "model.txt"
-    unsupported = UNSUPPORTED
-    ranking = RANKING
+    unsupported = lgb_params.UNSUPPORTED
+    ranking = lgb_params.RANKING
     multiclass = ("multiclass", "multiclassova")
     quantile_leaves = ("regression_l1", "quantile", "mape")
     functions_tell_direction = True
@@ -157,7 +137,7 @@ class LightGBM(Library):
         """Merge the parameters under canonical names, and convert texts that LightGBM reads as truth values."""
         merged = super().merge_params(params, objective, n_estimators)
         return {
-            NAMES.canonical(name): _TRUTH.get(value.lower(), value) if isinstance(value, str) else value
+            lgb_params.NAMES.canonical(name): _TRUTH.get(value.lower(), value) if isinstance(value, str) else value
             for name, value in merged.items()
         }
 
@@ -169,13 +149,13 @@ class LightGBM(Library):
         return "LightGBM uses GPUs only with use_gpu=True, because its wheels on PyPI have no CUDA"
 
     def objective_of(self, params: Mapping[str, Any]) -> str:
-        return objective_of(params)
+        return lgb_params.objective_of(params)
 
     def gpu_problem(self, params: Mapping[str, Any]) -> str | None:
-        return gpu_problem(params["device_type"])
+        return lgb_params.gpu_problem(params["device_type"])
 
     def params(
-        self, request: TrainRequest, size: GangShape, user_code: UserCode, init_model: InitModel | None = None
+        self, request: TrainRequest, size: GangShape, user_code: UserCode, init_model: library.InitModel | None = None
     ) -> tuple[dict[str, Any], int]:
         if request.external_memory:
             raise InvalidArgumentError(
@@ -184,7 +164,7 @@ class LightGBM(Library):
         merged = self.merged(request, user_code.objective)
         self.check_objective(request, merged)
         custom = user_code.objective is not None
-        params = worker_params(
+        params = lgb_params.worker_params(
             merged,
             request.input_cols,
             threads=size.threads,
@@ -204,20 +184,20 @@ class LightGBM(Library):
                 "because LightGBM never stops on the training set: add such a dataset to eval_set, or remove "
                 "early_stopping_rounds"
             )
-        if request.early_stopping_rounds and not (user_code.metrics or has_metric(params)):
+        if request.early_stopping_rounds and not (user_code.metrics or lgb_params.has_metric(params)):
             raise InvalidArgumentError(
                 "early_stopping_rounds needs a metric: set the parameter metric in params, or pass a custom_metric"
             )
-        if is_forest(params) and (custom or request.margin_cols):
+        if lgb_params.is_forest(params) and (custom or request.margin_cols):
             raise InvalidArgumentError(
                 'boosting="rf" (random forest) supports neither an objective function nor margins: remove '
                 'them, or use boosting="gbdt"'
             )
         outputs = int(params.get("num_class", 1))
         request.check_margins(outputs)
-        untrained, _ = check_params(params, request.input_cols, grouped=request.group_col is not None)
+        untrained, _ = lgb_params.check_params(params, request.input_cols, grouped=request.group_col is not None)
         if init_model is not None:
-            if is_forest(params):
+            if lgb_params.is_forest(params):
                 raise InvalidArgumentError(
                     'boosting="rf" (random forest) cannot continue from a model, because LightGBM does not support it: '
                     "remove init_model, or set another value for boosting"
@@ -225,12 +205,12 @@ class LightGBM(Library):
             init_model.check_learner(objective_line(untrained), outputs, "gbdt")
         # LightGBM writes the number of rounds into the model's text, but does not use it here.
         params = {**params, "num_iterations": request.n_estimators}
-        return params, seed_in(merged, request.run_config.seed, NAMES)
+        return params, seed_in(merged, request.run_config.seed, lgb_params.NAMES)
 
     def metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> Directions:
-        return check_params(params, request.input_cols, grouped=request.group_col is not None)[1]
+        return lgb_params.check_params(params, request.input_cols, grouped=request.group_col is not None)[1]
 
-    def prepare(self, on_all: OnAll, tasks: Sequence[Task]) -> list[Prepared]:
+    def prepare(self, on_all: library.OnAll, tasks: Sequence[Task]) -> list[Prepared]:
         """Make rank 0 find the bins from a sample of all workers' rows, and make all workers build their datasets."""
         sample_shares = shares([task.train.shard.rows for task in tasks])
         samples, machines = zip(*on_all("begin", list(zip(tasks, sample_shares, strict=True))), strict=True)
@@ -299,7 +279,7 @@ class LightGBM(Library):
         text: str = booster.model_to_string(num_iteration=-1)
         return text.encode()
 
-    def init_model(self, content: bytes) -> InitModel:
+    def init_model(self, content: bytes) -> library.InitModel:
         if (why := self.why_unreadable(content)) is not None:
             raise InvalidArgumentError(f"LightGBM cannot load init_model: {why}")
         try:
@@ -307,9 +287,10 @@ class LightGBM(Library):
             booster = lightgbm.Booster(model_str=text)
         except (lightgbm.basic.LightGBMError, ValueError) as error:  # the text is no UTF-8, or its last line no JSON
             raise InvalidArgumentError(
-                f"LightGBM cannot load init_model: {own_message(error)}. Use a model that LightGBM has written"
+                f"LightGBM cannot load init_model: {lgb_params.own_message(error)}. Use a model that LightGBM has "
+                "written"
             ) from error
-        return InitModel(
+        return library.InitModel(
             content=content,
             rounds=booster.current_iteration(),
             features=tuple(self.features_of(booster)),
@@ -324,18 +305,18 @@ class LightGBM(Library):
             booster="rf" if re.search("^average_output$", text, re.MULTILINE) else "gbdt",
         )
 
-    def output_of(self, params: Mapping[str, Any], *, custom_objective: bool) -> Output:
-        objective = "a function" if custom_objective else objective_of(self.merge_params(params, None, 1))
+    def output_of(self, params: Mapping[str, Any], *, custom_objective: bool) -> library.Output:
+        objective = "a function" if custom_objective else lgb_params.objective_of(self.merge_params(params, None, 1))
         classes = int(params.get("num_class") or params.get("num_classes") or 1)
         is_unbounded = custom_objective or objective in _UNBOUNDED
-        return Output(objective, values=classes, classes=max(2, classes), is_unbounded=is_unbounded)
+        return library.Output(objective, values=classes, classes=max(2, classes), is_unbounded=is_unbounded)
 
     def predictor(
         self, model: Any, input_cols: Sequence[str], *, base_margin_cols: Sequence[str] = ()
-    ) -> BoosterPredictor:
+    ) -> library.BoosterPredictor:
         booster = _booster(model)
         classes = getattr(model, "classes_", None) if hasattr(model, "predict_proba") else None
-        return BoosterPredictor(
+        return library.BoosterPredictor(
             _predict_of_booster(booster) if model is booster else _predict_of_estimator(model),
             tuple(input_cols),
             categories_of(booster),
@@ -359,9 +340,11 @@ class LightGBM(Library):
         from sklearn.preprocessing import LabelEncoder
 
         # If the objective is a function, `params` contain no objective, and the stored objective is "none".
-        objective = "none" if objective_of(stored_params(booster)) == "none" else objective_of(params)
+        objective = (
+            "none" if lgb_params.objective_of(stored_params(booster)) == "none" else lgb_params.objective_of(params)
+        )
         kind = lightgbm.LGBMClassifier if objective in _CLASSIFYING else lightgbm.LGBMRegressor
-        if objective in RANKING:
+        if objective in lgb_params.RANKING:
             kind = lightgbm.LGBMRanker
         shown = {name: value for name, value in params.items() if name not in _SHOWN_AS}
         renamed = {ours: params[theirs] for theirs, ours in _SHOWN_AS.items() if theirs in params}
@@ -395,7 +378,7 @@ def stored_params(booster: lightgbm.Booster) -> dict[str, Any]:
 def _as_train_sets(booster: lightgbm.Booster, params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters that ``lightgbm.train`` adds to the user's parameters."""
     stored = stored_params(booster)
-    objective = "none" if objective_of(stored) == "none" else params.get("objective")
+    objective = "none" if lgb_params.objective_of(stored) == "none" else params.get("objective")
     added = {"objective": objective, "num_iterations": stored["num_iterations"]}
     categorical = stored.get("categorical_feature")
     return {**added, "categorical_column": categorical} if categorical and booster.pandas_categorical else added
@@ -410,7 +393,7 @@ SAMPLE_ROWS = 200_000
 """Number of rows in the sample for the bins if the user does not set `bin_construct_sample_cnt`; the same as LightGBM's
 default."""
 
-_UNBOUNDED = (*RANKING, "poisson", "gamma", "tweedie", "cross_entropy_lambda")
+_UNBOUNDED = (*lgb_params.RANKING, "poisson", "gamma", "tweedie", "cross_entropy_lambda")
 """Objectives whose predictions are raw scores, counts or other numbers without an upper bound."""
 
 
@@ -418,20 +401,20 @@ def _booster(model: Any) -> Any:
     return model.booster_ if hasattr(model, "booster_") else model
 
 
-def _predict_of_estimator(model: Any) -> Predict:
+def _predict_of_estimator(model: Any) -> library.Predict:
     # The estimator itself predicts, because it has more settings than its booster.
     def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
         with warnings.catch_warnings():
             # scikit-learn warns that an array has no names of columns. The columns are in the model's order.
             warnings.filterwarnings("ignore", message="X does not have valid feature names")
             if hasattr(model, "predict_proba"):
-                return class_probabilities(predict_table(model.predict_proba, features))
+                return library.class_probabilities(predict_table(model.predict_proba, features))
             return predict_table(model.predict, features)
 
     return predict
 
 
-def _predict_of_booster(booster: lightgbm.Booster) -> Predict:
+def _predict_of_booster(booster: lightgbm.Booster) -> library.Predict:
     objective = objective_line(booster)
 
     def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:

@@ -15,15 +15,8 @@ from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
 from shoal.errors import InvalidArgumentError
+from shoal.training.boosting import params
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, RoundReporter, Segment, Task, part_of
-from shoal.training.boosting.params import (
-    Direction,
-    agreed,
-    check_best_score,
-    check_stopping_metric,
-    refuse_namesakes,
-    told,
-)
 from shoal.training.host import memory
 from shoal.training.host.own_process import ending_forks
 from shoal.training.lightgbm.dataset import Binned
@@ -84,7 +77,7 @@ class Trainer:
                 for result in results:
                     history.setdefault(result[0], {}).setdefault(result[1], []).append(float(result[2]))
                 if self._task.user_code.metrics:
-                    refuse_namesakes(history, rounds + 1)
+                    params.refuse_namesakes(history, rounds + 1)
                 unprinted = self._print_metrics(before + rounds, results)
                 if stopping is not None:
                     decisive = self._decisive(results)
@@ -102,7 +95,7 @@ class Trainer:
             self._state = Checkpoint(rounds, booster.model_to_string(num_iteration=-1).encode(), history, before)
         best, score = _best(stopping, asked, before)
         if decisive is not None and stopped and score is not None:
-            check_best_score(decisive[0], decisive[1], score)
+            params.check_best_score(decisive[0], decisive[1], score)
         return Boosted(
             stopped=stopped,
             checkpoint=self._state if self._context.rank == 0 else None,
@@ -112,7 +105,7 @@ class Trainer:
             peak_rss_bytes=memory.peak_rss_bytes(),
         )
 
-    def direction(self, metric: str | None) -> Direction | None:
+    def direction(self, metric: str | None) -> params.Direction | None:
         """Return the direction that a metric function of the user tells, before the first round; without a name, that
         of the last one.
 
@@ -124,7 +117,7 @@ class Trainer:
         if not found:
             names = ", ".join(each[1] for each in results)
             raise InvalidArgumentError(f'the metric "{metric}" was not evaluated, but only {names}: name one of these')
-        return told(found[-1][1], found[-1][3])
+        return params.told(found[-1][1], found[-1][3])
 
     def _booster_for(self, segment: Segment) -> lightgbm.Booster:
         """Return the booster for a segment of rounds: the booster of the previous segment, or a new booster from the
@@ -170,15 +163,15 @@ class Trainer:
         if patience is None:
             return None
         name, metric, _, flag = self._decisive(self._evaluate(booster))[:4]
-        known = told(metric, flag) if self._task.user_code.metrics else direction_of(metric)
-        direction = agreed(f'the metric "{metric}"', known, self._task.direction)
+        known = params.told(metric, flag) if self._task.user_code.metrics else direction_of(metric)
+        direction = params.agreed(f'the metric "{metric}"', known, self._task.direction)
         return Stopping(patience, direction == "maximize", history.get(name, {}).get(metric, ()))
 
     def _check_stopping(self, result: Sequence[Any], *, first: bool) -> None:
         """Raise an error if the metric that stops the training early, of which `result` is the newest result,
         cannot decide."""
         name, metric, value = result[:3]
-        check_stopping_metric(
+        params.check_stopping_metric(
             name,
             metric,
             float(value),

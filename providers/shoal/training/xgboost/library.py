@@ -21,21 +21,7 @@ from shoal.training.boosting.params import Directions, UserCode, seed_in
 from shoal.training.boosting.worker_load import all_bins, is_dense
 from shoal.training.reporting import say
 from shoal.training.timeouts import COLLECTIVE_S
-from shoal.training.xgboost.params import (
-    NAMES,
-    UNSUPPORTED,
-    WITHOUT_CUDA,
-    approximate,
-    check_params,
-    gpu_problem,
-    has_cuda,
-    ignored_weights,
-    metrics_of,
-    native,
-    outputs_per_label,
-    own_message,
-    worker_params,
-)
+from shoal.training.xgboost import params as xgb_params
 
 if TYPE_CHECKING:
     from mlflow.models.model import ModelInfo
@@ -74,10 +60,10 @@ class XGBoost(Library):
 
     name = "xgboost"
     worker = "shoal.training.xgboost.worker"
-    names = NAMES
+    names = xgb_params.NAMES
     metric_param = "eval_metric"
     file_name = "model.ubj"
-    unsupported = UNSUPPORTED
+    unsupported = xgb_params.UNSUPPORTED
     ranking = ("rank:",)
     multiclass = ("multi:softmax", "multi:softprob")
     quantile_leaves = ("reg:absoluteerror", "reg:quantileerror")
@@ -113,13 +99,13 @@ class XGBoost(Library):
         return str(device)
 
     def why_cpu(self) -> str | None:
-        return None if has_cuda() else WITHOUT_CUDA
+        return None if xgb_params.has_cuda() else xgb_params.WITHOUT_CUDA
 
     def objective_of(self, params: Mapping[str, Any]) -> str:
         return str(params.get("objective"))
 
     def gpu_problem(self, params: Mapping[str, Any]) -> str | None:
-        return gpu_problem()
+        return xgb_params.gpu_problem()
 
     def params(
         self, request: TrainRequest, size: GangShape, user_code: UserCode, init_model: InitModel | None = None
@@ -135,8 +121,10 @@ class XGBoost(Library):
                 else f'label_lower_bound_col and label_upper_bound_col are only for objective="{_CENSORED}": set this '
                 "objective, or remove both"
             )
-        params = worker_params(merged, threads=size.threads, gpus=size.gpus_per_worker, workers=size.num_workers)
-        outputs = outputs_per_label(params)
+        params = xgb_params.worker_params(
+            merged, threads=size.threads, gpus=size.gpus_per_worker, workers=size.num_workers
+        )
+        outputs = xgb_params.outputs_per_label(params)
         labels = max(1, len(request.label_cols))
         if labels > 1 and outputs > 1:
             raise InvalidArgumentError(
@@ -145,8 +133,8 @@ class XGBoost(Library):
             )
         outputs *= labels
         request.check_margins(outputs)
-        seed = seed_in(merged, request.run_config.seed, NAMES)
-        learner = check_params(
+        seed = seed_in(merged, request.run_config.seed, xgb_params.NAMES)
+        learner = xgb_params.check_params(
             {**params, "seed": seed},
             request.input_cols,
             request.categorical_cols,
@@ -157,12 +145,12 @@ class XGBoost(Library):
         if init_model is not None:
             init_model.check_learner(learner["objective"]["name"], outputs, learner["gradient_booster"]["name"])
         weights = request.weights_of_features
-        if weights and (advice := ignored_weights(params, weights)):
+        if weights and (advice := xgb_params.ignored_weights(params, weights)):
             say(advice)
         return params, seed
 
     def metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> Directions:
-        return metrics_of(
+        return xgb_params.metrics_of(
             params,
             request.input_cols,
             request.categorical_cols,
@@ -216,7 +204,9 @@ class XGBoost(Library):
 
     def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:
         """Return the metrics whose values XGBoost combines only approximately."""
-        return ", ".join(approximate(params.get("eval_metric"), request.group_col is not None, user_code.metrics))
+        return ", ".join(
+            xgb_params.approximate(params.get("eval_metric"), request.group_col is not None, user_code.metrics)
+        )
 
     def connect(self, gang: Gang) -> list[dict[str, Any]]:
         """Start XGBoost's tracker, and return the arguments with which each worker connects to the others.
@@ -267,7 +257,11 @@ class XGBoost(Library):
 
         # The machine that loads the model may have no GPU. The file contains the starting scores, one per output, and
         # XGBoost refuses a single number for several outputs of a loaded model.
-        params = {name: value for name, value in native(trained.params).items() if name not in ("device", "base_score")}
+        params = {
+            name: value
+            for name, value in xgb_params.native(trained.params).items()
+            if name not in ("device", "base_score")
+        }
         booster = xgboost.Booster(params, model_file=bytearray(trained.model))
         # XGBoost adds the objective's default metric to the booster at the first evaluation, even of no eval set.
         booster.eval_set([])
@@ -289,7 +283,7 @@ class XGBoost(Library):
             booster = xgboost.Booster(model_file=bytearray(content))
         except (xgboost.core.XGBoostError, UnicodeDecodeError) as error:
             raise InvalidArgumentError(
-                f"XGBoost cannot load init_model: {own_message(error)}. Use a model that XGBoost has written"
+                f"XGBoost cannot load init_model: {xgb_params.own_message(error)}. Use a model that XGBoost has written"
             ) from error
         categories = categories_of(booster)
         if categories and booster.attr(CATEGORIES_ATTRIBUTE) is None:
@@ -318,7 +312,7 @@ class XGBoost(Library):
         gives_classes = not custom_objective and objective in _CLASSES
         return Output(
             objective,
-            values=1 if gives_classes else outputs_per_label(params),
+            values=1 if gives_classes else xgb_params.outputs_per_label(params),
             classes=max(2, int(params.get("num_class") or 1)),
             gives_classes=gives_classes,
             is_unbounded=custom_objective or objective.startswith(_UNBOUNDED),
@@ -358,7 +352,7 @@ class XGBoost(Library):
         settings: dict[str, Any] = {"n_estimators": n_estimators, "objective": objective}
         if not math.isnan(missing := missing_of(booster)):
             settings["missing"] = missing
-        model = kind(**{**native(params), **settings})
+        model = kind(**{**xgb_params.native(params), **settings})
         # XGBoost has no function that creates an estimator from a booster. `load_model` would lose the booster's
         # parameters, so this code sets the attributes that `fit` would set. The copy keeps `set_params` of the
         # estimator from changing `booster`.

@@ -25,18 +25,7 @@ from xgboost.callback import CallbackContainer, EarlyStopping, EvaluationMonitor
 from xgboost.core import DataSplitMode, XGBoostError
 
 from shoal.errors import DataError, TrainingError
-from shoal.training.boosting.messages import (
-    Boosted,
-    Checkpoint,
-    Columns,
-    History,
-    Part,
-    Prepared,
-    RoundReporter,
-    Segment,
-    Task,
-    part_of,
-)
+from shoal.training.boosting import messages
 from shoal.training.boosting.params import check_best_score, check_stopping_metric, refuse_namesakes
 from shoal.training.boosting.rows import Batch, CheckLabel, ShardRows, in_whole_groups, label_check
 from shoal.training.boosting.worker_fit import fit_worker, naming_memory, refuse_if_too_large
@@ -59,7 +48,7 @@ class Session:
         context: Gang context of this worker.
     """
 
-    def __init__(self, task: Task, context: GangContext) -> None:
+    def __init__(self, task: messages.Task, context: GangContext) -> None:
         idle = memory.reset_peak()
         # Closing this stack removes the matrices on disk and disconnects this worker from the other workers.
         self.open = contextlib.ExitStack()
@@ -87,7 +76,7 @@ class Session:
         ]
         read = sum(rows.seconds for rows in self.rows)
         quantising = time.perf_counter() - began - read
-        return Prepared(
+        return messages.Prepared(
             self.rows[0].passes,
             read,
             quantising,
@@ -96,12 +85,12 @@ class Session:
             external_memory=self.pages is not None,
         )
 
-    def begin_again(self, task: Task) -> None:
+    def begin_again(self, task: messages.Task) -> None:
         """Begin another training on the same matrices, whose parameters have the same ``max_bin``."""
         self.task = replace(task, user_code=task.user_code.ending_forks())
         self.booster = self._callbacks = None
 
-    def boost(self, segment: Segment) -> Boosted:
+    def boost(self, segment: messages.Segment) -> messages.Boosted:
         """Train the rounds of a segment, up to the next checkpoint, and return the result of this rank."""
         began = time.perf_counter()
         start = self._load(segment)
@@ -109,7 +98,7 @@ class Session:
         assert booster is not None
         assert callbacks is not None
         stopped = False
-        reporter = RoundReporter(self.context, start)
+        reporter = messages.RoundReporter(self.context, start)
         # This loop does the same as `xgboost.train`. If each segment called `xgboost.train`, the methods
         # before_training and after_training of the user's callbacks would be called once per segment instead of once
         # per training.
@@ -132,12 +121,12 @@ class Session:
             with ending_forks():
                 self.booster = booster = callbacks.after_training(booster)
         best, score = booster.attr("best_iteration"), booster.attr("best_score")
-        return Boosted(
+        return messages.Boosted(
             stopped=stopped,
-            checkpoint=Checkpoint(
+            checkpoint=messages.Checkpoint(
                 booster.num_boosted_rounds() - self._init_rounds,
                 self._saved(booster),
-                part_of(callbacks.history),
+                messages.part_of(callbacks.history),
                 self._init_rounds,
             )
             if self.context.rank == 0
@@ -175,7 +164,7 @@ class Session:
         self.open.close()
         memory.trim()
 
-    def _load(self, segment: Segment) -> int:
+    def _load(self, segment: messages.Segment) -> int:
         """Create, reload or keep the booster for a segment, and return the number of the segment's first round.
 
         A booster that is loaded from its bytes continues exactly like the booster in memory, unless XGBoost uses random
@@ -188,7 +177,7 @@ class Session:
             if is_stochastic(self.task.params):
                 self.booster = self._booster(segment.index, self._saved(self.booster))
             return int(self.booster.num_boosted_rounds()) - self._init_rounds
-        checkpoint = resume or Checkpoint()
+        checkpoint = resume or messages.Checkpoint()
         self._init_rounds = checkpoint.init_rounds
         booster = self._booster(segment.index, checkpoint.model)
         callbacks, stopping = self._new_callbacks(checkpoint)
@@ -215,7 +204,7 @@ class Session:
             booster.feature_names = None
         return booster
 
-    def _new_callbacks(self, checkpoint: Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
+    def _new_callbacks(self, checkpoint: messages.Checkpoint) -> tuple[CallbackContainer, EarlyStopping | None]:
         """Create the callbacks of the training; early stopping also counts the rounds before the checkpoint."""
         task = self.task
         callbacks = list(task.user_code.callbacks)
@@ -248,10 +237,10 @@ class Session:
         booster.feature_names = names
         return model
 
-    def _matrix(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.DMatrix:
+    def _matrix(self, part: messages.Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.DMatrix:
         return self._column_matrix(part) if self.task.by_columns else self._quantise(part, ref)
 
-    def _column_matrix(self, part: Part) -> xgboost.DMatrix:
+    def _column_matrix(self, part: messages.Part) -> xgboost.DMatrix:
         """Build the matrix of one dataset that has all rows, but only the columns of this worker.
 
         The matrix is no QuantileDMatrix, because that class ignores the split by columns without an error. It has no
@@ -290,7 +279,7 @@ class Session:
             )
         return matrix
 
-    def _quantise(self, part: Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
+    def _quantise(self, part: messages.Part, ref: xgboost.QuantileDMatrix | None) -> xgboost.QuantileDMatrix:
         """Build the matrix of one dataset. All workers must call this method at the same time, because they find the
         bins together.
         """
@@ -323,7 +312,7 @@ class Session:
 _session: Session | None = None
 
 
-def prepare(task: Task) -> Prepared:
+def prepare(task: messages.Task) -> messages.Prepared:
     """Connect to the other workers, read this worker's rows and build the matrices.
 
     Raises:
@@ -340,7 +329,7 @@ def prepare(task: Task) -> Prepared:
         return _session.prepared
 
 
-def boost(segment: Segment) -> Boosted:
+def boost(segment: messages.Segment) -> messages.Boosted:
     """Train the rounds of a segment (up to the next checkpoint) together with the other workers.
 
     Raises:
@@ -403,7 +392,7 @@ class ShardIter(xgboost.DataIter):  # type: ignore[misc]
         return True
 
 
-def _row_info(batch: Batch, columns: Columns) -> dict[str, np.ndarray]:
+def _row_info(batch: Batch, columns: messages.Columns) -> dict[str, np.ndarray]:
     """Return what XGBoost gets of each row besides its features, by the names of XGBoost's arguments."""
     given = {
         "label": batch.label,
@@ -416,7 +405,7 @@ def _row_info(batch: Batch, columns: Columns) -> dict[str, np.ndarray]:
     return {name: values for name, values in given.items() if values is not None}
 
 
-def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
+def _weights(batch: Batch, columns: messages.Columns) -> np.ndarray | None:
     """Return the weights of a batch in XGBoost's form: one per row, or one per group if the rows have groups."""
     if batch.weight is None or batch.group is None or not len(batch.group):
         return batch.weight
@@ -430,7 +419,7 @@ def _weights(batch: Batch, columns: Columns) -> np.ndarray | None:
     return each
 
 
-def _binary_check(task: Task) -> CheckLabel | None:
+def _binary_check(task: messages.Task) -> CheckLabel | None:
     """Return a function that raises DataError if a label is not between 0 and 1; None if the objective is not binary.
 
     XGBoost itself also refuses such labels, but with an error message about its parameter `base_score`.
@@ -441,7 +430,7 @@ def _binary_check(task: Task) -> CheckLabel | None:
     return label_check(lambda label: (label < 0) | (label > 1), f"{objective} accepts only labels from 0 to 1")
 
 
-def _first_rounds(history: History, rounds: int) -> OrderedDict[str, Any]:
+def _first_rounds(history: messages.History, rounds: int) -> OrderedDict[str, Any]:
     """Return the metrics of the first `rounds` rounds, in the type that XGBoost's callbacks use."""
     return OrderedDict(
         (name, OrderedDict((metric, values[:rounds]) for metric, values in metrics.items()))
@@ -517,7 +506,7 @@ class Trials:
         self._context = context
         self._sessions: dict[Any, Session] = {}
 
-    def boost(self, task: Task, on_round: OnRound) -> Callable[[Segment], Boosted]:
+    def boost(self, task: messages.Task, on_round: OnRound) -> Callable[[messages.Segment], messages.Boosted]:
         """Begin a training, and return the function that trains a segment of it."""
         callbacks = (*task.user_code.callbacks, _Rounds(on_round))
         task = replace(task, user_code=replace(task.user_code, callbacks=callbacks))

@@ -30,16 +30,8 @@ from shoal.pool.backends.ray_http import last_line
 from shoal.pool.endpoint import Endpoint, ray_environment
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import KILL_PATIENCE, START_TIMEOUT, START_TIMEOUT_PER_NODE, TERMINATE_PATIENCE
+from shoal.state import private_folders
 from shoal.state.home import home, subfolder, write_file
-from shoal.state.private_folders import (
-    ROOT_VARIABLE,
-    node_folders,
-    node_ids,
-    remove_folder,
-    remove_node_folders,
-    runtime_root,
-    temp_folder,
-)
 
 _INHERITED = (
     "PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH",
@@ -60,7 +52,7 @@ def inherited_environment() -> dict[str, str]:
     if NODE_TAG in os.environ:
         # This process belongs to a node, so its TMPDIR is the node's folder, which is removed when the node ends. The
         # detached process may run longer than the node, so its TMPDIR is the host's temp folder.
-        kept["TMPDIR"] = str(temp_folder())
+        kept["TMPDIR"] = str(private_folders.temp_folder())
     if "PYTHONPYCACHEPREFIX" not in kept and not all(map(can_be_written, sources_without_bytecode())):
         kept["PYTHONPYCACHEPREFIX"] = str(subfolder("bytecode"))
     return {**kept, **telemetry.settings(), "SHOAL_HOME": str(home()), "PYTHONUNBUFFERED": "1"}
@@ -91,7 +83,7 @@ class LocalBackend(Backend):
             _check_python(spec.python, needs_ray=spec.ray)
         elif spec.ray:
             self.check_ray()
-        runtime_root()
+        private_folders.runtime_root()
         if spec.gpus_per_node > 0:
             selectors = _selectors(spec.name)
             check_number(spec.gpus_per_node, size, os.environ if selectors is None else selectors)
@@ -128,7 +120,7 @@ class LocalBackend(Backend):
         token_path(name).unlink(missing_ok=True)
         _selectors_path(name).unlink(missing_ok=True)
         if everything:
-            remove_folder(token_path(name).parent)
+            private_folders.remove_folder(token_path(name).parent)
 
     def look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
         """Return the lost nodes: those whose supervisor process has ended."""
@@ -174,7 +166,7 @@ class LocalBackend(Backend):
     def existing(self) -> list[str]:
         """Return the ids of all nodes that have a folder on this host and belong to this process's `$SHOAL_HOME` and
         store."""
-        return node_ids()
+        return private_folders.node_ids()
 
     def clear(self, node_id: str) -> str | None:
         """End all processes of a node that has no row in the database, and remove the node's folder. The processes are
@@ -190,7 +182,7 @@ class LocalBackend(Backend):
         return str(log_path(node.pool, node.name))
 
     def _end_rest(self, node: NodeRef) -> str | None:
-        folders = node_folders(node.id)
+        folders = private_folders.node_folders(node.id)
 
         def find() -> list[ProcessId]:
             found = processes.of_node(node.id, folders, node.supervisor)
@@ -202,12 +194,12 @@ class LocalBackend(Backend):
             return "its processes belong to another user, whose shoal ends them"
         if stuck:
             return f"processes {', '.join(str(process.pid) for process in stuck)} do not end after SIGKILL"
-        return remove_node_folders(node.id)
+        return private_folders.remove_node_folders(node.id)
 
 
 def node_folder(node_id: str) -> Path:
     """Return the folder for a new node's sockets, logs and spilled objects."""
-    return runtime_root() / node_id
+    return private_folders.runtime_root() / node_id
 
 
 def log_path(pool: str, name: str) -> Path:
@@ -291,7 +283,7 @@ def node_environment(node: NodeRef, python: str = sys.executable) -> dict[str, s
     return {
         **environment,
         NODE_TAG: node.id,
-        ROOT_VARIABLE: str(runtime_root()),
+        private_folders.ROOT_VARIABLE: str(private_folders.runtime_root()),
         # Jobs use the pool's Python interpreter, because the process that submits a job may run in another Python
         # environment.
         "SHOAL_PYTHON": python,
