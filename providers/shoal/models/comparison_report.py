@@ -10,16 +10,7 @@ from typing import Any
 from shoal.jobs.mlflow_run import Run
 from shoal.jobs.register import Register
 from shoal.jobs.results import DecisionResult, strict
-from shoal.models.decision import (
-    Baseline,
-    Candidate,
-    CommonKeys,
-    Evaluation,
-    UnseenRows,
-    compared,
-    figure,
-    worse_slices,
-)
+from shoal.models import decision as decisions
 from shoal.models.holdout import Holdout
 from shoal.state.schema import Promotion
 
@@ -40,9 +31,9 @@ _PROMOTION_COLUMNS = {
 def build(
     register: Register,
     decision: DecisionResult,
-    challenger: Candidate,
-    champion: Candidate | None,
-    baseline: Baseline | None,
+    challenger: decisions.Candidate,
+    champion: decisions.Candidate | None,
+    baseline: decisions.Baseline | None,
     holdout: Holdout,
     promotions: Sequence[Promotion],
 ) -> dict[str, Any]:
@@ -60,7 +51,7 @@ def build(
     unseen, common = champion and champion.unseen, champion and champion.common
     theirs = None if champion is None else champion.evaluation
     mine = common.challenger if common else challenger.evaluation
-    decided = champion is not None and compared(challenger, champion)[0] is mine
+    decided = champion is not None and decisions.compared(challenger, champion)[0] is mine
     return {
         "model": register.model,
         "alias": register.alias,
@@ -128,7 +119,7 @@ def store(run: Run, report: dict[str, Any]) -> None:
     run.client.log_text(run.run_id, markdown(report) + "\n", f"{FOLDER}/promotion.md")
 
 
-def _candidate(candidate: Candidate) -> dict[str, Any]:
+def _candidate(candidate: decisions.Candidate) -> dict[str, Any]:
     overlap, period = candidate.evaluation.overlap, candidate.evaluation.period
     return {
         "version": candidate.version.number,
@@ -137,7 +128,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
     }
 
 
-def _unseen(register: Register, unseen: UnseenRows) -> dict[str, Any]:
+def _unseen(register: Register, unseen: decisions.UnseenRows) -> dict[str, Any]:
     return {
         "rows": unseen.rows,
         "needed": unseen.needed,
@@ -147,7 +138,7 @@ def _unseen(register: Register, unseen: UnseenRows) -> dict[str, Any]:
     }
 
 
-def _common(common: CommonKeys, champion: Evaluation) -> dict[str, Any]:
+def _common(common: decisions.CommonKeys, champion: decisions.Evaluation) -> dict[str, Any]:
     return {
         "rows": common.rows,
         "challenger": dict(common.challenger.metrics),
@@ -157,11 +148,11 @@ def _common(common: CommonKeys, champion: Evaluation) -> dict[str, Any]:
 
 
 def _slices(
-    register: Register, challenger: Evaluation, champion: Evaluation | None, decided: bool
+    register: Register, challenger: decisions.Evaluation, champion: decisions.Evaluation | None, decided: bool
 ) -> list[dict[str, Any]]:
     """Return the metrics by slice; `decided` says whether the slices of these rows affected the decision."""
     theirs = {} if champion is None else champion.slices
-    fallen = worse_slices(register, challenger, champion) if champion is not None and decided else ()
+    fallen = decisions.worse_slices(register, challenger, champion) if champion is not None and decided else ()
     found = []
     for name, mine in challenger.slices.items():
         few = register.slice_tolerance is not None and mine.rows < register.min_slice_rows
@@ -175,7 +166,9 @@ def _table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
     """Return a table in Markdown; empty if there are no rows."""
     if not rows:
         return ""
-    cells = [[" ".join(figure(value).replace("|", "\\|").split()) for value in row] for row in (header, *rows)]
+    cells = [
+        [" ".join(decisions.figure(value).replace("|", "\\|").split()) for value in row] for row in (header, *rows)
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in cells

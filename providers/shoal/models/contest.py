@@ -20,17 +20,7 @@ from shoal.jobs.register import Register
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion, finite
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
 from shoal.models import comparison_report, loading, training_record
-from shoal.models.decision import (
-    Baseline,
-    Candidate,
-    Evaluation,
-    alias_moved,
-    champion_unread,
-    decide,
-    promoted_before,
-    strongest,
-    waiting,
-)
+from shoal.models import decision as decisions
 from shoal.models.holdout import Holdout, evaluate, on_common_keys, on_rows, on_unseen_rows
 from shoal.models.ledger import Ledger, is_of, promotions_of
 from shoal.models.loading import Predictor
@@ -72,8 +62,8 @@ class Outcome:
     """
 
     model: str
-    challenger: Candidate
-    champion: Candidate | None
+    challenger: decisions.Candidate
+    champion: decisions.Candidate | None
     decision: DecisionResult
     recent: tuple[RecentVersion, ...] = ()
 
@@ -154,11 +144,11 @@ class Challenge:
     run: Run
     register: Register
     holdout: Holdout
-    baseline: Baseline | None
+    baseline: decisions.Baseline | None
     input_cols: Sequence[str]
     trained_on: TrainingRows
     overlap: Overlap | None
-    evaluation: Evaluation
+    evaluation: decisions.Evaluation
 
     @classmethod
     def of(
@@ -184,7 +174,7 @@ class Challenge:
         baseline = known.baseline(register) if len(known.labels) else None
         return cls(run, register, holdout, baseline, input_cols, rows, overlap, evaluation)
 
-    def contest(self, ledger: Ledger, challenger: Candidate, key: Key) -> Contest:
+    def contest(self, ledger: Ledger, challenger: decisions.Candidate, key: Key) -> Contest:
         """Return the comparison of the model's registered version with the champion."""
         digest = self.holdout.connector.digest()
         return Contest(
@@ -222,7 +212,7 @@ class Challenge:
             say(f"the earlier versions of the model could not be read from MLflow: {error}")
             return outcome
 
-    def _score_champion(self, version: VersionId) -> Candidate:
+    def _score_champion(self, version: VersionId) -> decisions.Candidate:
         """Evaluate a registered version, and compare it with the model on the rows that neither was trained on."""
         register, holdout, names = self.register, self.holdout, self.register.all_metrics
         columns = columns_of(self.run.client, register, version, self.input_cols)
@@ -241,13 +231,13 @@ class Challenge:
         known = ((rows, overlap), (self.trained_on, self.overlap))
         seen = [training_record.seen_rows(each, holdout.connector, shared) for each, shared in known if each and shared]
         if not seen and register.late_run != "keep":
-            return Candidate(version, measured, common=common)
+            return decisions.Candidate(version, measured, common=common)
         unseen = None
         if seen:
             either = functools.reduce(operator.or_, seen)
             unseen = on_unseen_rows(mine, theirs, holdout, names, either, keys)
         recency = training_record.recency(rows or TrainingRows(), self.trained_on, holdout.connector, holdout.time_col)
-        return Candidate(version, measured, unseen, common, recency)
+        return decisions.Candidate(version, measured, unseen, common, recency)
 
 
 @dataclass(frozen=True)
@@ -288,13 +278,13 @@ class Contest:
     client: MlflowClient
     ledger: Ledger
     register: Register
-    challenger: Candidate
-    baseline: Baseline | None
+    challenger: decisions.Candidate
+    baseline: decisions.Baseline | None
     holdout_digest: str
     key: Key
-    score_champion: Callable[[VersionId], Candidate]
-    rivals: dict[VersionId, Candidate] = field(default_factory=dict)
-    against: Candidate | None = None
+    score_champion: Callable[[VersionId], decisions.Candidate]
+    rivals: dict[VersionId, decisions.Candidate] = field(default_factory=dict)
+    against: decisions.Candidate | None = None
     decision: DecisionResult | None = None
     written: set[VersionId] = field(default_factory=set)
     since: int | None = None
@@ -312,7 +302,7 @@ class Contest:
         decision."""
         rivals = self._standing(champion_of(self.client, self.register)).rivals
         found = self._unread(rivals) or self._outcome(self._decide(rivals))
-        return replace(found, decision=waiting(self.register, self.challenger, found.decision))
+        return replace(found, decision=decisions.waiting(self.register, self.challenger, found.decision))
 
     def round(self) -> Outcome | None:
         """Compare challenger and champion once, and give the champion's alias to the better version.
@@ -337,7 +327,7 @@ class Contest:
             # A person has moved the alias if it points to a version that neither this process nor a recorded promotion
             # has chosen.
             if self.since is not None and standing.alias not in self.written | {standing.recorded}:
-                return self._outcome(alias_moved(self.register, self.challenger, standing.alias))
+                return self._outcome(decisions.alias_moved(self.register, self.challenger, standing.alias))
             winner = None if self.against is None else self.against.version
             if self.decision.promote:
                 winner = self.challenger.version
@@ -357,8 +347,8 @@ class Contest:
                 try:
                     self.rivals[version] = self.score_champion(version)
                 except UnreadChampionError as error:
-                    self.against = Candidate(version, Evaluation(math.nan))
-                    return self._outcome(champion_unread(self.register, self.challenger, version, str(error)))
+                    self.against = decisions.Candidate(version, decisions.Evaluation(math.nan))
+                    return self._outcome(decisions.champion_unread(self.register, self.challenger, version, str(error)))
         return None
 
     def _promoted_before(self, alias: VersionId | None) -> Outcome | None:
@@ -369,14 +359,18 @@ class Contest:
         mine, history = self.challenger.version, self.ledger.history()
         promotion = next((each for each in history if is_of(each, mine)), None)
         if promotion is None:
-            return self._outcome(alias_moved(self.register, self.challenger, alias)) if alias == mine else None
+            return (
+                self._outcome(decisions.alias_moved(self.register, self.challenger, alias)) if alias == mine else None
+            )
         if alias != mine and not is_of(history[0], alias):
             # No recorded promotion has set the alias to its present version.
-            return self._outcome(alias_moved(self.register, self.challenger, alias, when="after"))
+            return self._outcome(decisions.alias_moved(self.register, self.challenger, alias, when="after"))
         previous = promotion.previous
         if previous is not None:
-            self.against = Candidate(VersionId.recorded(previous, promotion.previous_identity), Evaluation(math.nan))
-        return self._outcome(promoted_before(self.register, self.challenger, previous))
+            self.against = decisions.Candidate(
+                VersionId.recorded(previous, promotion.previous_identity), decisions.Evaluation(math.nan)
+            )
+        return self._outcome(decisions.promoted_before(self.register, self.challenger, previous))
 
     def _standing(self, alias: VersionId | None) -> _Standing:
         if self.since is None:
@@ -394,8 +388,8 @@ class Contest:
         if self.decision is not None and self.since is not None and not rivals:
             return self.decision
         candidates = [self.rivals[version] for version in rivals]
-        self.against = strongest(candidates, self.challenger, self.register)
-        return decide(self.register, self.challenger, self.against, self.baseline)
+        self.against = decisions.strongest(candidates, self.challenger, self.register)
+        return decisions.decide(self.register, self.challenger, self.against, self.baseline)
 
     def _set(self, lock: HeldLock, winner: VersionId, previous: VersionId | None) -> bool:
         """Give the champion's alias to a version in MLflow, and record the promotion in the store.

@@ -241,6 +241,7 @@ def plan_key(spec: PartitionsJobSpec, program: PartitionProgram) -> str:
     return hashlib.sha256(repr(content).encode()).hexdigest()
 
 
+@dataclass(eq=False, repr=False)
 class _Partitions:
     """One job with partitions.
 
@@ -254,43 +255,36 @@ class _Partitions:
         on_progress: Function that is called with the progress.
     """
 
-    def __init__(
-        self,
-        spec: PartitionsJobSpec,
-        program: bytes,
-        connector: DataConnector,
-        columns: tuple[str, ...],
-        work: WorkFolder,
-        env: dict[str, str],
-        on_progress: OnProgress | None,
-    ) -> None:
-        self._spec = spec
-        self._program = program
-        self._source = connector.source
-        self._columns = columns
-        self._work = work
-        self._env = env
-        self._on_progress = on_progress
-        self._rows = connector.num_rows()
+    spec: PartitionsJobSpec
+    program: bytes
+    connector: DataConnector
+    columns: tuple[str, ...]
+    work: WorkFolder
+    env: dict[str, str]
+    on_progress: OnProgress | None
+
+    def __post_init__(self) -> None:
+        self._source = self.connector.source
+        self._rows = self.connector.num_rows()
         self._chunks = chunks_of(self._source.row_groups())
         self._buckets = number_of_buckets(self._rows)
-        self._key_type = key_type(self._source, spec.by)
-        self._size = spec.demand().resolved()
+        self._key_type = key_type(self._source, self.spec.by)
+        self._size = self.spec.demand().resolved()
         self._named_errors = 0
 
     def shrink(self) -> str | None:
         """Reduce the number of workers to those for which the active nodes have room, if these are fewer."""
-        fewer = fewer_workers(self._size, 1, lambda: self._spec.demand().resolved(clamp=True))
+        fewer = fewer_workers(self._size, 1, lambda: self.spec.demand().resolved(clamp=True))
         self._size = fewer or self._size
         return None if fewer is None else f"{fewer.num_workers} workers"
 
     def attempt(self, restarts: Restarts) -> list[int]:
         """Process all partitions that have not ended, and return the peak memory of each worker."""
-        done = result_files.complete_files(self._work.results, self._key_type)
+        done = result_files.complete_files(self.work.results, self._key_type)
         batches = self._batches()
         if batches is not None and not set(batches) - set(done):
             return []
-        gang = Gang.start(self._size, timeout=restarts.wait_s, env=self._env)
+        gang = Gang.start(self._size, timeout=restarts.wait_s, env=self.env)
         try:
             if batches is None:
                 peaks = self._divide(gang, restarts)
@@ -299,11 +293,11 @@ class _Partitions:
                 peaks = []
             if batches is None:
                 raise TrainingError(
-                    f"the rows that the workers have written are missing in {self._work.rows}: set artifact_location "
+                    f"the rows that the workers have written are missing in {self.work.rows}: set artifact_location "
                     "to a directory or URI that all nodes can reach"
                 )
             left = {bucket: places for bucket, places in batches.items() if bucket not in done}
-            kept = result_files.kept_outcomes(self._work.results, self._key_type)
+            kept = result_files.kept_outcomes(self.work.results, self._key_type)
             kept = {bucket: table for bucket, table in kept.items() if bucket in left}
             counts = _counted([*done.values(), *kept.values()])
             found = self._process(gang, restarts, left, kept, counts)
@@ -318,7 +312,7 @@ class _Partitions:
         """Return the places of the rows of each bucket; None if not all rows are divided."""
         found: dict[int, list[BatchInfo]] = {}
         for chunk in self._chunks:
-            index = read_index(self._work.rows, chunk)
+            index = read_index(self.work.rows, chunk)
             if index is None:
                 return None
             for bucket, place in index:
@@ -327,16 +321,16 @@ class _Partitions:
 
     def _divide(self, gang: Gang, restarts: Restarts) -> list[int]:
         """Divide the rows that are not divided yet into buckets."""
-        missing = {chunk.number: chunk for chunk in self._chunks if read_index(self._work.rows, chunk) is None}
+        missing = {chunk.number: chunk for chunk in self._chunks if read_index(self.work.rows, chunk) is None}
         shares = dealt({number: chunk.rows for number, chunk in missing.items()}, self._size.num_workers)
         tasks = [
             (
                 self._source,
                 tuple(missing[number] for number in sorted(share)),
-                self._columns,
-                self._spec.by,
+                self.columns,
+                self.spec.by,
                 self._buckets,
-                self._work.rows,
+                self.work.rows,
             )
             for share in shares
         ]
@@ -351,22 +345,22 @@ class _Partitions:
         counts: Counter[str],
     ) -> list[int]:
         """Have the buckets processed, and report the progress."""
-        claims = self._work.new_claims()
+        claims = self.work.new_claims()
         assignment = worker.Assignment(
-            self._program,
+            self.program,
             Work(
                 self._source,
-                self._columns,
-                self._spec.by,
-                self._work.rows,
-                self._spec.run_config.seed,
+                self.columns,
+                self.spec.by,
+                self.work.rows,
+                self.spec.run_config.seed,
                 self._size.threads,
             ),
             self._key_type,
-            self._work.results,
+            self.work.results,
             claims,
-            self._spec.partition_timeout,
-            tuple(json.loads(self._env.get(SECRETS, "[]"))),
+            self.spec.partition_timeout,
+            tuple(json.loads(self.env.get(SECRETS, "[]"))),
         )
         rows = {bucket: sum(place.rows for place in places) for bucket, places in left.items()}
         everything = tuple(largest_first(rows))
@@ -374,7 +368,7 @@ class _Partitions:
         files = {bucket: tuple(table.column("file").unique().to_pylist()) for bucket, table in kept.items()}
         orders = {bucket: worker.Order(bucket, left[bucket], files.get(bucket, ())) for bucket in everything}
         tasks = [(assignment, [orders[bucket] for bucket in share]) for share in shares]
-        with ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S, on_progress=self._on_progress) as display:
+        with ProgressDisplay(first_line_s=FIRST_PROGRESS_LINE_S, on_progress=self.on_progress) as display:
 
             def note(_rank: int, found: dict[str, Any]) -> None:
                 self._name_errors(found.pop("errors", ()))
@@ -398,11 +392,11 @@ class _Partitions:
         Raises:
             TrainingError: All partitions have failed, a result file is missing, or a newer attempt has begun.
         """
-        tables = result_files.complete_files(self._work.results, self._key_type)
+        tables = result_files.complete_files(self.work.results, self._key_type)
         counts = _counted(tables.values())
         if counts["rows"] != self._rows:
             raise TrainingError(
-                f"the result files in {self._work.results} have {counts['rows']:,} of {self._rows:,} rows: set "
+                f"the result files in {self.work.results} have {counts['rows']:,} of {self._rows:,} rows: set "
                 "artifact_location to a directory or URI that all nodes can reach"
             )
         if not may_publish():
@@ -411,10 +405,10 @@ class _Partitions:
             first = _first_error(tables.values())
             raise TrainingError(f"the function has failed for all {counts['failed']:,} partitions: {first}")
         content = result_files.manifest_of(tables[bucket] for bucket in sorted(tables))
-        storage.write(self._work.manifest, content)
+        storage.write(self.work.manifest, content)
         return Answer(
-            self._work.path,
-            self._work.manifest,
+            self.work.path,
+            self.work.manifest,
             hashlib.sha256(content).hexdigest(),
             {status: counts[status] for status in ("succeeded", "failed")},
             self._rows,

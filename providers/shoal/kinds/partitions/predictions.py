@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 from shoal.boosting_libraries import BOOSTING_LIBRARIES
@@ -83,6 +84,7 @@ def without_model(models: PartitionResults, key: Key) -> str:
     return shown_key(key) + ("" if found is None else f", because its training has failed: {found.error}")
 
 
+@dataclass(eq=False, repr=False)
 class PartitionPrediction(PartitionFunction):
     """Function that predicts the rows of a partition with the model of their key.
 
@@ -96,25 +98,15 @@ class PartitionPrediction(PartitionFunction):
         predict_fn: Function of the model, the rows and the key that predicts; None: the model's method ``predict``.
     """
 
-    def __init__(
-        self,
-        manifest: str,
-        digest: str,
-        *,
-        input_cols: tuple[str, ...],
-        keep_cols: tuple[str, ...] | None,
-        prediction_col: str,
-        missing: Literal["refuse", "null"],
-        predict_fn: Callable[..., Any] | None,
-    ) -> None:
-        self._manifest = manifest
-        self._digest = digest
-        self._input_cols = input_cols
-        self._keep_cols = keep_cols
-        self._prediction_col = prediction_col
-        self._missing = missing
-        self._predict_fn = predict_fn
-        self._models: PartitionResults | None = None
+    manifest: str
+    digest: str
+    _: KW_ONLY
+    input_cols: tuple[str, ...]
+    keep_cols: tuple[str, ...] | None
+    prediction_col: str
+    missing: Literal["refuse", "null"]
+    predict_fn: Callable[..., Any] | None
+    _models: PartitionResults | None = field(default=None, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_models": None}
@@ -122,9 +114,9 @@ class PartitionPrediction(PartitionFunction):
     def prepare(self, keys: pa.DataType, by: Sequence[str]) -> None:
         """Read the manifest, import the libraries of the models, and check that their keys are of the same kind."""
         self._keys, self._by = keys, tuple(by)
-        self._models = PartitionResults(self._manifest, self._digest)
+        self._models = PartitionResults(self.manifest, self.digest)
         libraries = {each.kind for each in self._models} & BOOSTING_LIBRARIES.keys()
-        import_lean(sorted(libraries), complete=self._predict_fn is not None)
+        import_lean(sorted(libraries), complete=self.predict_fn is not None)
         check_same_kinds(keys, self._models.key_type, by)
 
     def __call__(self, table: pa.Table, key: Key) -> ModelBytes:
@@ -135,18 +127,18 @@ class PartitionPrediction(PartitionFunction):
         Raises:
             DataError: The key has no model, or may be a rounded one; or the rows lack a column.
         """
-        kept = table if self._keep_cols is None else table.select(list(self._keep_cols))
+        kept = table if self.keep_cols is None else table.select(list(self.keep_cols))
         predicted = self._predicted(table.to_pandas(), key)
-        return rows_bytes(kept if predicted is None else with_predictions(kept, predicted, self._prediction_col))
+        return rows_bytes(kept if predicted is None else with_predictions(kept, predicted, self.prediction_col))
 
     def _predicted(self, rows: pd.DataFrame, key: Key) -> np.ndarray | None:
         assert self._models is not None
         check_same_kinds(self._keys, self._models.key_type, self._by, [key])
         if not self._models.predicts(key):
-            if self._missing == "null":
+            if self.missing == "null":
                 return None
             raise DataError(f"this key has no model: {without_model(self._models, key)}")
         model = self._models[key].value
-        if self._predict_fn is not None:
-            return one_per_row(self._predict_fn(model, rows, key), rows)
-        return predicted_by(model, rows, self._input_cols)
+        if self.predict_fn is not None:
+            return one_per_row(self.predict_fn(model, rows, key), rows)
+        return predicted_by(model, rows, self.input_cols)
