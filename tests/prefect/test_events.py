@@ -340,8 +340,8 @@ def test_an_event_that_cannot_be_sent_fails_no_task(server, fresh_home, ends, mo
 
 def test_stale_models_and_waiting_jobs_are_events(sent, monkeypatch):
     stale, waits = StaleModel("delays", "champion", 71.0, "7"), WaitingJob("job", "retrain", "cli:me", 2, 1.5)
-    monkeypatch.setattr(reports, "stale_models", lambda bound, models: [stale])
-    monkeypatch.setattr(reports, "waiting_jobs", lambda bound: [waits])
+    monkeypatch.setattr(reports.jobs, "stale_models", lambda bound, models: [stale])
+    monkeypatch.setattr(reports.jobs, "waiting_jobs", lambda bound: [waits])
     said = emit_alerts(promoted_within=timedelta(days=70), started_within=timedelta(hours=1))
     assert said == [str(stale), str(waits)] == [event.payload["text"] for event in sent]
     assert [(event.event, event.resource.id) for event in sent] == [

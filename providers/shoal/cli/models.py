@@ -101,9 +101,6 @@ def history(
     promoted."""
 
     found = models.model_history(name, limit=limit, tracking_uri=tracking_uri)
-    if as_json:
-        print_json({"model": name, "versions": found})
-        return
     rows = [
         (
             entry.version,
@@ -116,7 +113,8 @@ def history(
         )
         for entry in found
     ]
-    show(table(("VERSION", "REGISTERED", "METRIC", "VALUE", "HOLDOUT", "OUTCOME", "JOB"), rows))
+    columns = ("VERSION", "REGISTERED", "METRIC", "VALUE", "HOLDOUT", "OUTCOME", "JOB")
+    show_list({"model": name, "versions": found}, columns, rows, "no versions", as_json=as_json)
 
 
 @app.command()

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shoal.distributors.estimator import BoostingEstimator
+from shoal.lazy_imports import lightgbm
 from shoal.training.demand import LightGBMScalingConfig
-
-if TYPE_CHECKING:
-    import lightgbm
 
 __all__ = ["LightGBMEstimator", "LightGBMScalingConfig"]
 

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shoal.distributors.estimator import BoostingEstimator
+from shoal.lazy_imports import xgboost
 from shoal.training.demand import XGBScalingConfig
-
-if TYPE_CHECKING:
-    import xgboost
 
 __all__ = ["XGBEstimator", "XGBScalingConfig"]
 

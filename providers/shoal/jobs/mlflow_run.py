@@ -30,8 +30,6 @@ from shoal.training.locations import SQLITE, absolute_database
 from shoal.training.tracking import FIRST_RUN_TAG, JOB_RUN_TAG, Caller, Tracking, checked_id, experiment_id
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
     from shoal.jobs.journal.metric_points import MetricPoint
 
 # Names of tags of a registered version: the attempt that registered it, and its holder.
@@ -134,7 +132,7 @@ def tracking_of_training(environment: Mapping[str, str]) -> Tracking | None:
     return Tracking() if Caller.of(environment).tracks else None
 
 
-def connect(uri: str) -> MlflowClient:
+def connect(uri: str) -> mlflow.MlflowClient:
     """Open an MLflow server or database, and return a client for it."""
     _quiet()
     with _opening():
@@ -196,7 +194,7 @@ class Run:
         left: Ids of the job's earlier runs, which the present run replaces.
     """
 
-    client: MlflowClient = field(repr=False)  # `repr` omits `client` and `uri`: both may contain credentials
+    client: mlflow.MlflowClient = field(repr=False)  # `repr` omits `client` and `uri`: both may contain credentials
     uri: str = field(repr=False)
     experiment_id: str
     run_id: str
@@ -230,26 +228,24 @@ class Run:
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Log parameters to the run, without credentials, and with values cut off if they are too long for MLflow."""
-        from mlflow.entities import Param
-
         values = {legal_name(name): str(value)[:_PARAM_LENGTH] for name, value in redact_all(dict(params)).items()}
-        entities = [Param(*each) for each in values.items()]
+        entities = [mlflow.entities.Param(*each) for each in values.items()]
         for part in _parts(entities, _PARAMS_PER_CALL):
             self.client.log_batch(self.run_id, params=part)
 
     def log_dataset(self, name: str, digest: str, source: Sequence[str], *, context: str) -> None:
         """Log a dataset as an input of the run."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
         shown = ", ".join(redact_value(path) for path in source)
-        dataset = Dataset(name=name, digest=digest, source_type="parquet", source=shown)
-        self.client.log_inputs(self.run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", context)])])
+        dataset = mlflow.entities.Dataset(name=name, digest=digest, source_type="parquet", source=shown)
+        tag = mlflow.entities.InputTag("mlflow.data.context", context)
+        self.client.log_inputs(self.run_id, [mlflow.entities.DatasetInput(dataset, [tag])])
 
     def log_metrics(self, metrics: Sequence[tuple[str, float, int, float]]) -> None:
         """Log metrics that were measured at different steps and times."""
-        from mlflow.entities import Metric
-
-        entities = [Metric(legal_name(name), value, int(when * 1000), step) for name, value, step, when in metrics]
+        entities = [
+            mlflow.entities.Metric(legal_name(name), value, int(when * 1000), step)
+            for name, value, step, when in metrics
+        ]
         for part in _parts(entities, _METRICS_PER_CALL):
             self.client.log_batch(self.run_id, metrics=part)
 
@@ -352,13 +348,11 @@ class Run:
             self.client.delete_run(left)
 
     def _copy_params(self, source: str, target: str) -> None:
-        from mlflow.entities import Param
-
         known = self.client.get_run(target).data.params
         missing = [
             (name, value) for name, value in self.client.get_run(source).data.params.items() if name not in known
         ]
-        for part in _parts([Param(*each) for each in missing], _PARAMS_PER_CALL):
+        for part in _parts([mlflow.entities.Param(*each) for each in missing], _PARAMS_PER_CALL):
             self.client.log_batch(target, params=part)
 
 
@@ -403,15 +397,13 @@ def model_signature(schema: pa.Schema, columns: Collection[str], outputs: Any) -
     Most columns may have any type, because MLflow refuses integers for ``double``, floats for ``long`` and nulls for
     ``long`` and ``boolean``, and makes True of a null.
     """
-    from mlflow.models import ModelSignature
-    from mlflow.types import ColSpec, Schema
-    from mlflow.types.schema import AnyType
-
     # MLflow reads timestamps in JSON only for columns of this type, to which it converts no zone.
     types = {
         name: "datetime" for name in columns if pa.types.is_timestamp(type_ := schema.field(name).type) and not type_.tz
     }
-    return ModelSignature(Schema([ColSpec(types.get(name, AnyType()), name) for name in columns]), outputs)
+    any_type = mlflow.types.schema.AnyType()
+    inputs = [mlflow.types.ColSpec(types.get(name, any_type), name) for name in columns]
+    return mlflow.models.ModelSignature(mlflow.types.Schema(inputs), outputs)
 
 
 def is_missing(error: Exception) -> bool:

@@ -57,10 +57,7 @@ AFTER_A_CRASH = "pool-janitor/after-a-crash"
 def end_what_is_left() -> list[str]:
     """Clean up after ended flow runs, and remove nodes and processes that no run needs any more; return and log the
     actions."""
-    did = [*clean_up_ended_runs(), *sweep()]
-    for sentence in did:
-        get_run_logger().info(sentence)
-    return did
+    return _logged([*clean_up_ended_runs(), *sweep()])
 
 
 @flow(name="pool-janitor")
@@ -76,7 +73,10 @@ def pool_janitor() -> list[str]:
 @task(cache_policy=NO_CACHE)
 def delete_old(**options: Any) -> list[str]:
     """Delete old model versions and old jobs; return and log the actions. The options are those of `retain`."""
-    did = retain(**options)
+    return _logged(retain(**options))
+
+
+def _logged(did: list[str]) -> list[str]:
     for sentence in did:
         get_run_logger().info(sentence)
     return did

@@ -23,16 +23,8 @@ from prefect.artifacts import (
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
+from shoal import jobs
 from shoal.errors import InvalidArgumentError, ScaleError
-from shoal.jobs import (
-    AnyJobSpec,
-    JobResult,
-    ModelLine,
-    PromotionResult,
-    stale_models,
-    summary_message,
-    waiting_jobs,
-)
 from shoal.jobs.journal.metric_points import MetricPoint, curves
 from shoal.links import Link, job_page, mlflow_run_link, model_link
 from shoal.pool.status import PoolStatus
@@ -45,7 +37,7 @@ resource ids of models, followed by the name of the registered model."""
 
 
 def emit_outcome(
-    spec: AnyJobSpec | Mapping[str, Any] | str | None, outcome: JobResult | PromotionResult | Exception
+    spec: jobs.AnyJobSpec | Mapping[str, Any] | str | None, outcome: jobs.JobResult | jobs.PromotionResult | Exception
 ) -> None:
     """Send the event about the outcome of a job or promotion: ``shoal.model.promoted``, ``.kept``, ``.waiting``,
     ``.trained``, ``.predicted``, ``.failed`` or ``.skipped``.
@@ -54,10 +46,10 @@ def emit_outcome(
     not hide the cause of a failure.
     """
     try:
-        line = ModelLine.of(spec or {}, outcome)
-        message = summary_message([line])
+        line = jobs.ModelLine.of(spec or {}, outcome)
+        message = jobs.summary_message([line])
         payload = {**line.to_dict(), "subject": message.subject, "text": message.text}
-        if isinstance(outcome, JobResult | PromotionResult):
+        if isinstance(outcome, jobs.JobResult | jobs.PromotionResult):
             payload |= outcome.to_dict()
         emit_event(f"{_MODEL}{line.outcome}", _resource(_MODEL, line.model), payload=payload)
     except Exception as error:
@@ -92,11 +84,11 @@ def emit_alerts(
     if promoted_within is None and started_within is None:
         raise InvalidArgumentError("emit_alerts has nothing to check: give promoted_within, started_within or both")
     sentences = []
-    for model in stale_models(promoted_within, models) if promoted_within is not None else ():
+    for model in jobs.stale_models(promoted_within, models) if promoted_within is not None else ():
         payload = {"alias": model.alias, "version": model.version, "days": model.days, "text": str(model)}
         emit_event(f"{_MODEL}stale", _resource(_MODEL, model.model), payload=payload)
         sentences.append(str(model))
-    for job in waiting_jobs(started_within) if started_within is not None else ():
+    for job in jobs.waiting_jobs(started_within) if started_within is not None else ():
         payload = {"pool": job.pool, "holder": job.holder, "hours": job.hours, "text": str(job)}
         emit_event("shoal.job.waiting", _resource("shoal.job.", job.job_id), payload=payload)
         sentences.append(str(job))
@@ -246,13 +238,13 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def store_report(
-    spec: AnyJobSpec,
-    outcome: JobResult | Exception,
+    spec: jobs.AnyJobSpec,
+    outcome: jobs.JobResult | Exception,
     points: Sequence[MetricPoint] = (),
     tracking_uri: str | None = None,
 ) -> None:
     """Store the report on a job as an artifact of the task run, with the key of its model."""
-    line = ModelLine.of(spec, outcome)
+    line = jobs.ModelLine.of(spec, outcome)
     try:
         if isinstance(outcome, Exception):
             text = f"# {_text(spec.label)}: failed\n\n{_text(line.sentence)}"
@@ -263,7 +255,7 @@ def store_report(
         get_run_logger().warning("the report on the job could not be stored as an artifact: %s", error)
 
 
-def report_key(spec: AnyJobSpec) -> str:
+def report_key(spec: jobs.AnyJobSpec) -> str:
     """Return the key of the report on a registered model, or on its predictions. Other names than those that are legal
     keys get a digest, so that the reports on the models "UA 1" and "ua-1" have different keys."""
     name = spec.registered_model
@@ -274,9 +266,11 @@ def report_key(spec: AnyJobSpec) -> str:
     return f"shoal-{'model' if spec.register_as else 'predictions'}-{legal}{digest}"
 
 
-def report(spec: AnyJobSpec, result: JobResult, points: Sequence[MetricPoint], tracking_uri: str | None) -> str:
+def report(
+    spec: jobs.AnyJobSpec, result: jobs.JobResult, points: Sequence[MetricPoint], tracking_uri: str | None
+) -> str:
     """Return the report on a job as markdown."""
-    register, version, line = spec.register_as, result.model_version, ModelLine.of(spec, result)
+    register, version, line = spec.register_as, result.model_version, jobs.ModelLine.of(spec, result)
     name = f"{register.model} version {version}" if register and version else spec.label
     page = job_page(result.job_id)
     seconds = f"{result.seconds:.1f}"

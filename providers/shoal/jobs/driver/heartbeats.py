@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from shoal.errors import ShoalError, StoreError
@@ -74,6 +74,7 @@ def job_nodes() -> tuple[int, float]:
     return max(1, nodes), seconds
 
 
+@dataclass(eq=False, repr=False)
 class HeartbeatThread:
     """Thread that writes heartbeats, and sends SIGTERM to its own process when the job has to end; :attr:`reason` then
     says why.
@@ -90,28 +91,22 @@ class HeartbeatThread:
         monotonic: Function that returns the seconds of a clock that never jumps.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        key: Key,
-        metrics: MetricSeries,
-        limits: RunConfig,
-        *,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._store = store
-        self._key = key
-        self._metrics = metrics
-        self._limits = limits
+    store: Store
+    key: Key
+    metrics: MetricSeries
+    limits: RunConfig
+    _: KW_ONLY
+    monotonic: Callable[[], float] = time.monotonic
+    reason: Reason | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         self._used_node_hours = 0.0
         self._done = threading.Event()
-        self._monotonic = monotonic
-        self._begun = self._polled_since = monotonic()
+        self._begun = self._polled_since = self.monotonic()
         self._last_polled_at: float | None = None
         self._renew_at = self._beat_at = self._begun
         self._thread = threading.Thread(target=self._run, name="shoal-heartbeats", daemon=True)
         self._progress: Progress | None = None
-        self.reason: Reason | None = None
 
     def start(self) -> None:
         """Start the thread, which then reads the job's row every 2 s."""
@@ -135,11 +130,11 @@ class HeartbeatThread:
 
     def _renew_lease(self, job: Job | None) -> None:
         """Renew the job's lease of nodes whenever a third of its duration has passed. The job then keeps the nodes."""
-        if job is None or self._monotonic() < self._renew_at:
+        if job is None or self.monotonic() < self._renew_at:
             return
-        self._renew_at = self._monotonic() + LEASE_TTL / 3
+        self._renew_at = self.monotonic() + LEASE_TTL / 3
         try:
-            ComputePool(job.pool, holder=job.holder, ancestors=job.ancestors, store=self._store, is_named=False).renew()
+            ComputePool(job.pool, holder=job.holder, ancestors=job.ancestors, store=self.store, is_named=False).renew()
         except ShoalError as error:
             print(f"the lease of {job.holder} could not be renewed: {error}", flush=True)
 
@@ -153,29 +148,29 @@ class HeartbeatThread:
         Raises:
             StoreError: The store cannot be reached.
         """
-        now = self._monotonic()
+        now = self.monotonic()
         beat = now >= self._beat_at
-        batch = self._metrics.prepare() if beat else None
-        with transaction(self._store, JobStep.BEAT) if beat else self._store.reading(snapshot=False) as session:
-            job = session.get(Job, (self._key.job_id, self._key.attempt))
+        batch = self.metrics.prepare() if beat else None
+        with transaction(self.store, JobStep.BEAT) if beat else self.store.reading(snapshot=False) as session:
+            job = session.get(Job, (self.key.job_id, self.key.attempt))
             if batch and job is not None and job.state is JobState.RUNNING:
                 job.heartbeat_at = time.time()
                 job.progress = self.progress or job.progress
-                self._metrics.write(batch, session, job)
+                self.metrics.write(batch, session, job)
                 nodes, seconds = job_nodes()
                 usage.job_uses(session, job, nodes, time.time(), since_s=seconds)
-                if self._limits.budget_node_hours is not None:
+                if self.limits.budget_node_hours is not None:
                     self._used_node_hours = usage.of_job(session, job.id, time.time()) / 3600
                 self._beat_at = now + HEARTBEAT_S
             else:
                 batch = None
         if batch:
-            self._metrics.written(batch)
+            self.metrics.written(batch)
         if job is not None and job.last_polled_at != self._last_polled_at:
             self._last_polled_at, self._polled_since = job.last_polled_at, now
         reason = why_end(
             job,
-            self._limits,
+            self.limits,
             unpolled_for=waited_since(self._polled_since, now),
             running_for=now - self._begun,
             used_node_hours=self._used_node_hours,

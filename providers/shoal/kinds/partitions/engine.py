@@ -99,7 +99,7 @@ class WorkFolder:
         attempt gets copies of the result files, which are links on a local disk."""
         fs, old = filesystem(earlier)
         _, new = filesystem(self.path)
-        is_published = fs.exists(f"{old}/{MANIFEST}")
+        is_published = fs.exists(f"{old}/{result_files.MANIFEST}")
         if self.is_local and not is_published:
             Path(old).rename(new)
             return

@@ -23,7 +23,7 @@ from typing import Any
 
 from shoal.errors import CapacityError, CapacityTimeoutError, InvalidArgumentError
 from shoal.os_processes import ProcessId, python_command
-from shoal.pool.backends.local import processes, raylet
+from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.spec import PoolSpec
 from shoal.state.home import file_lock, home, open_locked, store_tag
@@ -160,6 +160,8 @@ class GpuClaim:
         if all(gpu.is_nvidia for gpu in self.gpus):
             os.environ[CUDA_DEVICES] = ",".join(ids)
         else:
+            from shoal.pool.backends.local import raylet
+
             raylet.show_other_gpus(ids)
 
     def release(self) -> None:
@@ -304,6 +306,8 @@ def _is_stranger(pid: int) -> bool:
 def _non_nvidia_gpus(environment: Mapping[str, str]) -> list[str]:
     """Return the numbers of the visible non-NVIDIA GPUs. Ray assigns these numbers."""
     if "ray" in sys.modules:
+        from shoal.pool.backends.local import raylet
+
         return raylet.other_gpus()
     # Ray reads its settings when it is imported, and these settings differ between pools. So Ray is imported in a new
     # process, and not in this process.
