@@ -8,6 +8,7 @@ import difflib
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -83,6 +84,13 @@ def positive_or_all(meaning: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def positive_seconds(name: str, bound: timedelta) -> float:
+    """Check that a time limit is a positive duration, and return the limit in seconds."""
+    if not isinstance(bound, timedelta) or bound <= timedelta(0):
+        raise InvalidArgumentError(f"{name}={shown(bound)} must be a positive timedelta, such as timedelta(days=40)")
+    return bound.total_seconds()
 
 
 def unknown_value(field: str, given: str, allowed: str) -> str:

@@ -36,7 +36,7 @@ from shoal.lazy_imports import cloudpickle, pd
 from shoal.state.home import home
 from shoal.state.schema import JobState
 from shoal.training.cluster import is_connected
-from shoal.training.locations import filesystem, local_path, resolved
+from shoal.training.locations import filesystem, local_path, names_in, resolved
 from shoal.training.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -82,21 +82,12 @@ class StageArtifactsManager:
 
     def list(self) -> list[str]:
         """Return the names of the files."""
-        fs, root = filesystem(self.folder)
-        try:
-            found = fs.ls(root, detail=False)
-        except FileNotFoundError:
-            return []
-        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in found)
+        return names_in(self.folder)
 
     def get(self, filename: str, read_function: Callable[[str], Any] | None = None) -> Any:
         """Read an artifact: with ``pickle``, or with a function of the path of a local copy."""
         with tempfile.TemporaryDirectory(prefix="shoal-artifact-") as folder:
-            path = self.download(filename, folder)
-            if read_function is not None:
-                return read_function(path)
-            with open(path, "rb") as file:
-                return pickle.load(file)
+            return (read_function or PickleSerde().read)(self.download(filename, folder))
 
     def download(self, filename: str, local_dir: str) -> str:
         """Copy an artifact to a local directory, and return the path of the copy."""
@@ -107,12 +98,9 @@ class StageArtifactsManager:
     def put(self, obj: Any, filename: str, write_function: Callable[[Any, str], Any] | None = None) -> None:
         """Write an artifact: with ``pickle``, or with a function of the object and the path of a local file."""
         target = f"{self.folder}/{checked_name(filename)}"
-        if write_function is None:
-            storage.write(target, cloudpickle.dumps(obj))
-            return
         with tempfile.TemporaryDirectory(prefix="shoal-artifact-") as folder:
             path = os.path.join(folder, filename)
-            write_function(obj, path)
+            (write_function or PickleSerde().write)(obj, path)
             storage.write(target, Path(path).read_bytes())
 
 
@@ -494,7 +482,7 @@ class DPF:
             DataError: The rows cannot be used.
         """
         folder = self._new_folder(run_id, on_existing_artifacts)
-        function = partial(_process_rows, self._function(), folder)
+        function = partial(_process_rows, self._func, folder)
         return self._started(function, snowpark_dataframe, partition_by, run_id, folder, execution_options)
 
     def run_from_stage(
@@ -531,11 +519,8 @@ class DPF:
         if not files:
             raise InvalidArgumentError(f"{stage_location} has no file that matches {file_pattern}")
         folder = self._new_folder(run_id, on_existing_artifacts)
-        function = partial(_process_file, self._function(), folder, source)
+        function = partial(_process_file, self._func, folder, source)
         return self._started(function, pd.DataFrame({_FILE: files}), _FILE, run_id, folder, execution_options)
-
-    def _function(self) -> Callable[[Any, PartitionContext], Any]:
-        return self._func
 
     def _new_folder(self, run_id: str, on_existing_artifacts: str) -> str:
         if on_existing_artifacts not in ("error", "overwrite"):
@@ -600,11 +585,8 @@ class ManyModelTraining(DPF):
         *,
         run_config: RunConfig | None = None,
     ) -> None:
-        super().__init__(train_func, stage_name, run_config=run_config)
         self._serde = serde or PickleSerde()
-
-    def _function(self) -> Callable[[Any, PartitionContext], Any]:
-        return partial(_train, self._func, self._serde)
+        super().__init__(partial(_train, train_func, self._serde), stage_name, run_config=run_config)
 
     def _started(self, *arguments: Any) -> ManyModelRun:
         run: ManyModelRun = super()._started(*arguments)

@@ -24,6 +24,7 @@ from shoal.jobs.submission import MOST_LISTED, list_jobs
 from shoal.models.decision import figure, is_better
 from shoal.models.ledger import confirmed_promotions
 from shoal.models.metrics import best_mode
+from shoal.option_validation import positive_seconds
 from shoal.secrets.redaction import one_line
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
@@ -366,7 +367,7 @@ def stale_models(older_than: timedelta, models: Collection[str] | None = None) -
     Raises:
         InvalidArgumentError: `older_than` is not a positive duration, or `models` is not a list.
     """
-    bound = _checked("older_than", older_than)
+    bound = positive_seconds("older_than", older_than)
     if isinstance(models, str):
         raise InvalidArgumentError(f'models="{models}" is a text, but must be a list of names: ["{models}"]')
     now = time.time()
@@ -391,7 +392,7 @@ def waiting_jobs(longer_than: timedelta, pool_name: str | None = None) -> list[W
     Raises:
         InvalidArgumentError: `longer_than` is not a positive duration.
     """
-    bound = _checked("longer_than", longer_than)
+    bound = positive_seconds("longer_than", longer_than)
     now = time.time()
     found = [
         WaitingJob(job.job_id, job.pool, job.holder, job.position, (now - job.created_at) / 3_600)
@@ -422,10 +423,3 @@ def _last_promotions(store: Store) -> dict[tuple[str, str], tuple[float, str | N
             if register := spec.get("register"):
                 found.setdefault((register["model"], register["alias"]), (created_at, None))
     return found
-
-
-def _checked(name: str, bound: timedelta) -> float:
-    """Check that the time limit of an alert is a positive duration, and return the limit in seconds."""
-    if not isinstance(bound, timedelta) or bound <= timedelta(0):
-        raise InvalidArgumentError(f"{name}={shown(bound)} must be a positive timedelta, such as timedelta(days=40)")
-    return bound.total_seconds()

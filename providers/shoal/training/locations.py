@@ -88,6 +88,16 @@ def filesystem(location: str) -> tuple[AbstractFileSystem, str]:
     return fs, str(root).rstrip("/")
 
 
+def names_in(folder: str) -> list[str]:
+    """Return the sorted names of the files and folders in a folder; an empty list if there is no such folder."""
+    with redacted_errors(folder):
+        fs, root = filesystem(folder)
+        try:
+            return sorted(str(path).rstrip("/").rpartition("/")[2] for path in fs.ls(root, detail=False))
+        except FileNotFoundError:
+            return []
+
+
 def is_local(fs: AbstractFileSystem) -> bool:
     """Return whether fsspec's filesystem is the local one, also if its files are named by a ``file://`` URI."""
     return "file" in (fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,))

@@ -15,7 +15,8 @@ from shoal.airflow.deployment import holder_of, team_of
 from shoal.airflow.hooks import database_url, environment_of
 from shoal.airflow.operators.base import UNKNOWN, Arguments, CheckedOperator, LabelledOperator, is_known
 from shoal.airflow.results import PROMOTIONS, no_retry_of_permanent_errors, record_failure, record_success
-from shoal.errors import InvalidArgumentError, ShoalError, shown
+from shoal.errors import InvalidArgumentError, ShoalError
+from shoal.option_validation import positive_seconds
 from shoal.os_processes import variables_set
 from shoal.pool.holder import acting_for
 
@@ -77,13 +78,8 @@ class CheckModelsOperator(CheckedOperator):
     def check_arguments(cls, arguments: Arguments) -> None:
         """Check that the two times are positive durations, and that the models are not a text."""
         for name in ("promoted_within", "started_within"):
-            bound = arguments[name]
-            if bound is None or not is_known(bound):
-                continue
-            if not isinstance(bound, timedelta) or bound <= timedelta(0):
-                raise InvalidArgumentError(
-                    f"{name}={shown(bound)} must be a positive timedelta, such as timedelta(days=40)"
-                )
+            if (bound := arguments[name]) is not None and is_known(bound):
+                positive_seconds(name, bound)
         if isinstance(models := arguments["models"], str):
             raise InvalidArgumentError(f'models="{models}" is a text, but must be a list of names: ["{models}"]')
 

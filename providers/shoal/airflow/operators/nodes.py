@@ -78,11 +78,8 @@ def check_block(setup: BaseOperator, context: Context) -> None:
 
     dag = setup.get_dag()
     for task in dag.tasks if dag else ():
-        if (
-            isinstance(task, base.CheckedOperator)
-            and vars(task).get("lease") == setup.task_id
-            and _will_run(task, setup)
-        ):
+        is_inside = getattr(task, "lease", None) == setup.task_id
+        if isinstance(task, base.CheckedOperator) and is_inside and _will_run(task, setup):
             rendered = {name: _rendered(getattr(task, name), task, setup, context) for name in task.template_fields}
             task.check(task.task_id, {**vars(task), **rendered})
             # Only in a task are Airflow's secrets backends asked for database connections.

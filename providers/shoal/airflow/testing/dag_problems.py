@@ -21,16 +21,7 @@ from shoal.airflow.operators import (
     LeasePoolOperator,
     PromoteModelOperator,
     ScaleClusterOperator,
-)
-from shoal.airflow.operators.base import (
-    CheckedOperator,
-    PoolOperator,
-    arguments_of,
-    check_in_dag,
-    database_connections,
-    is_a,
-    is_known,
-    pool_of,
+    base,
 )
 from shoal.airflow.operators.job_operator import JobOperator, missing_lease
 from shoal.airflow.operators.nodes import OF_THE_RUN, check_block
@@ -89,16 +80,16 @@ def problems(dag: DAG, always_up: Collection[str]) -> Iterator[Problem]:
 
 def connections(task: _Operator) -> Iterator[tuple[str, bool]]:
     """Yield the id of each connection that a task's arguments name, and whether the connection must define a pool."""
-    for name, value in arguments_of(task).items():
-        if name.endswith("conn_id") and isinstance(value, str) and value and is_known(value):
+    for name, value in base.arguments_of(task).items():
+        if name.endswith("conn_id") and isinstance(value, str) and value and base.is_known(value):
             yield value, name == "compute_pool_conn_id"
-    if is_a(task, JobOperator, PromoteModelOperator):
-        named = arguments_of(task).get("credential_conn_ids") or ()
+    if base.is_a(task, JobOperator, PromoteModelOperator):
+        named = base.arguments_of(task).get("credential_conn_ids") or ()
         yield from ((conn_id, False) for conn_id in named if isinstance(conn_id, str))
-    if is_a(task, JobOperator):
-        specs = [arguments_of(task).get(name) for name in ("spec", "dataset")]
+    if base.is_a(task, JobOperator):
+        specs = [base.arguments_of(task).get(name) for name in ("spec", "dataset")]
         mapped = task.expand_input.value if isinstance(task, MappedOperator) else None
-        for connection in database_connections([*specs, mapped]):
+        for connection in base.database_connections([*specs, mapped]):
             if connection_variable(connection) not in os.environ:
                 yield connection, False
 
@@ -106,20 +97,24 @@ def connections(task: _Operator) -> Iterator[tuple[str, bool]]:
 def _may_share_pool(one: _Operator, other: _Operator) -> bool:
     """Return whether two tasks may use the same pool. The result is False only if both pools are known while Airflow
     loads the DAG, and differ."""
-    pools = [pool_of(arguments_of(task)) for task in (one, other)]
-    return pools[0] == pools[1] or not all(pool is not None and is_known(pool) for pool in pools)
+    pools = [base.pool_of(base.arguments_of(task)) for task in (one, other)]
+    return pools[0] == pools[1] or not all(pool is not None and base.is_known(pool) for pool in pools)
 
 
 def _missing_cleanup(task: _Operator) -> str | None:
-    leases = is_a(task, LeasePoolOperator)
-    if not leases and not is_a(task, ScaleClusterOperator):
+    leases = base.is_a(task, LeasePoolOperator)
+    if not leases and not base.is_a(task, ScaleClusterOperator):
         return None
     after = [one for one in task.get_flat_relatives(upstream=False) if _may_share_pool(one, task)]
     # A DAG that only sets the size of a pool, for example for the night, needs no clean-up.
-    if not leases and not any(is_a(one, CheckedOperator) and not is_a(one, ScaleClusterOperator) for one in after):
+    if not leases and not any(
+        base.is_a(one, base.CheckedOperator) and not base.is_a(one, ScaleClusterOperator) for one in after
+    ):
         return None
     for one in after:
-        gives_back = is_a(one, CleanupPoolOperator) if leases else is_a(one, CleanupPoolOperator, ScaleClusterOperator)
+        gives_back = (
+            base.is_a(one, CleanupPoolOperator) if leases else base.is_a(one, CleanupPoolOperator, ScaleClusterOperator)
+        )
         if gives_back and (one.is_teardown or TriggerRule(one.trigger_rule) in _RUN_AFTER_FAILURES):
             return None
     did = "leases nodes" if leases else "scales the pool"
@@ -127,17 +122,17 @@ def _missing_cleanup(task: _Operator) -> str | None:
 
 
 def _missing_lease(task: _Operator, always_up: Collection[str]) -> str | None:
-    if not is_a(task, JobOperator):
+    if not base.is_a(task, JobOperator):
         return None
     before = task.get_flat_relatives(upstream=True)
-    claims = [one for one in before if is_a(one, LeasePoolOperator, ScaleClusterOperator)]
-    arguments = arguments_of(task)
+    claims = [one for one in before if base.is_a(one, LeasePoolOperator, ScaleClusterOperator)]
+    arguments = base.arguments_of(task)
     spec: Any = arguments.get("spec")
     document = spec.document() if hasattr(spec, "document") else spec
     config = document.get("run_config") if isinstance(document, Mapping) else None
     in_spec = config.get("pool_name") if isinstance(config, Mapping) else None
-    named = in_spec if isinstance(in_spec, str) and is_known(in_spec) else None
-    name = arguments.get("compute_pool_conn_id") or pool_of(arguments) or named
+    named = in_spec if isinstance(in_spec, str) and base.is_known(in_spec) else None
+    name = arguments.get("compute_pool_conn_id") or base.pool_of(arguments) or named
     if name in always_up:
         return None
     if (message := missing_lease(task)) is not None:
@@ -169,11 +164,11 @@ def _error_in_dag(task: _Operator) -> str | None:
     """Return what is wrong in the arguments of a task that concern its DAG, and that Airflow does not refuse, because
     the task is decorated and mapped, or because a run may nevertheless succeed."""
     try:
-        if is_a(task, PoolOperator):
-            check_in_dag(task)
+        if base.is_a(task, base.PoolOperator):
+            base.check_in_dag(task)
     except InvalidArgumentError as error:
         return str(error)
-    return same_output(task) if is_a(task, BatchPredictOperator) else None
+    return same_output(task) if base.is_a(task, BatchPredictOperator) else None
 
 
 class _NotKnown:
@@ -221,11 +216,11 @@ def _useless_retries(task: _Operator) -> str | None:
     retries = task.retries
     if not retries:
         return None
-    arguments = arguments_of(task)
-    if is_a(task, CheckModelsOperator):
+    arguments = base.arguments_of(task)
+    if base.is_a(task, CheckModelsOperator):
         return f"task {task.task_id} has retries={retries}, but its error is never retried: set retries=0"
     function = arguments.get("python_callable")
-    if is_a(task, PoolOperator) or arguments.get("retry_policy") is not None or not callable(function):
+    if base.is_a(task, base.PoolOperator) or arguments.get("retry_policy") is not None or not callable(function):
         return None
     if not _calls_shoal(function):
         return None

@@ -135,7 +135,7 @@ class Output:
                 self._claim.remove(self._staging_of(attempt))
         place = Path(self.path)
         parent, begin = (str(place.parent), f".{place.name}.") if self._local else (self.path, "_.")
-        for name in _list(parent):
+        for name in locations.names_in(parent):
             if name.startswith(begin) and name.endswith(".partial"):
                 claim = locations.read_claim(f"{parent}/{name}")
                 if claim is not None and self._has_ended(claim):
@@ -153,7 +153,7 @@ class Output:
             InvalidArgumentError: Another job has published other predictions at the output location meanwhile.
         """
         expected = set(names)
-        missing = sorted(expected - set(_list(self.staging)))
+        missing = sorted(expected - set(locations.names_in(self.staging)))
         if missing:
             raise TrainingError(
                 f"{len(missing)} files with predictions, such as {missing[0]}, are missing in {self.staging}: set "
@@ -169,7 +169,7 @@ class Output:
         content = json.dumps({"key": key, "model": model, "rows": rows, "files": sorted(expected)}).encode()
         if self._local:
             # Files that are not expected are unfinished files of workers that were killed.
-            for stray in set(_list(self.staging)) - expected - {locations.MARKER}:
+            for stray in set(locations.names_in(self.staging)) - expected - {locations.MARKER}:
                 (Path(self.staging) / stray).unlink()
             storage.write(f"{self.staging}/{MARKER}", content)
             self._swap()
@@ -237,7 +237,7 @@ class Output:
             raise InvalidArgumentError(
                 f"{self.path} is a file or a symbolic link, but must be a folder: choose another output_path"
             )
-        return [name for name in _list(self.path) if not name.endswith(".partial")]
+        return [name for name in locations.names_in(self.path) if not name.endswith(".partial")]
 
     def _marker(self) -> dict[str, Any] | None:
         try:
@@ -255,13 +255,3 @@ def _remove(folder: Path) -> None:
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
-
-
-def _list(folder: str) -> list[str]:
-    """Return the sorted names of the files in a folder; an empty list if the folder does not exist."""
-    with redacted_errors(folder):
-        fs, root = filesystem(folder)
-        try:
-            return sorted(str(path).rstrip("/").rpartition("/")[2] for path in fs.ls(root, detail=False))
-        except FileNotFoundError:
-            return []
