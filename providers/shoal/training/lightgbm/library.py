@@ -97,7 +97,7 @@ class LightGBM(library.Library):
     reads = 2
 
     def reads_again(self, task: Task) -> bool:
-        return begins_anew(task.params) or bool(task.columns.base_margin)
+        return lgb_params.begins_anew(task.params) or bool(task.columns.base_margin)
 
     def memory_fields(self, task: Task, features: int, all_rows: int, share: float) -> dict[str, Any]:
         params = task.params

@@ -174,7 +174,7 @@ class XGBoost(Library):
         if nodes > _FULL_TREE and rows < _ROWS_OF_FULL_LEAF * nodes:
             # The trees have different numbers of nodes, and XGBoost doubles its memory when one has more than before.
             nodes *= 2
-        outputs = outputs_per_label(params) * len(columns.labels)
+        outputs = xgb_params.outputs_per_label(params) * len(columns.labels)
         vectors = outputs if params.get("multi_strategy") == "multi_output_tree" else 1
         on_gpu = not str(params.get("device", "cpu")).startswith("cpu")
         return {
