@@ -64,7 +64,7 @@ class Session:
         self._init_rounds = 0
         self._callbacks: CallbackContainer | None = None
 
-    def _prepare(self, task: Task, idle: int) -> Prepared:
+    def _prepare(self, task: messages.Task, idle: int) -> messages.Prepared:
         began = time.perf_counter()
         self.pages = None if task.by_columns else self.open.enter_context(page_folder(on_disk=self.fit.on_disk))
         self.matrix = self._matrix(task.train, None)
