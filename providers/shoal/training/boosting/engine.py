@@ -147,7 +147,7 @@ class Training:
     def __post_init__(self) -> None:
         request, library, user_code, init_model = self.request, self.library, self.user_code, self.init_model
         self._logged = 0
-        self._first: Task | None = None
+        self._first: messages.Task | None = None
         self._limit = 0
         self._direction: Direction | None = None
         self._train, self._eval_sets = checked_data(request)
