@@ -57,6 +57,9 @@ _PACKAGES = (
     ("tune", ("optuna",), ("optuna",), "searches for parameters"),
     ("postgres", ("psycopg",), ("psycopg",), "a state store in PostgreSQL"),
     ("s3", ("s3fs",), ("s3fs",), "datasets, models and files in S3"),
+    ("delta", ("deltalake",), ("deltalake",), "Delta tables; the head of a pool lists them"),
+    ("iceberg", ("pyiceberg",), ("pyiceberg",), "Iceberg tables; the head of a pool lists them"),
+    ("adbc", ("adbc_driver_postgresql",), ("adbc-driver-postgresql",), "faster queries of PostgreSQL"),
     ("kuberay", ("kubernetes",), ("kubernetes",), "pools on Kubernetes"),
     ("otel", ("opentelemetry",), ("opentelemetry-sdk",), "metrics for OpenTelemetry"),
 )
