@@ -73,6 +73,18 @@ def test_one_select_is_accepted(sql: str) -> None:
         DataConnector.from_spec(spec)
 
 
+@pytest.mark.parametrize("name", ["trips", "main.trips;", '"trips"'])
+def test_the_name_of_a_table_is_no_query(sqlite: str, name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"is only a name: .* write SELECT \* FROM"):
+        DataConnector.from_sql(name, sqlite)
+
+
+@pytest.mark.parametrize(("end", "warned"), [("", True), ("\nORDER\n BY id", False)])
+def test_a_query_without_order_is_named_in_the_log(sqlite: str, caplog: Any, end: str, warned: bool) -> None:
+    DataConnector.from_sql(f"SELECT * FROM trips{end}", sqlite)
+    assert ("has no ORDER BY" in caplog.text) is warned
+
+
 def test_parameters_are_bound(sqlite: str, tmp_path: Path) -> None:
     sql = "SELECT id FROM trips WHERE carrier = :carrier AND month <= :month ORDER BY id"
     injected = {"carrier": "x' OR 1=1; DROP TABLE trips; --", "month": 12}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import socket
@@ -15,6 +16,8 @@ from shoal.data.staged_data import staged
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
 from shoal.lazy_imports import pa
 from shoal.secrets.redaction import redact_value
+
+log = logging.getLogger(__name__)
 
 # Number of rows that are fetched from the database at a time. 32 Ki rows of 50 columns take about 100 MB as Python
 # objects.
@@ -38,6 +41,8 @@ _EXECUTABLE_COMMENT = re.compile(r"/\*M?!")
 _ROWS = "shoal_rows"
 """Alias of the user's query when it is a subquery in the FROM clause of another query."""
 
+_TABLE_NAME = re.compile(r"""\s*["`\[]?\w+["`\]]?(\.["`\[]?\w+["`\]]?)*\s*;?\s*""")
+_ORDER_BY = re.compile(r"\border\s+by\b", re.IGNORECASE)
 _SELECT = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 
 
@@ -133,6 +138,15 @@ def _write(query: Any, connection: Any, directory: str) -> int:
     """Run a query, write the rows to a Parquet file, and return their number."""
     import sqlalchemy as sa
 
+    if isinstance(query, str) and _TABLE_NAME.fullmatch(query):
+        raise InvalidArgumentError(
+            f"the query {query!r} is only a name: to read all rows of a table, write SELECT * FROM {query.strip('; ')}"
+        )
+    if not _ORDER_BY.search(str(query)):
+        log.warning(
+            "the query has no ORDER BY, so the database may return its rows in another order each time: the digest of "
+            "the rows, and the model, may then differ"
+        )
     with contextlib.ExitStack() as stack:
         try:
             names, chunks = _run(query, connection, stack)
