@@ -176,3 +176,23 @@ def test_foreign_range_is_refused(write: Write) -> None:
     connector = DataConnector.from_parquet(write("a.parquet", x=[1]))
     with pytest.raises(DataError, match="does not belong"):
         list(connector.ingester().iter_batches(Shard((RowRange("/other", 0, 0, 1),))))
+
+
+def test_a_long_row_group_is_read_in_pieces_with_the_same_rows(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write("long.parquet", a=np.arange(5_000.0), b=np.arange(5_000) % 7, c=[str(i) for i in range(5_000)])
+    connectors = [DataConnector.from_parquet(path, filters=filters) for filters in (None, [("b", "<", 5)])]
+    connectors += [part for each in connectors for part in each.random_split([0.6, 0.4], seed=1)]
+    shards = [(each, shard) for each in connectors for shard in (*each.plan(3, seed=2), Shard(each.source.ranges()))]
+    whole = [list(each.source.read(shard.ranges)) for each, shard in shards]
+    for name, limit in (("_LONG_BYTES", 50_000), ("_LARGEST_PIECE", 10_000), ("_PIECE_BYTES", 10_000)):
+        monkeypatch.setattr(f"shoal.data.parquet.table_types.{name}", limit)
+
+    for (each, shard), expected in zip(shards, whole, strict=True):
+        assert list(each.source.read(shard.ranges)) == expected
+        pieces = list(each.ingester().iter_pieces(shard))
+        assert pa.concat_tables(table for _, table in pieces) == pa.concat_tables(expected)
+        assert len(pieces) > 3 and max(table.num_rows for _, table in pieces) <= 10_000 / (8 + 8 + 64)
+        for part, table in pieces:
+            assert part.rows == table.num_rows == len(part.positions())
+            if each.source.filters is None and not each.source.splits:
+                assert [part.row_number(i) for i in range(part.rows)] == table["a"].to_pylist()

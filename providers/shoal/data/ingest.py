@@ -39,6 +39,10 @@ class ArrowIngester:
         """
         return self.source.read(shard.ranges, columns)
 
+    def iter_pieces(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[tuple[RowRange, pa.Table]]:
+        """Read the rows of a shard in order. Yield each row range or, of a long row group, its pieces, and the rows."""
+        return self.source.read_pieces(shard.ranges, columns)
+
 
 class RayDataIngester:
     """Ingester that reads row groups in Ray Data tasks, outside the worker's process.
@@ -71,6 +75,10 @@ class RayDataIngester:
         """
 
         return iter_ranges(self.source, shard.ranges, columns)
+
+    def iter_pieces(self, shard: Shard, columns: Sequence[str] | None = None) -> Iterator[tuple[RowRange, pa.Table]]:
+        """Read the rows of a shard in order. Yield each row range and its rows."""
+        return zip(shard.ranges, self.iter_batches(shard, columns), strict=True)
 
 
 Ingester = ArrowIngester | RayDataIngester

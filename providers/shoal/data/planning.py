@@ -12,7 +12,7 @@ import heapq
 import itertools
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isfinite
 from typing import TypeVar
@@ -64,11 +64,15 @@ class Deal:
         counts: Number of rows of each worker.
         index: Index of this worker in `counts`.
         key: Seed of the random orders.
+        first: Index among this worker's rows of the first row that is read.
+        rows: Number of rows that are read; None: all from `first` on.
     """
 
     counts: tuple[int, ...]
     index: int
     key: str
+    first: int = 0
+    rows: int | None = None
 
     def positions(self) -> np.ndarray:
         """Return the row numbers of this worker's rows in the row group, ascending, as an int64 array."""
@@ -85,7 +89,7 @@ class Deal:
         ends, lengths = ends[mine], lengths[:, self.index]
         # The i-th row of this worker is in the run whose first row is `ends - lengths`.
         positions: np.ndarray = np.arange(self.counts[self.index]) + np.repeat(ends - lengths.cumsum(), lengths)
-        return positions
+        return positions[self.first : None if self.rows is None else self.first + self.rows]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -112,7 +116,17 @@ class RowRange:
     @property
     def rows(self) -> int:
         """Number of rows in the range."""
-        return self.stop - self.start if self.deal is None else self.deal.counts[self.deal.index]
+        if self.deal is None:
+            return self.stop - self.start
+        return self.deal.counts[self.deal.index] - self.deal.first if self.deal.rows is None else self.deal.rows
+
+    def piece(self, first: int, rows: int) -> RowRange:
+        """Return successive rows of the range, of which the first has the given index."""
+        if rows == self.rows:
+            return self
+        if self.deal is None:
+            return replace(self, start=self.start + first, stop=self.start + first + rows)
+        return replace(self, deal=replace(self.deal, first=self.deal.first + first, rows=rows))
 
     def positions(self) -> np.ndarray:
         """Return the row numbers of the range's rows in the row group, ascending, as an int64 array."""

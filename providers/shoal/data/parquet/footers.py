@@ -102,13 +102,13 @@ def open_parquet(path: str) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def open_planned(footer: Footer) -> Iterator[Any]:
+def open_planned(footer: Footer, buffer_size: int = 0) -> Iterator[Any]:
     """Open a Parquet file whose footer was read before, and check that the file is still the same.
 
     If the file was replaced after its rows were assigned to workers, rows could be lost, read twice or mixed with rows
     that nobody has checked.
     """
-    with _open(footer.path, of_table=footer.stored is not None) as (file, fingerprint):
+    with _open(footer.path, of_table=footer.stored is not None, buffer_size=buffer_size) as (file, fingerprint):
         if fingerprint != footer.fingerprint:
             rows = file.metadata.num_rows
             raise changed(
@@ -126,11 +126,14 @@ def changed(footer: Footer, how: str) -> DataError:
 
 
 @contextlib.contextmanager
-def _open(path: str, *, of_table: bool = False) -> Iterator[tuple[Any, str]]:
+def _open(path: str, *, of_table: bool = False, buffer_size: int = 0) -> Iterator[tuple[Any, str]]:
     """Open a Parquet file, and yield it with the fingerprint of its footer."""
     # As nanoseconds, which are Arrow's default for the INT96 of Spark, times outside the years 1677 to 2262 are wrong.
     # Folders of Parquet files keep the type that they have always had.
-    options = {"coerce_int96_timestamp_unit": "us"} if of_table else {}
+    options: dict[str, Any] = {"coerce_int96_timestamp_unit": "us"} if of_table else {}
+    if buffer_size:
+        # Without a buffer, Arrow reads whole column chunks before it decodes the first batch.
+        options["buffer_size"] = buffer_size
     filesystem, inner = resolve(path)
     with contextlib.ExitStack() as stack:
         with wrap_read_errors(path):

@@ -7,7 +7,7 @@ from typing import Any
 
 from shoal.data.parquet.filter_matching import Matcher, at_positions
 from shoal.data.parquet.footers import Footer, changed, open_planned, wrap_read_errors
-from shoal.data.parquet.table_types import in_types_of_table, read_batches
+from shoal.data.parquet.table_types import buffer_bytes, in_types_of_table, piece_rows, read_batches
 from shoal.data.planning import RowRange
 from shoal.errors import DataError
 from shoal.lazy_imports import np, pa
@@ -21,38 +21,42 @@ def read_ranges(
     indices_of: Callable[[int], np.ndarray] | None,
     matcher: Matcher | None = None,
     matching: Sequence[int] | None = None,
-) -> Iterator[pa.Table]:
-    """Read row ranges (rows of one row group) of one file. The file is opened only once."""
-    with open_planned(footer) as file:
-        stored = [name for name in columns if name not in partitions]
-        for name in stored:
-            if name not in footer.schema.names:
-                raise DataError(
-                    f'{footer.path} has no column "{name}": write this column into all files, or do not read it'
-                )
+) -> Iterator[tuple[RowRange, pa.Table]]:
+    """Read row ranges (rows of one row group) of one file, in pieces of limited size. The file is opened only once.
+
+    Yields:
+        A range or, of a long row group, successive pieces of it, and the rows.
+    """
+    stored = [name for name in columns if name not in partitions]
+    for name in stored:
+        if name not in footer.schema.names:
+            raise DataError(
+                f'{footer.path} has no column "{name}": write this column into all files, or do not read it'
+            )
+    with open_planned(footer, buffer_bytes(footer, stored)) as file:
         for part in ranges:
-            with wrap_read_errors(footer.path, f"row group {part.row_group}"):
-                rows = footer.groups[part.row_group][0]
-                found = rows if matching is None else matching[part.row_group]
-                # Of a split, all matching rows of the row group are read, and those of the range are taken from them.
-                wanted = part if indices_of is None else RowRange(part.path, part.row_group, 0, found)
-                if wanted.rows == rows:
-                    table = file.read_row_group(part.row_group, columns=footer.stored_names(stored))
-                    table = in_types_of_table(table, footer, stored)
-                else:
-                    table = _read_part(file, footer, wanted, stored, matcher if found < rows else None)
-                if indices_of is not None:
-                    table = table.take(indices_of(part.row_group)[part.positions()])
-                table = table.replace_schema_metadata(None)
-                # Pass the number of rows to `_append`, because a table without columns does not know its number of
-                # rows.
-                for name, value in partitions.items():
-                    if name in columns:
-                        table = _append(table, name, value, part.rows)
-                table = table.select(list(columns))
-            yield table
-            # Without `del`, this table would stay in memory while the next row group is decoded.
-            del table
+            rows = footer.groups[part.row_group][0]
+            found = rows if matching is None else matching[part.row_group]
+            if indices_of is not None:
+                positions = indices_of(part.row_group)[part.positions()]
+            else:
+                positions = None if part.deal is None else part.positions()
+            tables = _read_part(file, footer, part, stored, positions, matcher if found < rows else None)
+            first = 0
+            while first < part.rows:
+                with wrap_read_errors(footer.path, f"row group {part.row_group}"):
+                    table = next(tables).replace_schema_metadata(None)
+                    read = table.num_rows if stored else part.rows
+                    # Pass the number of rows to `_append`, because a table without columns does not know its number of
+                    # rows.
+                    for name, value in partitions.items():
+                        if name in columns:
+                            table = _append(table, name, value, read)
+                    table = table.select(list(columns))
+                yield part.piece(first, read), table
+                # Without `del`, this table would stay in memory while the next one is decoded.
+                del table
+                first += read
 
 
 def take_rows(tables: Iterable[pa.Table], limit: int | None) -> pa.Table:
@@ -73,30 +77,52 @@ def _append(table: pa.Table, name: str, value: pa.Scalar, rows: int) -> pa.Table
 
 
 def _read_part(
-    file: Any, footer: Footer, part: RowRange, columns: list[str], matcher: Matcher | None = None
-) -> pa.Table:
-    """Decode a row group in small batches, and keep only the rows of one range, so that the other rows do not take
-    memory.
+    file: Any,
+    footer: Footer,
+    part: RowRange,
+    columns: list[str],
+    positions: np.ndarray | None,
+    matcher: Matcher | None,
+) -> Iterator[pa.Table]:
+    """Decode a row group in small batches, and yield the rows of one range, in tables of limited size.
 
-    With a matcher, the row numbers of the range count only the rows that match the filters.
+    Args:
+        file: The open file.
+        footer: Its footer.
+        part: The range.
+        columns: Columns to read.
+        positions: Row numbers in the row group of the rows to read, ascending; None: those of the range.
+        matcher: If it is given, row numbers count only the rows that match.
     """
     wanted = list(dict.fromkeys([*columns, *(matcher.columns if matcher else ())]))
-    if not wanted:
-        return pa.table({})
-    positions = None if part.deal is None else part.positions()
-    kept = []
-    at = 0
+    if not columns:
+        yield pa.table({})
+        return
+    most = piece_rows(footer, part.row_group, wanted)
+    if part.rows == footer.groups[part.row_group][0] <= most:
+        table = file.read_row_group(part.row_group, columns=footer.stored_names(columns))
+        yield in_types_of_table(table, footer, columns)
+        return
+    last = part.stop if positions is None else int(positions[-1]) + 1
+    kept: list[pa.RecordBatch] = []
+    at = rows = 0
     for start, batch in read_batches(file, footer, part.row_group, wanted):
         found = batch.filter(matcher.mask(batch, part.row_group, start)) if matcher else batch
-        if positions is not None:
-            kept.append(found.filter(at_positions(positions, at, found.num_rows)))
+        if positions is None:
+            skipped = min(max(part.start - at, 0), found.num_rows)
+            rows_here = found.slice(skipped, max(0, part.stop - at - skipped))
         else:
-            start, stop = max(part.start - at, 0), min(part.stop - at, found.num_rows)
-            if start < stop:
-                kept.append(found.slice(start, stop - start))
+            rows_here = found.filter(at_positions(positions, at, found.num_rows))
         at += found.num_rows
-        if at >= part.stop:
+        if rows and rows + rows_here.num_rows > most:
+            yield pa.Table.from_batches(kept).select(columns)
+            kept, rows = [], 0
+        if rows_here.num_rows:
+            kept.append(rows_here)
+            rows += rows_here.num_rows
+        del batch, found, rows_here
+        if at >= last:
             break
-    if at < part.stop:
-        raise changed(footer, f"{part.stop} rows of row group {part.row_group} matched the filters then, {at} now")
-    return pa.Table.from_batches(kept).select(columns)
+    if at < last:
+        raise changed(footer, f"{last} rows of row group {part.row_group} matched the filters then, {at} now")
+    yield pa.Table.from_batches(kept).select(columns)

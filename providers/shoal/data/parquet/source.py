@@ -301,6 +301,22 @@ class ParquetSource:
 
         If successive ranges are in the same file, the file is opened only once.
         """
+        wanted = list(ranges)
+        pieces = self.read_pieces(wanted, columns)
+        for part in wanted:
+            tables: list[pa.Table] = []
+            while sum(table.num_rows for table in tables) < part.rows:
+                tables.append(next(pieces)[1])
+            yield tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+            # Without `del`, these tables would stay in memory while the next row group is decoded.
+            del tables
+        next(pieces, None)
+
+    def read_pieces(
+        self, ranges: Iterable[RowRange], columns: Sequence[str] | None = None
+    ) -> Iterator[tuple[RowRange, pa.Table]]:
+        """Read row ranges as :meth:`read` does, and yield long row groups in pieces, so that at most 32 MiB are decoded
+        at a time."""
         wanted = list(self.schema().names if columns is None else columns)
         if not wanted:
             raise InvalidArgumentError(
@@ -318,8 +334,9 @@ class ParquetSource:
             matching = self._matching_counts()[path] if self.filtered else None
             gaps = {name: pa.scalar(None, common[name].type) for name in self.index_gaps()}
             constants = values | {name: null for name, null in gaps.items() if name not in footer.schema.names}
-            for table in read_ranges(footer, list(parts), wanted, constants, indices_of, matcher, matching):
-                yield to_schema(table, common, path)
+            pieces = read_ranges(footer, list(parts), wanted, constants, indices_of, matcher, matching)
+            for part, table in pieces:
+                yield part, to_schema(table, common, path)
                 # Without `del`, this table would stay in memory while the next row group is decoded.
                 del table
 
@@ -374,7 +391,7 @@ class ParquetSource:
             if not self.is_table:
                 schema = common_schema(schema, self.partition_fields(), self.used_footers())
             if schema.names:
-                return rows_digest(self.read(self.ranges(), schema.names), schema)
+                return rows_digest((table for _, table in self.read_pieces(self.ranges(), schema.names)), schema)
         options += [repr(self.filters)] if self.filters is not None else []
         texts = (footer_texts(footer, self.metadata(footer.path)) for footer in self.footers())
         return texts_digest(chain(chain.from_iterable(texts), options))

@@ -162,9 +162,9 @@ class ShardRows:
             self._kept.clear()
         ranges = self.part.shard.ranges
         if ranges:
-            tables = self.part.connector.ingester().iter_batches(self.part.shard, self.columns.names)
+            pieces = self.part.connector.ingester().iter_pieces(self.part.shard, self.columns.names)
             number = _GroupNumbers(self.columns.group) if self.columns.group else None
-            for rows, table in zip(ranges, tables, strict=True):
+            for rows, table in pieces:
                 batch = self._batch(rows, table)
                 if number:
                     batch = replace(batch, group=number(table))
