@@ -81,6 +81,20 @@ def test_a_time_selects_the_newest_version_before_it(flights: Path) -> None:
         DataConnector.from_delta(flights, version=1, as_of="2001-01-01")
 
 
+def test_times_in_the_commits_count_more_than_those_of_the_files(tmp_path: Path) -> None:
+    columns = metadata([column("id", "long")])
+    columns["metaData"]["configuration"] = {"delta.enableInCommitTimestamps": "true"}
+    for version in range(3):
+        moment = {"commitInfo": {"inCommitTimestamp": 1_700_000_000_000 + 1000 * version, "timestamp": 0}}
+        start = (protocol("inCommitTimestamp"), columns) if version == 0 else ()
+        name = f"{version}.parquet"
+        commit(tmp_path, version, moment, *start, add(tmp_path / name, name, pa.table({"id": [version]})))
+    at = datetime.fromtimestamp(1_700_000_001.5, UTC)
+    assert rows(DataConnector.from_delta(tmp_path, as_of=at)) == [0, 1]
+    with pytest.raises(DataError, match="the oldest that still exists is version 0 of 2023-11-14"):
+        DataConnector.from_delta(tmp_path, as_of="2023-01-01").schema()
+
+
 def test_a_spec_describes_the_table(flights: Path) -> None:
     connector = DataConnector.from_delta(flights, version=1, filters=[("id", "<", 2)])
     document = json.loads(connector.to_spec().model_dump_json())

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _MAGIC = 1_681_511_377
+_WRITERS = ("inCommitTimestamp",)
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 
 
@@ -22,7 +23,7 @@ def commit(root: Path, version: int, *actions: dict[str, Any]) -> None:
 
 
 def protocol(*features: str) -> dict[str, Any]:
-    both = {"readerFeatures": features, "writerFeatures": features}
+    both = {"readerFeatures": [name for name in features if name not in _WRITERS], "writerFeatures": features}
     return {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **both}}
 
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from shoal.data.filters import Filters, columns_of, parse_moment
 from shoal.data.listing import DataFile, Listing
 from shoal.data.parquet.files import join, resolve, s3_options, split_query
-from shoal.errors import DataAccessError, DataError, MissingExtraError
+from shoal.errors import DataAccessError, DataError, MissingExtraError, ShoalError
 from shoal.lazy_imports import np, pa
 
 if TYPE_CHECKING:
@@ -104,10 +107,15 @@ class DeltaFiles:
             from deltalake.exceptions import DeltaError
         except ImportError as error:
             raise MissingExtraError("deltalake", "delta") from error
-        version = self.version if self.as_of is None else self._version_at(parse_moment(self.as_of))
         head, _, query = split_query(self.path)
+        version = self.version
         try:
             table = DeltaTable(head, version=version, storage_options=_storage_options(query))
+            if self.as_of is not None:
+                version = self._version_at(parse_moment(self.as_of), table.metadata().configuration)
+                table.load_as_version(version)
+        except ShoalError:
+            raise
         except (DeltaError, OSError, ValueError) as error:
             raise self._problem(version, error) from None
         unknown = sorted(set(table.protocol().reader_features or ()) - _FEATURES)
@@ -148,19 +156,33 @@ class DeltaFiles:
         first = 0 if 0 in times else min(saved, default=None)
         return {} if first is None else {version: times[version] for version in sorted(times) if version >= first}
 
-    def _version_at(self, moment: datetime) -> int:
-        """Return the newest version that was written at or before a moment."""
+    def _version_at(self, moment: datetime, configuration: Mapping[str, str]) -> int:
+        """Return the newest version that was written at or before a moment: by the times in the commits, if the table
+        has them, else by those of the files, none of which counts as earlier than that of the version before."""
         commits = self._commits()
-        if not commits:
-            raise self._problem(None, ValueError())
-        before = [version for version, time in commits.items() if time <= moment]
-        if not before:
-            first = min(commits)
+        versions = list(commits)
+        in_files = dict(zip(versions, accumulate(commits.values(), max), strict=True))
+        has_times = configuration.get("delta.enableInCommitTimestamps") == "true"
+        since = (
+            int(configuration.get("delta.inCommitTimestampEnablementVersion", 0)) if has_times else max(versions) + 1
+        )
+
+        def written_at(version: int) -> datetime:
+            return in_files[version] if version < since else self._time_in_commit(version)
+
+        after = bisect_right(versions, moment, key=written_at)
+        if not after:
             raise DataError(
                 f"the Delta table {self.path} has no version as of {moment.isoformat()}: the oldest that still exists "
-                f"is version {first} of {commits[first].isoformat()}"
+                f"is version {versions[0]} of {written_at(versions[0]).isoformat()}"
             )
-        return max(before)
+        return versions[after - 1]
+
+    def _time_in_commit(self, version: int) -> datetime:
+        filesystem, inner = resolve(self.path)
+        with filesystem.open_input_stream(f"{inner.rstrip('/')}/{_LOG}/{version:020}.json") as stream:
+            first = json.loads(stream.read().split(b"\n", 1)[0])
+        return datetime.fromtimestamp(first["commitInfo"]["inCommitTimestamp"] / 1000, UTC)
 
     def _deleted(self, table: DeltaTable, root: str) -> dict[str, np.ndarray]:
         """Return the positions of the deleted rows of each file that has any."""

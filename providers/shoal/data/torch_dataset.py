@@ -542,12 +542,14 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
 
 def _object_bytes(source: ParquetSource, column: str) -> int:
     """Estimate the size of a text, a picture or another object from the footer of the dataset's first file."""
-    metadata = source.metadata(source.reference().path)
+    footer = source.reference()
+    metadata = source.metadata(footer.path)
+    stored = footer.stored_names([column] if column in footer.schema.names else [])
     chunks = [
         chunk
         for group in map(metadata.row_group, range(metadata.num_row_groups))
         for chunk in map(group.column, range(metadata.num_columns))
-        if chunk.path_in_schema.split(".")[0] == column
+        if chunk.path_in_schema.split(".")[0] in stored
     ]
     size: int = sum(chunk.total_uncompressed_size for chunk in chunks)
     rows: int = metadata.num_rows
