@@ -452,7 +452,7 @@ def test_a_head_imports_the_libraries_of_its_pool(
         asked.append(set(libraries))
         return MagicMock()
 
-    monkeypatch.setattr("shoal.pool.backends.local.job_server.JobServer", job_server)
+    monkeypatch.setattr("shoal.pool.supervisor.JobServer", job_server)
     monkeypatch.setattr("shoal.pool.backends.local.raylet.Raylet", MagicMock())
     spec = PoolSpec.parse(f"local://imports?{options}")
     LocalBackend().prepare(spec)
