@@ -259,11 +259,9 @@ class DatasetSpec(Settings):
         """Paths of the Parquet files with the rows: those of the copy, if the job has made one."""
         return (self.staging,) if self.is_copied and self.staging is not None else self.paths
 
-    def copy_key(self) -> str | None:
-        """Return as JSON text what determines the rows that the job copies, so that datasets with the same rows share a
-        copy; None if the job reads the files in place."""
-        source = {name: getattr(self, name) for name in _SOURCE}
-        return json.dumps(source, sort_keys=True) if self.is_copied else None
+    def source_key(self) -> str:
+        """Return as JSON text what determines the rows before filters and splits."""
+        return json.dumps({name: getattr(self, name) for name in _SOURCE}, sort_keys=True)
 
     @model_serializer(mode="wrap")
     def _as_document(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -373,4 +373,4 @@ def _plain(value: Any) -> Scalar:
 
 
 def _key(dataset: DatasetSpec) -> str:
-    return str(dataset.copy_key())
+    return dataset.source_key()

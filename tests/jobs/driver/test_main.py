@@ -963,6 +963,15 @@ class TestWindows:
         assert log().count(f"rows of {dataset.paths[0]}") == 1
         assert not list((tmp_path / "models" / "staging").iterdir())
 
+    def test_a_copy_serves_all_datasets_of_the_same_files(self, store, window):
+        copied = window.dataset.model_copy(update={"stage": True})
+        spec = window.model_copy(update={"dataset": copied, "eval_set": {"in_place": window.dataset}})
+
+        found = staged_rows.staged(spec, KEY, Secrets())
+
+        assert len({each.files for each in found.datasets()}) == 1
+        assert found.eval_set["in_place"].files != window.dataset.files
+
     def test_a_dropped_table_fails_the_job_before_training_and_leaves_nothing(
         self, store, window, tmp_path, monkeypatch
     ):

@@ -26,7 +26,7 @@ def locations(spec: AnyJobSpec, key: Key) -> dict[str, str]:
     The directories' names depend only on the spec and the attempt, so that another process can find and remove the
     directories after the driver was killed.
     """
-    keys = list(dict.fromkeys(source for each in spec.datasets() if (source := each.copy_key())))
+    keys = list(dict.fromkeys(each.source_key() for each in spec.datasets() if each.is_copied))
     if not keys:
         return {}
     location = spec.run_config.artifact_location
@@ -37,14 +37,15 @@ def locations(spec: AnyJobSpec, key: Key) -> dict[str, str]:
 def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
     """Copy the rows of a spec's datasets, if they are not read in place, into directories that the workers read.
 
-    If several datasets have the same query or files, the rows are copied only once, and the datasets share the copy.
+    If several datasets have the same query or files, the rows are copied only once, and the datasets share the copy,
+    also those that would be read in place: otherwise rows that a holdout shares with the training would not be found.
     """
     done: set[str] = set()
     where = locations(spec, key)
 
     def replaced(dataset: DatasetSpec) -> DatasetSpec:
-        source = dataset.copy_key()
-        if source is None:
+        source = dataset.source_key()
+        if source not in where:
             return dataset
         if source not in done:
             url = secrets.environment.get(connection_variable(dataset.connection or ""))
@@ -58,7 +59,8 @@ def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
                 rows = copy_rows(dataset, url, directory)
             print(f"copied {rows} rows of {dataset.origin[0]}", flush=True)
             done.add(source)
-        return dataset.model_copy(update={"staging": where[source]})
+        is_staged = dataset.stage or not dataset.is_copied
+        return dataset.model_copy(update={"staging": where[source], "stage": is_staged})
 
     return spec.with_datasets(replaced)
 
