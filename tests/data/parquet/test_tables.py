@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -200,3 +200,8 @@ def test_rows_that_were_deleted_later_still_overlap(listing: Listing) -> None:
     one, other = connector(listing, ("id", "<", 50)).random_split([0.5, 0.5])
     assert shared(one, other) == []
     assert shared(one, after) == [i for i in range(ROWS) if i < 60 and not 40 <= i < 45]
+    # A column gets another name and a comment, and a partition column is added.
+    old, cost = listing.files[0], pa.field("cost", pa.float64(), metadata={"comment": "in euros"})
+    renamed = replace(old, columns={"id": "col-1", "cost": "col-2"}, partitions={**old.partitions, "new": None})
+    schema = pa.schema([*SCHEMA.set(1, cost), pa.field("new", pa.int64())])
+    assert shared(before, connector(Listing((renamed,), schema))) == [i for i in LIVE if i < 50]

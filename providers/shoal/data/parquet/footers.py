@@ -267,10 +267,14 @@ def index_in_file(stored: Iterable[pa.Field]) -> Callable[[pa.Field], int | None
 
 
 def footer_texts(footer: Footer, metadata: Any) -> Iterator[str]:
-    """Yield the texts from a file's footer that determine the file's fingerprint: sizes, schema, partition values,
-    statistics.
+    """Yield the texts from a file's footer that determine the file's fingerprint: sizes, schema, statistics, and
+    for a file of a folder partition values.
     """
-    yield repr((footer.size, footer.groups, footer.partitions, str(footer.schema)))
+    schema, partitions = footer.schema, footer.partitions
+    if footer.stored is not None:
+        # Names, comments and types of the table change without the file.
+        schema, partitions = metadata.schema.to_arrow_schema().remove_metadata(), ()
+    yield repr((footer.size, footer.groups, partitions, str(schema)))
     for row_group in range(metadata.num_row_groups):
         group = metadata.row_group(row_group)
         for chunk in map(group.column, range(group.num_columns)):
