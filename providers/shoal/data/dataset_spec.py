@@ -14,6 +14,7 @@ from pydantic import (
     ModelWrapValidatorHandler,
     PrivateAttr,
     SerializerFunctionWrapHandler,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -160,9 +161,10 @@ class DatasetSpec(Settings):
 
     @field_validator("version", mode="before")
     @classmethod
-    def _number(cls, value: Any) -> Any:
-        # A template of Airflow gives a text.
-        return int(value) if isinstance(value, str) and value.isdecimal() else value
+    def _number(cls, value: Any, others: ValidationInfo) -> Any:
+        # A template of Airflow gives a text. The name of an Iceberg tag may have only digits.
+        is_number = others.data.get("format") == "delta" and isinstance(value, str) and value.isdecimal()
+        return int(value) if is_number else value
 
     @field_validator("filters", mode="before")
     @classmethod

@@ -177,8 +177,8 @@ def test_a_spec_of_an_iceberg_table_is_checked() -> None:
     ):
         with pytest.raises(ValidationError, match=sentence):
             DatasetSpec.model_validate({"paths": ["/lake/flights"], **options})
-    spec = DatasetSpec.model_validate({"format": "iceberg", "paths": ["/lake/flights"], "version": "123"})
-    assert spec.version == 123 and "catalog" not in spec.model_dump()
+    spec = DatasetSpec.model_validate({"format": "iceberg", "paths": ["/lake/flights"], "version": "0123"})
+    assert spec.version == "0123" and "catalog" not in spec.model_dump()
 
 
 def test_files_on_s3_are_read_from_the_server_of_the_catalog() -> None:

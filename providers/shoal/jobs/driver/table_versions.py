@@ -20,8 +20,12 @@ def pinned(spec: Spec, kept: Mapping[str, Any] | None, keep: Callable[[dict[str,
         kept: Version of each such table, as an earlier attempt has found it; None if there is none.
         keep: Function that stores the versions for later attempts, and returns the stored ones.
     """
-    # The name of a branch or tag of an Iceberg table is not a version, because it may be moved.
-    tables = (dataset for dataset in spec.datasets() if dataset.is_table and not isinstance(dataset.version, int))
+    # The version of an Iceberg table may be the name of a branch or tag, also of digits, which may be moved.
+    tables = (
+        dataset
+        for dataset in spec.datasets()
+        if dataset.is_table and (dataset.version is None or dataset.format == "iceberg")
+    )
     unpinned = {_key(dataset): dataset for dataset in tables}
     if not unpinned:
         return spec
