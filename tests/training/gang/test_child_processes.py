@@ -297,15 +297,20 @@ def test_notes_that_arrive_after_the_error_of_their_worker_are_passed_on(monkeyp
     assert notes == [(0, {"rounds": 12})]
 
 
-def test_a_worker_that_was_killed_is_told_by_the_next_run(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("number", "lacks_memory"), [(signal.SIGKILL, True), (signal.SIGABRT, False)])
+def test_a_worker_that_was_killed_is_told_by_the_next_run(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals, lacks_memory: bool
+) -> None:
     with shared_gang(TWO) as gang:
-        os.kill(gang.workers[1].pid, signal.SIGKILL)
+        os.kill(gang.workers[1].pid, number)
         wait_until(lambda: not gang.sound, "the driver to miss the worker")
         monkeypatch.setattr(
             OomKills, "told", lambda _: "the kernel has killed 2 processes of the driver's container for lack of memory"
         )
-        with pytest.raises(WorkerLostError, match=r"rank 1 .* was killed by SIGKILL\..* killed 2 processes .* memory"):
+        expected = rf"rank 1 .* was killed by {number.name}\..* killed 2 processes .* memory"
+        with pytest.raises(WorkerLostError, match=expected) as info:
             gang.run(os.getpid, [(), ()])
+    assert info.value.out_of_memory is lacks_memory
     assert_ended([worker.pid for worker in gang.workers])
 
 

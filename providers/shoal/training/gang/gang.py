@@ -18,6 +18,7 @@ import functools
 import json
 import math
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -172,7 +173,7 @@ class Gang:
         self._places: list[Place] = []
         self._env: dict[str, str] = {}
         self._preloaded: tuple[Sequence[str], bool] = (), False
-        self._oom_kills = OomKills()
+        self.oom_kills = OomKills()
 
     @classmethod
     def start(
@@ -522,11 +523,14 @@ class Gang:
             self._note(self._lost(rank, _Weight.LEFT if kind is EventKind.LEFT else _Weight.LOST, text))
 
     def _lost(self, rank: int, weight: _Weight, reason: str) -> _Cause:
-        killed = self._oom_kills.told()
+        killed = self.oom_kills.told()
+        # The counter has all processes of the driver's container, also those of other jobs.
+        may_be_mine = weight is not _Weight.LEFT and own_process.is_loopback(self._started.listen_host)
+        was_killed = weight is not _Weight.EXITED or signal.SIGKILL.name in reason
         if killed:
-            reason += f". Since the workers started, {killed}: use more nodes or larger ones, or fewer workers per node"
+            reason += f". Since the training began, {killed}: use more nodes or larger ones, or fewer workers per node"
         error = WorkerLostError(f"{self._who(rank)} was lost: {reason}")
-        error.out_of_memory = bool(killed)
+        error.out_of_memory = bool(killed) and may_be_mine and was_killed
         return _Cause(weight, error, lost=rank, reason=reason)
 
     def _note(self, event: _Event) -> None:
@@ -588,6 +592,7 @@ def shared_gang(
         # Other idle gangs still reserve CPUs that the new gang may need, so they are ended first.
         end_gangs()
         gang = Gang.start(shape, timeout=timeout, env=env)
+    gang.oom_kills = OomKills()
     try:
         yield gang
     except BaseException:
