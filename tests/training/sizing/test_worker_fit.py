@@ -14,7 +14,14 @@ from shoal.data.planning import RowRange, Shard
 from shoal.errors import DataError, OutOfMemoryError
 from shoal.training.boosting.messages import Columns, Part, Task
 from shoal.training.boosting.worker_fit import _CHEAP_BYTES as CHEAP
-from shoal.training.boosting.worker_fit import _cache_budget, fit_worker, naming_memory, refuse_if_too_large
+from shoal.training.boosting.worker_fit import (
+    WorkerFit,
+    _cache_budget,
+    fit_worker,
+    naming_memory,
+    refuse_if_too_large,
+)
+from shoal.training.boosting.worker_load import worker_load
 from shoal.training.sizing.worker_memory import WorkerLoad, worker_memory
 from tests.support.two_node_cluster import COLUMNS
 
@@ -56,7 +63,7 @@ def test_every_term_of_the_rows_shrinks_with_the_rows() -> None:
 
 
 def test_rows_that_do_not_fit_in_memory_go_to_disk_unless_that_is_forbidden(rows: Path) -> None:
-    need = fit_worker("xgboost", task(rows), 2**40).memory.above_idle
+    need = fit_worker("xgboost", task(rows), 2**40).memory.least_above_idle
     assert not fit_worker("xgboost", task(rows), int(1.2 * need)).on_disk
     assert fit_worker("xgboost", task(rows), need - 100_000).on_disk
     assert fit_worker("xgboost", task(rows, external_memory=True), need).on_disk
@@ -64,6 +71,19 @@ def test_rows_that_do_not_fit_in_memory_go_to_disk_unless_that_is_forbidden(rows
     tight = fit_worker("xgboost", forbidden, 1)
     assert not tight.on_disk
     refuse_if_too_large("xgboost", forbidden, tight)
+
+
+@pytest.mark.parametrize("framework", ["xgboost", "lightgbm"])
+def test_terms_that_may_be_smaller_than_predicted_refuse_nothing(framework: str, rows: Path) -> None:
+    fit = WorkerFit(worker_memory(framework, replace(WIDE, nodes=8_192)), room=300 * MIB)
+    assert fit.verdict == "no"
+    refuse_if_too_large(framework, task(rows), fit)
+
+
+def test_lightgbms_pool_of_histograms_limits_them(rows: Path) -> None:
+    params = {"num_leaves": 4_095, "histogram_pool_size": 0.1}
+    load = worker_load("lightgbm", replace(task(rows), params=params), 1, 10, 0)
+    assert load.nodes == math.ceil(0.1 * MIB / (16 * 255 * len(COLUMNS)))
 
 
 @pytest.mark.parametrize(

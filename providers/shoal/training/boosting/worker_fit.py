@@ -92,7 +92,8 @@ def fit_worker(
     load = worker_load(framework, task, workers, task.train.shard.rows if all_rows is None else all_rows, rank)
     need = worker_memory(framework, load)
     may_use_disk = library.trains_from_disk and not task.by_columns and task.external_memory is not False
-    if may_use_disk and (task.external_memory or MARGIN * need.above_idle > room):
+    # Files reduce the bins alone, so the terms that may be much smaller than predicted do not count.
+    if may_use_disk and (task.external_memory or MARGIN * need.least_above_idle > room):
         pages = (load.rows + load.eval_rows) * load.features * load.row_bin_bytes
         return WorkerFit(worker_memory(framework, load, on_disk=True), room, on_disk=True, disk_bytes=pages)
     again = library.reads_again(task)
@@ -120,12 +121,12 @@ def has_long_groups(shard: Shard) -> bool:
 
 
 def refuse_if_too_large(framework: str, task: Task, fit: WorkerFit) -> None:
-    """Raise DataError if a worker has too little memory, unless the user has forbidden to train from disk.
+    """Raise DataError if a worker certainly has too little memory, unless the user has forbidden to train from disk.
 
     Raises:
         DataError: The message contains the terms of the memory and advice.
     """
-    if fit.verdict != "no" or task.external_memory is False:
+    if fit.memory.least_above_idle <= fit.room or task.external_memory is False:
         return
     disk = ", even with its quantised rows on disk" if fit.on_disk else ""
     raise DataError(

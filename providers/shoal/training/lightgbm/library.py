@@ -24,6 +24,7 @@ from shoal.training.boosting.messages import History, Prepared, Task
 from shoal.training.boosting.params import Directions, Objective, UserCode, seed_in
 from shoal.training.boosting.worker_load import all_bins
 from shoal.training.lightgbm import params as lgb_params
+from shoal.training.sizing.worker_memory import HISTOGRAM_BYTES
 
 if TYPE_CHECKING:
     from shoal.training.boosting.request import TrainRequest, TrainResult
@@ -104,12 +105,16 @@ class LightGBM(library.Library):
         max_bin = int(params.get("max_bin", 255))
         each = 1 if max_bin <= 2**8 - 1 else 2
         sample_rows = min(all_rows, int(params.get("bin_construct_sample_cnt", SAMPLE_ROWS)))
+        bins = all_bins(task.columns, max_bin, features)
+        nodes = min(int(params.get("num_leaves", 31)), task.train.shard.rows)
+        if (pool_mb := float(params.get("histogram_pool_size") or 0)) > 0:
+            nodes = min(nodes, math.ceil(pool_mb * 2**20 / (HISTOGRAM_BYTES * bins)))
         return {
             "max_bin": max_bin,
-            "bins": all_bins(task.columns, max_bin, features),
+            "bins": bins,
             "bin_bytes": each,
             "row_bin_bytes": each,
-            "nodes": min(int(params.get("num_leaves", 31)), task.train.shard.rows),
+            "nodes": nodes,
             "outputs": int(params.get("num_class", 1)),
             "sample_rows": int(sample_rows * share),
             "whole_sample": sample_rows == all_rows,
