@@ -39,6 +39,7 @@ from shoal.pool.holder import acting_for
 from shoal.state.schema import ActionKind, Job, JobState
 from tests.support.gate import KEY, Gate, frame
 from tests.support.job_results import result_of
+from tests.support.job_store import POOL
 
 TAGS = {"shoal.job_id": "job", "shoal.attempt": "1"}
 
@@ -390,3 +391,16 @@ def test_the_registry_is_that_of_the_training(gate: Gate, monkeypatch: pytest.Mo
 
     assert promote_model(training=result, on_log=lambda _: None).promoted
     assert gate.champion() == "1"
+
+
+@pytest.mark.parametrize(("fingerprint", "left"), [("q", ["2"]), ("another", ["2", "1"])])
+def test_an_attempt_replaces_the_waiting_version_of_an_earlier_one_with_its_spec(
+    gate: Gate, fingerprint: str, left: list[str]
+) -> None:
+    wait(gate, "fair")
+    attempts.end(gate.store, KEY, JobState.FAILED, 1.0, seen={JobState.RUNNING}, error="lost")
+    again = attempts.Key("job", 2)
+    attempts.ask(gate.store, attempts.Order("job", POOL, "cli:me@here", {"fingerprint": fingerprint}, {}, None), 2.0)
+    attempts.start(gate.store, again, {}, 2.0)
+    gate.enter("good", promote=False, tags=TAGS | {"shoal.attempt": "2"}, key=again)
+    assert [each.version for each in model_history(gate.name, tracking_uri=gate.run.uri)] == left

@@ -98,6 +98,7 @@ class Gate:
         label_col: str = "y",
         tags: Mapping[str, str] | None = None,
         loaded: Predictor | None = None,
+        key: Key = KEY,
         **options: Any,
     ) -> Outcome:
         dataset = trained_on
@@ -105,7 +106,7 @@ class Gate:
             dataset = DataConnector.from_parquet(self.data / f"{trained_on}.parquet")
         rows = training_record.of_datasets([(dataset, dataset.time_range(time_col) if time_col else None)])
         return enter(
-            attempt_of(self.store),
+            attempt_of(self.store, key),
             run or self.run,
             self.register(**options),
             tags=tags,

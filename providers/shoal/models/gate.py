@@ -207,8 +207,6 @@ def enter(
         tags |= record.tags(run)
     challenger = registered(register, model_uri, challenge.evaluation, digest, tags)
     ledger = Ledger.of(run.client, place.store, register)
-    if earlier := attempts.without_success(place.store, place.key):
-        delete_waiting(place.store, Registry(run.client, ledger.registry), register.model, earlier)
     contest = challenge.contest(ledger, challenger, place.key)
     say = functools.partial(print, flush=True)
     outcome = contest.decided() if register.promote else contest.previewed()
@@ -216,6 +214,8 @@ def enter(
         sentence = f"{outcome.decision.sentence}; {note}"
         outcome = replace(outcome, decision=outcome.decision.model_copy(update={"sentence": sentence}))
     outcome = challenge.reported(outcome, ledger, say=say)
+    if earlier := attempts.without_success(place.store, place.key, same_spec=True):
+        delete_waiting(place.store, Registry(run.client, ledger.registry), register.model, earlier)
     if not register.promote:
         say(f"to promote it: shoal models promote {shlex.quote(register.model)} {challenger.version}")
     return outcome

@@ -378,11 +378,15 @@ def saved_before_failure(store: Store, key: Key) -> tuple[Key, str] | None:
     return None
 
 
-def without_success(store: Store, key: Key) -> list[Key]:
-    """Return the earlier attempts of a job that have failed or were cancelled, the newest first."""
+def without_success(store: Store, key: Key, *, same_spec: bool = False) -> list[Key]:
+    """Return the earlier attempts of a job that have failed or were cancelled, the newest first; with `same_spec` only
+    those with the attempt's spec, because the caller may have chosen the job id."""
     query = select(Job.attempt).where(Job.id == key.job_id, Job.attempt < key.attempt)
     query = query.where(Job.state.in_((JobState.FAILED, JobState.CANCELLED))).order_by(Job.attempt.desc())
     with store.reading() as session:
+        if same_spec:
+            mine = get(session, key, lock=False).spec["fingerprint"]
+            query = query.where(Job.spec["fingerprint"].as_string() == mine)
         return [Key(key.job_id, attempt) for attempt in session.scalars(query)]
 
 
