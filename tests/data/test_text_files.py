@@ -95,6 +95,9 @@ def test_compressed_files_with_another_delimiter_and_given_types(read: Read) -> 
         ([""], {}, r"0\.csv is empty"),
         (["a,b\n1,2\n", "a,c\n1,2\n"], {}, r'the column "b" is in only one of .*0\.csv and .*1\.csv'),
         (["a;b\n1;2\n"], {}, "pass delimiter=';'"),
+        (['a,b\n1,x\n2,"5 inch\n3,y\n4,w\n'], {}, r"0\.csv, line 3: a field begins with a quote that is not closed"),
+        (['a,b\n1,x\n"5 inch,y\n4,w\n'], {"columns": {"a": "string"}}, r"0\.csv, line 3: a field begins"),
+        (['a,b\n1,"x\n2,y\n3,"z"\n4,w\n'], {}, r"0\.csv, line 2: .* has text after its closing quote"),
     ],
 )
 def test_wrong_csv_is_refused_by_line_and_leaves_nothing(

@@ -13,7 +13,7 @@ from shoal.data.parquet.files import list_files, resolve
 from shoal.data.row_writer import write_rows
 from shoal.data.text_columns import converted, first_wrong, given_types, widened_by
 from shoal.errors import DataAccessError, DataError, shown
-from shoal.lazy_imports import pa
+from shoal.lazy_imports import pa, pc
 
 # Arrow reads blocks of complete rows, so a row must fit into a block.
 _BLOCK_BYTES = 16 * 2**20
@@ -84,8 +84,7 @@ def _common_header(files: Sequence[DataFile], delimiter: str) -> list[str]:
 
 
 def _header(file: DataFile, delimiter: str) -> list[str]:
-    with open_text(file) as stream:
-        names = next((row for _, row in _records(stream, delimiter)), [])
+    names = next((row for _, row in _records(file, delimiter)), [])
     if not names:
         raise DataError(f"{file.path} is empty: its first line must have the names of the columns")
     for number, name in enumerate(names, 1):
@@ -102,19 +101,25 @@ def _header(file: DataFile, delimiter: str) -> list[str]:
     return names
 
 
-def _records(stream: Any, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _records(file: DataFile, delimiter: str) -> Iterator[tuple[int, list[str]]]:
     """Yield each record that is not empty, with the number of its first line.
 
     Bytes that are not UTF-8 become surrogates.
     """
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    reader = csv.reader(text, delimiter=delimiter)
     limit, line = csv.field_size_limit(_LARGEST_FIELD), 1
     try:
-        for record in reader:
-            if record:
-                yield line, record
-            line = reader.line_num + 1
+        with open_text(file) as stream:
+            text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+            reader = csv.reader(text, delimiter=delimiter, strict=True)
+            for record in reader:
+                if record:
+                    yield line, record
+                line = reader.line_num + 1
+    except csv.Error:
+        raise DataError(
+            f"{file.path}, line {line}: a field begins with a quote that is not closed, or has text after its closing "
+            "quote: put quotes around the whole field, and double those inside"
+        ) from None
     finally:
         csv.field_size_limit(limit)
 
@@ -122,7 +127,11 @@ def _records(stream: Any, delimiter: str) -> Iterator[tuple[int, list[str]]]:
 def _batches(
     file: DataFile, names: Sequence[str], delimiter: str, wanted: Sequence[str]
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield batches of the columns of a file as text, each with the number of rows before it."""
+    """Yield batches of the columns of a file as text, each with the number of rows before it.
+
+    Arrow takes a quote that is not closed for one that the end of the file closes, so a record is appended, which is
+    the last one only if no quote is open.
+    """
     import pyarrow.csv as pacsv
 
     convert = pacsv.ConvertOptions(
@@ -133,32 +142,41 @@ def _batches(
         null_values=[""],
     )
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    first = 0
+    ends = iter([b"\n" + delimiter.encode().join([b'"\0"'] * len(names)) + b"\n"])
+    first, last, has_newlines = 0, None, False
     with open_text(file) as stream:
+        ended = pa.TransformInputStream(stream, lambda chunk: bytes(chunk) or next(ends, b""))
         try:
-            reader = pacsv.open_csv(stream, pacsv.ReadOptions(block_size=_BLOCK_BYTES), parse, convert)
-            for batch in reader:
-                yield first, batch
-                first += batch.num_rows
+            for batch in pacsv.open_csv(ended, pacsv.ReadOptions(block_size=_BLOCK_BYTES), parse, convert):
+                has_newlines |= any(pc.any(pc.match_substring_regex(c, "[\r\n]")).as_py() for c in batch.columns)
+                if last and batch.num_rows:
+                    yield first, last
+                    first += last.num_rows
+                last = batch if batch.num_rows else last
         except pa.ArrowInvalid as exc:
             raise _unreadable(file, names, delimiter, str(exc)) from None
+    if any(column[-1].as_py() != "\0" for column in last):
+        raise _unreadable(file, names, delimiter, "a quote is not closed")
+    if has_newlines:
+        # A later quote may have closed one: Arrow accepts text after a closing quote.
+        for _ in _records(file, delimiter):
+            pass
+    yield first, last[:-1]
 
 
 def _unreadable(file: DataFile, names: Sequence[str], delimiter: str, reason: str) -> DataError:
     """Return the error for a file that Arrow cannot divide into fields, with the line of the first wrong record."""
-    with open_text(file) as stream:
-        for line, record in _records(stream, delimiter):
-            if len(record) != len(names):
+    for line, record in _records(file, delimiter):
+        if len(record) != len(names):
+            return DataError(
+                f"{file.path}, line {line}: the record has {len(record)} fields, but the header has {len(names)}: "
+                "correct the line, or put quotes around fields with a delimiter"
+            )
+        for name, value in zip(names, record, strict=True):
+            if not value.isprintable() and any("\udc80" <= character <= "\udcff" for character in value):
                 return DataError(
-                    f"{file.path}, line {line}: the record has {len(record)} fields, but the header has {len(names)}: "
-                    "correct the line, or put quotes around fields with a delimiter"
+                    f'{file.path}, line {line}: column "{name}" has bytes that are not UTF-8: save the file as UTF-8'
                 )
-            for name, value in zip(names, record, strict=True):
-                if not value.isprintable() and any("\udc80" <= character <= "\udcff" for character in value):
-                    return DataError(
-                        f'{file.path}, line {line}: column "{name}" has bytes that are not UTF-8: save the file as '
-                        "UTF-8"
-                    )
     return DataError(f"{file.path} cannot be read as CSV: {reason}")
 
 
@@ -170,8 +188,7 @@ def _converted(file: DataFile, first: int, batch: pa.RecordBatch, schema: pa.Sch
             columns.append(converted(texts, field.type))
         except pa.ArrowInvalid:
             row = first_wrong(texts, field.type)
-            with open_text(file) as stream:
-                line = _nth(_records(stream, delimiter), first + row + 1)[0]
+            line = _nth(_records(file, delimiter), first + row + 1)[0]
             raise wrong_value(file, line, field, texts[row].as_py()) from None
     return pa.record_batch(columns, schema=schema)
 

@@ -22,6 +22,8 @@ null, but a number."""
 # telephone numbers (+49) or hexadecimal numbers.
 _NO_NUMBER = r"^(\+|-?0[0-9xX])"
 _MANY_DIGITS = r"^-?[0-9]{19,}$"
+# Whole numbers that may be above 2**53.
+_LARGE = r"^-?[0-9]{16,}$"
 
 
 def arrow_type(name: str) -> pa.DataType:
@@ -63,20 +65,23 @@ def widened_by(known: pa.DataType, values: pa.Array, *, numbers: bool = True) ->
     return next((type_ for type_ in wider.get(known, [known]) if _are(values, type_)), pa.string())
 
 
-def converted(values: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Convert texts to a type. Raise pa.ArrowInvalid if a text is no value of the type."""
+def converted(values: pa.Array, type_: pa.DataType, *, exact: bool = False) -> pa.Array:
+    """Convert texts to a type. Raise pa.ArrowInvalid if a text is no value of the type, or, if `exact`, a whole number
+    that float64 may round."""
     if pa.types.is_string(type_):
         return values
+    if exact and pa.types.is_floating(type_):
+        values.filter(pc.match_substring_regex(values, _LARGE)).cast(pa.int64()).cast(type_)
     return pa.nulls(len(values)) if pa.types.is_null(type_) else _without_null_words(values).cast(type_)
 
 
-def first_wrong(values: pa.Array, type_: pa.DataType) -> int:
+def first_wrong(values: pa.Array, type_: pa.DataType, *, exact: bool = False) -> int:
     """Return the index of the first text that :func:`converted` refuses."""
     low, high = 0, len(values)
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            converted(values[low:middle], type_)
+            converted(values[low:middle], type_, exact=exact)
             low = middle
         except pa.ArrowInvalid:
             high = middle
