@@ -88,7 +88,12 @@ def test_compressed_files_with_another_delimiter_and_given_types(read: Read) -> 
         (
             ["a\n1\n", "a\n2024-02-30\n"],
             {"columns": {"a": "date32"}},
-            r'column "a" has the value .1., which is no date32',
+            r'column "a" has the value .1., which date32',
+        ),
+        (
+            ["a\n1\n\n9007199254740993\n", "a\nnan\n"],
+            {},
+            r"0\.csv, line 4: .*9007199254740993., which double cannot hold",
         ),
         (["a,a\n1,2\n"], {}, r'0\.csv has several columns named "a"'),
         ([",a\n0,1\n"], {}, r"column 1 has no name"),
@@ -133,8 +138,10 @@ def test_json_lines(read: Read, monkeypatch: pytest.MonkeyPatch, block_bytes: in
     [
         ('{"a": 1}\n\n{"a": "x"}\n', None, r'0\.jsonl, line 3: column "a" has the value .x.'),
         ('{"a": {"b": 1}}\n{"a": {"b": "x"}}\n', None, r'line 2: column "a" has the value .*Column\(/a/b\)'),
+        ('{"a": 1}\n{"a": 9007199254740993}\n{"a": 1.5}\n', None, 'line 2: column "a" has the value 9007199254740993,'),
+        ('{"a": {"b": [12345678901234567890]}}\n', None, 'line 1: column "a" has the value .*, which .* cannot hold'),
         ('{"a": 1}\n{"a": 1.5}\n', {"a": "int64"}, 'line 2: column "a" has the value 1.5'),
-        ('{"a": "2024-01-01"}\n\n{"a": "x"}\n', {"a": "date32"}, 'line 3: column "a" has the value .x., which is no'),
+        ('{"a": "2024-01-01"}\n\n{"a": "x"}\n', {"a": "date32"}, 'line 3: column "a" has the value .x., which date32'),
         ('{"a": 1}\n{"a": 2,\n{"a": 3}\n', None, "line 2 is no JSON object"),
         (b'{"a": "\xff"}\n', None, "line 1 is no JSON object"),
         ('[{"a": 1}]', None, "is a JSON array"),

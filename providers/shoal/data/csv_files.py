@@ -52,7 +52,7 @@ def stage_csv(paths: Sequence[str], columns: Mapping[str, str] | None, delimiter
                 types[name] = widened_by(types[name], batch.column(name))
     schema = pa.schema([(name, types[name]) for name in names])
     rows = (
-        _converted(file, first, batch, schema, delimiter)
+        _converted(file, first, batch, schema, delimiter, unknown)
         for file in files
         for first, batch in _batches(file, names, delimiter, names)
     )
@@ -143,7 +143,8 @@ def _batches(
     )
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     ends = iter([b"\n" + delimiter.encode().join([b'"\0"'] * len(names)) + b"\n"])
-    first, last, has_newlines = 0, None, False
+    last: Any = None
+    first, has_newlines = 0, False
     with open_text(file) as stream:
         ended = pa.TransformInputStream(stream, lambda chunk: bytes(chunk) or next(ends, b""))
         try:
@@ -180,14 +181,16 @@ def _unreadable(file: DataFile, names: Sequence[str], delimiter: str, reason: st
     return DataError(f"{file.path} cannot be read as CSV: {reason}")
 
 
-def _converted(file: DataFile, first: int, batch: pa.RecordBatch, schema: pa.Schema, delimiter: str) -> pa.RecordBatch:
+def _converted(
+    file: DataFile, first: int, batch: pa.RecordBatch, schema: pa.Schema, delimiter: str, found: Sequence[str]
+) -> pa.RecordBatch:
     columns = []
     for field in schema:
-        texts = batch.column(field.name)
+        texts, exact = batch.column(field.name), field.name in found
         try:
-            columns.append(converted(texts, field.type))
+            columns.append(converted(texts, field.type, exact=exact))
         except pa.ArrowInvalid:
-            row = first_wrong(texts, field.type)
+            row = first_wrong(texts, field.type, exact=exact)
             line = _nth(_records(file, delimiter), first + row + 1)[0]
             raise wrong_value(file, line, field, texts[row].as_py()) from None
     return pa.record_batch(columns, schema=schema)
@@ -196,8 +199,8 @@ def _converted(file: DataFile, first: int, batch: pa.RecordBatch, schema: pa.Sch
 def wrong_value(file: DataFile, line: int, field: pa.Field, value: object) -> DataError:
     """Return the error for a value that is not of the type of its column."""
     return DataError(
-        f'{file.path}, line {line}: column "{field.name}" has the value {shown(value)}, which is no {field.type}: '
-        "correct the value, or give the column another type with columns="
+        f'{file.path}, line {line}: column "{field.name}" has the value {shown(value)}, which {field.type} cannot '
+        "hold: correct the value, or give the column another type with columns="
     )
 
 

@@ -16,6 +16,8 @@ from shoal.errors import DataError, shown
 from shoal.lazy_imports import pa
 
 _BLOCK_BYTES = 16 * 2**20
+# Whole numbers that may be above 2**53.
+_LARGE = re.compile(rb"(?<![\d.])\d{16,}(?![\d.eE])")
 _COLUMN = re.compile(r"Column\(/([^/)]*)")
 
 
@@ -38,12 +40,18 @@ def stage_json(paths: Sequence[str], columns: Mapping[str, str] | None, director
             line, column and value.
     """
     files = list_files(paths)
-    types = _types(files, given_types(columns))
+    given = given_types(columns)
+    types = _types(files, given)
     if not types:
         raise DataError(f"{files[0].path} has no rows: each line must have one JSON object")
     schema = pa.schema(list(types.items()))
     return write_rows(
-        (batch for file in files for line, block in _blocks(file) for batch in _converted(file, line, block, schema)),
+        (
+            batch
+            for file in files
+            for line, block in _blocks(file)
+            for batch in _converted(file, line, block, schema, given)
+        ),
         schema,
         directory,
     )
@@ -164,7 +172,22 @@ def _fits(line: bytes, field: pa.Field) -> bool:
     return True
 
 
-def _converted(file: DataFile, line: int, block: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _refuse_rounding(file: DataFile, line: int, block: bytes, fields: Sequence[pa.Field]) -> None:
+    """Refuse whole numbers that float64 may round, the type that Arrow gives a column with whole numbers and others."""
+    for at, text in enumerate(block.splitlines() if fields and _LARGE.search(block) else (), line):
+        row = json.loads(text) if _LARGE.search(text) else {}
+        for field in fields:
+            try:
+                pa.array([row.get(field.name)], field.type)
+            except pa.ArrowInvalid:
+                raise wrong_value(file, at, field, row[field.name]) from None
+
+
+def _converted(
+    file: DataFile, line: int, block: bytes, schema: pa.Schema, given: Mapping[str, pa.DataType]
+) -> Iterator[pa.RecordBatch]:
+    floats = [field for field in schema if "double" in str(field.type) and field.name not in given]
+    _refuse_rounding(file, line, block, floats)
     table = _parsed(file, line, block, {field.name: _as_read(field.type) for field in schema})
     columns = []
     for field in schema:
