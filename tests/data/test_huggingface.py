@@ -11,7 +11,9 @@ import pytest
 
 from shoal.compat.snowflake import DataConnector, ShardedDataConnector
 from shoal.data import ShardedDataConnector as OwnConnector
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.planning import ALONE, GangPosition, set_current_position
+from shoal.data.row_copies import copy_rows
 from shoal.errors import InvalidArgumentError, MissingExtraError
 
 ROWS = pa.table(
@@ -68,6 +70,9 @@ def test_pictures_and_names_of_classes_stay(tmp_path: Path, files: list[str], st
     assert found.features == features
     assert [row["picture"].getpixel((0, 0)) for row in found] == [(255, 0, 0), (0, 0, 255)]
     assert [row["kind"] for row in found] == [1, 0]
+    (tmp_path / "staged").mkdir()
+    copy_rows(DatasetSpec.parse({"paths": [path]}), None, str(tmp_path / "staged"))
+    assert DataConnector.from_parquet(tmp_path / "staged").to_huggingface_dataset().features == features
 
 
 @pytest.mark.parametrize("streaming", [False, True])

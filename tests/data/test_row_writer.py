@@ -13,6 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from shoal.data import DataConnector, row_writer
+from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.row_copies import copy_rows
 
 ROWS = 70_000
 TABLE = pa.table(
@@ -93,3 +95,11 @@ def test_a_stored_digest_is_not_taken_over_by_files_of_others(tmp_path: Path) ->
     assert DataConnector.from_parquet(tmp_path / "a.parquet").digest() != staged.digest()
     assert DataConnector.from_dataframe(other).digest() not in (staged.digest(), None)
     assert DataConnector.from_dataframe(copied).digest() == staged.digest()
+
+
+def test_a_copy_of_parquet_files_keeps_pandas_index_and_types(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": pd.array([1, None], "Int64")}, index=pd.Index([5, 6], name="k"))
+    (tmp_path / "copy").mkdir()
+    frame.to_parquet(tmp_path / "a.parquet")
+    copy_rows(DatasetSpec.parse({"paths": [str(tmp_path / "a.parquet")]}), None, str(tmp_path / "copy"))
+    pd.testing.assert_frame_equal(DataConnector.from_parquet(tmp_path / "copy").to_pandas(), frame)

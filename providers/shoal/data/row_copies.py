@@ -6,6 +6,7 @@ from shoal.data.connector import DataConnector
 from shoal.data.csv_files import stage_csv
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.json_files import stage_json
+from shoal.data.output_tables import described
 from shoal.data.row_writer import write_rows
 from shoal.data.sql import stage_select
 
@@ -29,4 +30,9 @@ def copy_rows(dataset: DatasetSpec, url: str | None, directory: str) -> int:
         return stage_json(dataset.paths, dataset.columns, directory)
     whole = DataConnector.from_spec(dataset.model_copy(update={"filters": None, "splits": (), "staging": None})).source
     tables = whole.read(whole.ranges())
-    return write_rows((batch for table in tables for batch in table.to_batches()), whole.schema(), directory)
+    # The descriptions of the columns by pandas and Hugging Face's `datasets`.
+    schema = described(whole.schema().empty_table(), whole).schema
+    stored = whole.metadata(whole.reference().path).metadata or {}
+    kept = {key: text for key, text in stored.items() if key == b"huggingface"}
+    schema = schema.with_metadata({**(schema.metadata or {}), **kept})
+    return write_rows((batch for table in tables for batch in table.to_batches()), schema, directory)
