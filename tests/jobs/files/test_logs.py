@@ -80,7 +80,7 @@ with logs.teed(Path(sys.argv[1]), Secrets().stream):
     print("a line of more than the limit")
     print("the last line")
     atexit.register(threading.Event().wait)
-    own_process.end_within(0.01, 7, logs.write_rest)
+    own_process.end_within(0.01, 7, lambda: (logs.write_rest(), 1 / 0))
 """
 
 

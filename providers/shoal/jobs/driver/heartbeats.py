@@ -29,6 +29,7 @@ from shoal.pool.timeouts import LEASE_TTL
 from shoal.state import Store
 from shoal.state.schema import JOB_ENDED, Job, JobState
 from shoal.training.gang.placement import nodes_in_use
+from shoal.training.host import own_process
 from shoal.training.reporting import Progress
 from shoal.training.run_config import RunConfig
 
@@ -190,6 +191,5 @@ class HeartbeatThread:
             if not self._done.wait(SIGTERM_GRACE_S):
                 # `os._exit` does no harm, because the job's files are either complete or absent, and the next process
                 # that polls the job records the job's end.
-                write_rest()
-                os._exit(1)
+                own_process.end_now(1, write_rest)
             return

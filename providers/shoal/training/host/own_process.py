@@ -68,13 +68,22 @@ def end_within(limit_s: float, code: int, before: Callable[[], object]) -> None:
     def give_up() -> None:
         print(f"the threads and exit handlers of the driver did not end within {limit_s:g} s", flush=True)
         before()
-        os._exit(code)
 
-    timer = threading.Timer(limit_s, give_up)
+    timer = threading.Timer(limit_s, end_now, (code, give_up))
     timer.daemon = True
     timer.start()
     end_user_code()
     timer.cancel()
+
+
+def end_now(code: int, before: Callable[[], object]) -> NoReturn:
+    """Call `before`, for 5 s at most and whatever it raises, and end this process with an exit code."""
+    try:
+        thread = threading.Thread(target=before, daemon=True)
+        thread.start()
+        thread.join(5.0)
+    finally:
+        os._exit(code)
 
 
 def end_user_code() -> None:
