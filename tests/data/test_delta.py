@@ -63,6 +63,12 @@ def test_filters_leave_out_files_by_partition_and_by_the_log(flights: Path) -> N
     assert found(("id", ">", 2)) == ([3], 1)
     assert found(("at", "<=", "2024-01-01T12:00:00+00:00")) == ([0, 1, 2, 3], 4)
     assert found(("id", ">", 9))[0] == []
+    last = pa.table({"at": pa.array([datetime.max, datetime.max.replace(microsecond=0)], pa.timestamp("us", "UTC"))})
+    write_deltalake(flights.parent / "last", last)
+    filters = [("at", ">=", "9999-12-31T23:59:59.999999")]
+    assert rows(DataConnector.from_delta(flights.parent / "last", filters=filters), "at") == [
+        datetime.max.replace(tzinfo=UTC)
+    ]
 
 
 def test_a_time_selects_the_newest_version_before_it(flights: Path) -> None:

@@ -256,7 +256,9 @@ def _bounds(added: dict[str, Any], fields: Iterable[pa.Field]) -> dict[str, tupl
         low, high = ((added.get(end) or {}).get(name) for end in ("min", "max"))
         # Texts are cut, and decimals and floats have passed through JSON.
         if all(isinstance(end, int | date) and not isinstance(end, bool) for end in (low, high)):
-            found[field.name] = (low, high + _ROUNDED if isinstance(high, datetime) else high)
+            if isinstance(high, datetime):
+                high = min(high, datetime.max.replace(tzinfo=high.tzinfo) - _ROUNDED) + _ROUNDED
+            found[field.name] = (low, high)
     return found
 
 

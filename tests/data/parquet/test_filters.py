@@ -155,6 +155,16 @@ def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, Decimal) else value
 
 
+@pytest.mark.parametrize("type_", [pa.date32(), pa.date64(), pa.timestamp("us")])
+def test_the_first_and_the_last_day_can_be_compared(tmp_path: Path, type_: pa.DataType) -> None:
+    path = tmp_path / "days.parquet"
+    days = pa.array([dt.date.min, dt.date(2024, 1, 1), dt.date.max], pa.date32())
+    pq.write_table(pa.table({"row": range(3), "day": days.cast(type_)}), path)
+    for operator, day, expected in ((">", "9999-12-31", []), ("<", "0001-01-01", []), (">=", "9999-12-31", [2])):
+        found = DataConnector.from_parquet(path, filters=[("day", operator, day)]).to_arrow()
+        assert found["row"].to_pylist() == expected
+
+
 @settings(max_examples=60, deadline=None)
 @given(case=_cases(), statistics=st.booleans())
 def test_rows_are_those_that_pyarrow_and_plain_python_select(

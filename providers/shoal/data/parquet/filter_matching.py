@@ -349,10 +349,10 @@ def _comparison_in_steps(
         if step < low if below else step > high:
             return Comparison("in", (), pa.array([], scalar(0).type))
         step = min(step, high) if below else max(step, low)
-        return Comparison("<=" if below else ">=", (step,), pa.array([scalar(step).as_py()], scalar(0).type))
+        return Comparison("<=" if below else ">=", (step,), pa.array([scalar(step)], scalar(0).type))
     steps = tuple(sorted(int(value) for value in values if value.denominator == 1 and low <= value <= high))
-    found = [scalar(step).as_py() for step in steps]
-    return Comparison("in" if operator_ in ("=", "in") else "not in", steps, pa.array(found, scalar(0).type))
+    found = pa.array([scalar(step) for step in steps], scalar(0).type)
+    return Comparison("in" if operator_ in ("=", "in") else "not in", steps, found)
 
 
 def _min_and_max(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
