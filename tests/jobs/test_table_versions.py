@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 from deltalake import write_deltalake
 
 from shoal.data import DataConnector
+from shoal.data.dataset_spec import content_of
+from shoal.errors import DataError
 from shoal.jobs import JobSpec
 from shoal.jobs.driver.table_versions import pinned
+from shoal.kinds.training.driver import _input_digests
 from tests.data.tables.unpacking import unpack
 
 
@@ -35,6 +39,44 @@ def test_a_later_attempt_reads_the_version_of_the_first(tmp_path: Path, options:
     assert first == second and {dataset.version for dataset in second.datasets()} == {0}
     assert DataConnector.from_spec(second.dataset).num_rows() == 2
     assert second.dataset.origin == (f"{tmp_path}, version 0",) and second.fingerprint == spec.fingerprint
+
+
+def test_another_table_at_the_same_path_is_noticed(tmp_path: Path) -> None:
+    def write(*ids: int) -> None:
+        shutil.rmtree(tmp_path / "table", ignore_errors=True)
+        write_deltalake(tmp_path / "table", pa.table({"x": [*map(float, ids)], "y": [*map(float, ids)]}))
+
+    write(0, 1)
+    spec = JobSpec.model_validate(document(tmp_path / "table"))
+    stored: dict[str, Any] = {}
+    content = content_of(pinned(spec, None, lambda found: stored.update(found) or stored).dataset)
+    kept = json.loads(json.dumps(stored))
+    assert content_of(pinned(spec, kept, lambda _: kept).dataset) == content != [str(tmp_path / "table"), 0]
+    write(2, 3)
+    with pytest.raises(DataError, match="was replaced by another table since the job's first attempt"):
+        pinned(spec, kept, lambda _: kept)
+    assert content_of(spec.dataset.model_copy(update={"version": 0})) != content
+
+
+def test_two_versions_of_a_table_are_two_inputs(tmp_path: Path) -> None:
+    for _ in range(3):
+        write_deltalake(tmp_path, pa.table({"x": [1.0], "y": [0.0]}), mode="append")
+
+    def digest(train: int, holdout: int) -> str:
+        given = {"eval_set": {"all": document(tmp_path, version=holdout)["dataset"]}}
+        spec = JobSpec.model_validate(document(tmp_path, version=train) | given)
+        found = _input_digests(spec, DataConnector.from_spec(spec.dataset), "rows", None)
+        assert found is not None
+        return found["the files of the datasets"]
+
+    assert len({digest(0, 2), digest(1, 2), digest(0, 1)}) == 3
+
+
+def test_the_schema_of_a_snapshot_is_a_part_of_the_version(tmp_path: Path) -> None:
+    table = unpack(tmp_path) / "iceberg/db/snapshots"
+    spec = JobSpec.model_validate(document(table, format="iceberg", version="audit"))
+    fixed = pinned(spec, None, lambda found: found).dataset
+    assert "-schema-" in str(fixed.version) and content_of(fixed) is not None
 
 
 def test_an_iceberg_tag_of_digits_is_a_tag(tmp_path: Path) -> None:

@@ -8,12 +8,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal.data.checks import check_same_schema
-from shoal.data.dataset_spec import DatasetSpec, SplitSpec, TorchDefaults
-from shoal.data.delta import DeltaFiles
+from shoal.data.dataset_spec import DatasetSpec, SplitSpec, TorchDefaults, lister_of
 from shoal.data.filters import Filters, TimeRange, check_present, columns_of, parse_filters, time_column
-from shoal.data.iceberg import IcebergFiles
 from shoal.data.ingest import INGESTERS, ArrowIngester, Ingester, IngesterClass, RayDataIngester
-from shoal.data.listing import Lister
 from shoal.data.parquet.files import need, normalise
 from shoal.data.parquet.reading import take_rows
 from shoal.data.parquet.source import ParquetSource, find_groups
@@ -181,17 +178,6 @@ def _parsed(filters: Sequence[Any] | None) -> Filters | None:
     return None if filters is None else parse_filters(filters)
 
 
-def _lister(spec: DatasetSpec) -> Lister | None:
-    """Return the lister of the table that a spec describes; None for Parquet files and copies."""
-    if spec.staging is not None:
-        return None
-    if spec.format == "delta":
-        return DeltaFiles(spec.paths[0], spec.version, spec.as_of)  # type: ignore[arg-type]
-    if spec.format == "iceberg":
-        return IcebergFiles(spec.paths[0], spec.version, spec.as_of)
-    return None
-
-
 def _listed(paths: PathLike | Iterable[PathLike]) -> list[str]:
     return [normalise(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
@@ -304,7 +290,7 @@ class DataConnector:
         """
         moment = as_of.isoformat() if isinstance(as_of, datetime) else as_of
         spec = DatasetSpec(format="delta", paths=(normalise(path),), version=version, as_of=moment)
-        return cls(ParquetSource(path, filters=_parsed(filters), lister=_lister(spec)), ingestor_class)
+        return cls(ParquetSource(path, filters=_parsed(filters), lister=lister_of(spec)), ingestor_class)
 
     @classmethod
     def from_iceberg(
@@ -347,7 +333,7 @@ class DataConnector:
         moment = as_of.isoformat() if isinstance(as_of, datetime) else as_of
         path = normalise(table) if catalog is None else os.fspath(table)
         spec = DatasetSpec(format="iceberg", paths=(path,), catalog=catalog, version=version, as_of=moment)
-        return cls(ParquetSource(spec.paths, filters=_parsed(filters), lister=_lister(spec)), ingestor_class)
+        return cls(ParquetSource(spec.paths, filters=_parsed(filters), lister=lister_of(spec)), ingestor_class)
 
     @classmethod
     def from_dataframe(
@@ -585,7 +571,7 @@ class DataConnector:
             )
         splits = [Split(split.weights, split.index, split.seed) for split in spec.splits]
         kind = ShardedDataConnector if spec.sharded else DataConnector
-        source = ParquetSource(spec.files, splits, spec.filters, lister=_lister(spec))
+        source = ParquetSource(spec.files, splits, spec.filters, lister=lister_of(spec))
         source.staged_copy = spec.staged_copy
         return kind(source, INGESTERS[spec.ingester], spec.staging, spec.torch)
 

@@ -20,8 +20,10 @@ from pydantic import (
     model_validator,
 )
 
+from shoal.data.delta import DeltaFiles
 from shoal.data.filters import Filters, parse_filters
-from shoal.data.iceberg import address_of
+from shoal.data.iceberg import IcebergFiles, address_of
+from shoal.data.listing import Lister
 from shoal.data.parquet.files import PACKAGED_URI, list_files, resolve
 from shoal.data.sql import check_connection_name, check_query
 from shoal.data.staged_data import StagedCopy
@@ -288,15 +290,32 @@ def is_relative(path: str) -> bool:
     return "://" not in path and not path.startswith(("/", "~"))
 
 
+def lister_of(spec: DatasetSpec) -> Lister | None:
+    """Return the lister of the table that a spec describes; None for Parquet files and copies."""
+    if spec.staging is not None:
+        return None
+    if spec.format == "delta":
+        return DeltaFiles(spec.paths[0], spec.version, spec.as_of)  # type: ignore[arg-type]
+    if spec.format == "iceberg":
+        return IcebergFiles(spec.paths[0], spec.version, spec.as_of)
+    return None
+
+
+def version_of(table: DatasetSpec) -> tuple[int | str, str]:
+    """Return the version of a table that is read now, and the id of the table; see `Lister.find_version`."""
+    lister = lister_of(table)
+    assert lister is not None
+    return lister.find_version()
+
+
 def content_of(dataset: DatasetSpec) -> Sequence[object] | None:
     """Return values that differ if the files of a dataset have changed; None if a change could remain unnoticed.
 
     A file counts as changed if it was written again. Of rows that shoal has written for the job, such as those of a
     DataFrame, the content counts, because each submission writes them anew.
     """
-    if dataset.is_table:
-        # A tag or a branch may be moved.
-        return [*dataset.paths, dataset.version] if isinstance(dataset.version, int) else None
+    if dataset.is_table and dataset.staging is None:
+        return [*dataset.paths, *version_of(dataset)]
     files = list_files(dataset.files)
     # A staged or packaged file is a copy that the next attempt gets anew, at another path and time.
     if dataset.staging is not None or all(path.startswith(PACKAGED_URI) for path in dataset.files):

@@ -65,9 +65,11 @@ class DeltaFiles:
         """The options of a `DatasetSpec` that describe the table."""
         return {"format": "delta", "version": self.version, "as_of": self.as_of}
 
-    def find_version(self) -> int:
-        """Return the number of the version that the log has now."""
-        return self._load().version()
+    def find_version(self) -> tuple[int, str]:
+        """Return the number of the version that the log has now, and the id of the table: a new table at the same path
+        begins at version 0 again."""
+        table = self._load()
+        return table.version(), str(table.metadata().id)
 
     def list_files(self, filters: Filters | None) -> Listing:
         """List the files of the version, with the statistics of the filters' columns in the log.

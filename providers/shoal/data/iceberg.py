@@ -61,14 +61,15 @@ class IcebergFiles:
         catalog = self.path.removeprefix(CATALOG_URI).partition("/")[0] if self.path.startswith(CATALOG_URI) else None
         return {"format": "iceberg", "catalog": catalog, "version": self.version, "as_of": self.as_of}
 
-    def find_version(self) -> int | str:
-        """Return the id of the snapshot that is read now, with the schema if it is not that of the snapshot."""
+    def find_version(self) -> tuple[int | str, str]:
+        """Return the id of the snapshot that is read now, with the schema if it is not that of the snapshot. Ids of
+        snapshots are random, so the table needs no id."""
         need("pyiceberg", "pyarrow", "numpy", extra="iceberg")
         with _pyiceberg_errors(self.path):
             snapshot, schema = self._select(self._load())
         if snapshot is None:
             raise DataError(f"the Iceberg table {self.path} has no rows: check the program that writes the table")
-        return _version_of(snapshot, schema)
+        return _version_of(snapshot, schema), ""
 
     def list_files(self, filters: Filters | None) -> Listing:
         """List the files of the snapshot, with the bounds of the filters' columns in the manifests.

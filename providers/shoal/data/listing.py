@@ -71,8 +71,9 @@ class Lister(Protocol):
     def options(self) -> dict[str, Any]:
         """The options of a `DatasetSpec` that describe the table, beside `paths`."""
 
-    def find_version(self) -> int | str:
-        """Return the number or name of the version that is read now, so that it can be read again later."""
+    def find_version(self) -> tuple[int | str, str]:
+        """Return the number or name of the version that is read now, so that it can be read again later, and the id of
+        the table, which is empty if no other table has such a version."""
 
     def list_files(self, filters: Filters | None) -> Listing:
         """List the files.

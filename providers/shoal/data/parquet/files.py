@@ -248,7 +248,7 @@ class ParquetPaths:
         """No options: the paths describe the files."""
         return {}
 
-    def find_version(self) -> int | str:
+    def find_version(self) -> tuple[int | str, str]:
         """Raise NotImplementedError: files in a folder have no versions."""
         raise NotImplementedError
 

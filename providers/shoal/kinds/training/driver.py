@@ -56,7 +56,7 @@ def _input_digests(spec: JobSpec, dataset: DataConnector, rows: str, init_model:
     """
     if spec.user_code is not None:
         return None
-    files = [content_of(one) for one in {one.files: one for one in spec.inputs()}.values()]
+    files = [content_of(one) for one in {(one.files, one.version): one for one in spec.inputs()}.values()]
     if None in files:
         return None
     found = {
@@ -249,7 +249,9 @@ def _checked(spec: JobSpec, place: AttemptContext, selected_on: DatasetSpec | No
         )
         trained_on = trained_on.union(selected)
     user_code = UserCode() if spec.user_code is None else shipped_code.load_user_code(spec.user_code)
-    data = DataResult(rows=dataset.num_rows(), digest=dataset.digest(), version=dataset.version)
+    # A staged copy has no version.
+    version = None if spec.dataset.version is None else str(spec.dataset.version)
+    data = DataResult(rows=dataset.num_rows(), digest=dataset.digest(), version=version)
     if times is not None:
         data = data.model_copy(update={"time_col": times.column, "time_from": times.first, "time_to": times.last})
     if spec.register_as:
