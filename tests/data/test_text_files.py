@@ -100,6 +100,9 @@ def test_compressed_files_with_another_delimiter_and_given_types(read: Read) -> 
         ([""], {}, r"0\.csv is empty"),
         (["a,b\n1,2\n", "a,c\n1,2\n"], {}, r'the column "b" is in only one of .*0\.csv and .*1\.csv'),
         (["a;b\n1;2\n"], {}, "pass delimiter=';'"),
+        (["a,b\n1,2\n".encode("utf-16")], {}, r"0\.csv, line 1: the header has bytes that are not UTF-8"),
+        ([gzip.compress(b"a\n1\n")], {}, "give it the suffix .gz"),
+        (["a\n1\n"], {"suffix": ".csv.GZ"}, "cannot be read"),
         (['a,b\n1,x\n2,"5 inch\n3,y\n4,w\n'], {}, r"0\.csv, line 3: a field begins with a quote that is not closed"),
         (['a,b\n1,x\n"5 inch,y\n4,w\n'], {"columns": {"a": "string"}}, r"0\.csv, line 3: a field begins"),
         (['a,b\n1,"x\n2,y\n3,"z"\n4,w\n'], {}, r"0\.csv, line 2: .* has text after its closing quote"),
@@ -182,3 +185,18 @@ def test_a_table_as_csv_and_json_has_the_digest_and_row_groups_of_the_table(tmp_
 def test_wrong_options_of_specs_are_refused(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidArgumentError, match=said):
         DatasetSpec.parse({"paths": ["/x"], **fields})
+
+
+def test_columns_in_names_of_directories_are_refused(read: Read, tmp_path: Path) -> None:
+    (tmp_path / "m=1").mkdir()
+    (tmp_path / "m=1" / "a.jsonl").write_text('{"a": 1}')
+    with pytest.raises(DataError, match='the column "m" is only in the name of a directory'):
+        DataConnector.from_json(tmp_path)
+    assert DataConnector.from_json(tmp_path / "m=1" / "a.jsonl").num_rows() == 1
+
+
+def test_a_json_line_without_end_is_refused(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_files, "_BLOCK_BYTES", 8)
+    monkeypatch.setattr(json_files, "_LONGEST_LINE", 32)
+    with pytest.raises(DataError, match="line 2 is longer than 32 bytes"):
+        read('{"a": 1}\n' + '{"a": 1} ' * 9, suffix=".jsonl")

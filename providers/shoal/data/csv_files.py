@@ -17,6 +17,7 @@ from shoal.lazy_imports import pa, pc
 
 # Arrow reads blocks of complete rows, so a row must fit into a block.
 _BLOCK_BYTES = 16 * 2**20
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
 _LARGEST_FIELD = 2**31 - 1
 
 
@@ -40,6 +41,7 @@ def stage_csv(paths: Sequence[str], columns: Mapping[str, str] | None, delimiter
     """
     files = list_files(paths)
     names = _common_header(files, delimiter)
+    refuse_partitions(files, paths, names)
     types = given_types(columns)
     for name in types:
         if name not in names:
@@ -59,12 +61,23 @@ def stage_csv(paths: Sequence[str], columns: Mapping[str, str] | None, delimiter
     return write_rows(rows, schema, directory)
 
 
+def refuse_partitions(files: Sequence[DataFile], paths: Sequence[str], names: Sequence[str]) -> None:
+    """Refuse files whose rows would lose a column that only the name of a directory has (``month=1/``)."""
+    for file in files:
+        if lost := sorted(file.partitions.keys() - set(names)) if file.path not in paths else []:
+            raise DataError(
+                f'{file.path}: the column "{lost[0]}" is only in the name of a directory, which is not read for CSV '
+                "and JSON files: write the column into the files, or name each file"
+            )
+
+
 @contextlib.contextmanager
 def open_text(file: DataFile) -> Iterator[Any]:
     """Open a file that may be compressed (.gz, .zst, .bz2, .lz4), and yield the stream of its bytes."""
     filesystem, inner = resolve(file.path)
     try:
-        with filesystem.open_input_stream(inner, compression="detect") as stream:
+        compression = _COMPRESSIONS.get(inner[inner.rfind(".") :].lower())
+        with filesystem.open_input_stream(inner, compression=compression) as stream:
             yield stream
     except OSError as exc:
         raise DataAccessError(f"{file.path} cannot be read: {exc}") from None
@@ -84,7 +97,12 @@ def _common_header(files: Sequence[DataFile], delimiter: str) -> list[str]:
 
 
 def _header(file: DataFile, delimiter: str) -> list[str]:
-    names = next((row for _, row in _records(file, delimiter)), [])
+    with open_text(file) as stream:
+        if stream.read(2) == b"\x1f\x8b":
+            raise DataError(f"{file.path} is compressed with gzip: give it the suffix .gz")
+    line, names = next(_records(file, delimiter), (1, []))
+    if not _is_utf8("".join(names)):
+        raise DataError(f"{file.path}, line {line}: the header has bytes that are not UTF-8: save the file as UTF-8")
     if not names:
         raise DataError(f"{file.path} is empty: its first line must have the names of the columns")
     for number, name in enumerate(names, 1):
@@ -165,6 +183,10 @@ def _batches(
     yield first, last[:-1]
 
 
+def _is_utf8(value: str) -> bool:
+    return value.isprintable() or not any("\udc80" <= character <= "\udcff" for character in value)
+
+
 def _unreadable(file: DataFile, names: Sequence[str], delimiter: str, reason: str) -> DataError:
     """Return the error for a file that Arrow cannot divide into fields, with the line of the first wrong record."""
     for line, record in _records(file, delimiter):
@@ -174,7 +196,7 @@ def _unreadable(file: DataFile, names: Sequence[str], delimiter: str, reason: st
                 "correct the line, or put quotes around fields with a delimiter"
             )
         for name, value in zip(names, record, strict=True):
-            if not value.isprintable() and any("\udc80" <= character <= "\udcff" for character in value):
+            if not _is_utf8(value):
                 return DataError(
                     f'{file.path}, line {line}: column "{name}" has bytes that are not UTF-8: save the file as UTF-8'
                 )

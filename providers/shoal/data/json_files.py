@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from shoal.data.csv_files import open_text, wrong_value
+from shoal.data.csv_files import open_text, refuse_partitions, wrong_value
 from shoal.data.listing import DataFile
 from shoal.data.parquet.files import list_files
 from shoal.data.row_writer import write_rows
@@ -16,6 +16,7 @@ from shoal.errors import DataError, shown
 from shoal.lazy_imports import pa
 
 _BLOCK_BYTES = 16 * 2**20
+_LONGEST_LINE = 64 * 2**20
 # Whole numbers that may be above 2**53.
 _LARGE = re.compile(rb"(?<![\d.])\d{16,}(?![\d.eE])")
 _COLUMN = re.compile(r"Column\(/([^/)]*)")
@@ -44,6 +45,7 @@ def stage_json(paths: Sequence[str], columns: Mapping[str, str] | None, director
     types = _types(files, given)
     if not types:
         raise DataError(f"{files[0].path} has no rows: each line must have one JSON object")
+    refuse_partitions(files, paths, list(types))
     schema = pa.schema(list(types.items()))
     return write_rows(
         (
@@ -108,7 +110,11 @@ def _blocks(file: DataFile) -> Iterator[tuple[int, bytes]]:
                     f"{file.path} is a JSON array, but must have one object per line: in pandas, write it with "
                     'to_json(orient="records", lines=True)'
                 )
-            end = rest.rfind(b"\n") + 1
+            end = rest.rfind(b"\n", len(rest) - len(chunk)) + 1
+            if not end and len(rest) > _LONGEST_LINE:
+                raise DataError(
+                    f"{file.path}, line {line} is longer than {_LONGEST_LINE} bytes: write one object per line"
+                )
             if end:
                 yield line, rest[:end]
                 line, rest = line + rest.count(b"\n", 0, end), rest[end:]
