@@ -132,6 +132,10 @@ def test_versions_that_are_gone_are_an_error_with_those_that_exist(flights: Path
         (flights / f"_delta_log/{version:020}.json").unlink()
     with pytest.raises(DataError, match=rf"version 1 .* its log was removed: .*{table.version()} to {table.version()}"):
         DataConnector.from_delta(flights, version=1).schema()
+    (flights / f"_delta_log/{table.version():020}.json").unlink()
+    assert rows(DataConnector.from_delta(flights)) == [0, 2, 3]
+    with pytest.raises(DataError, match="has no commits in its _delta_log, which as_of needs"):
+        DataConnector.from_delta(flights, as_of="2100-01-01").schema()
     with pytest.raises(DataError, match="is not a Delta table, because it has no _delta_log"):
         DataConnector.from_delta(flights.parent).schema()
 

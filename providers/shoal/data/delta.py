@@ -18,6 +18,7 @@ from shoal.data.listing import DataFile, Listing
 from shoal.data.parquet.files import join, resolve, s3_options, split_query
 from shoal.errors import DataAccessError, DataError, MissingExtraError, ShoalError
 from shoal.lazy_imports import np, pa
+from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -141,7 +142,7 @@ class DeltaFiles:
                 f"version {version} of the Delta table {self.path} does not exist, or its log was removed: use one of "
                 f"the versions {min(commits)} to {max(commits)}"
             )
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        reason = next(iter(redact(str(error)).splitlines()), type(error).__name__)
         if "nsupported" in reason or "catalog-managed" in reason:
             return DataError(f"the Delta table {self.path} uses a feature that shoal cannot read ({reason}): {_DROP}")
         return DataAccessError(f"the Delta table {self.path} cannot be read: {reason}")
@@ -162,6 +163,11 @@ class DeltaFiles:
         """Return the newest version that was written at or before a moment: by the times in the commits, if the table
         has them, else by those of the files, none of which counts as earlier than that of the version before."""
         commits = self._commits()
+        if not commits:
+            raise DataError(
+                f"the Delta table {self.path} has no commits in its {_LOG}, which as_of needs, but only a checkpoint: "
+                "omit as_of, or give version"
+            )
         versions = list(commits)
         in_files = dict(zip(versions, accumulate(commits.values(), max), strict=True))
         has_times = configuration.get("delta.enableInCommitTimestamps") == "true"
