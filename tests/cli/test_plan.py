@@ -41,7 +41,7 @@ def test_what_cannot_be_planned_is_refused_with_what_to_do(shoal, fresh_home, fo
 
 
 def test_the_last_five_jobs_of_a_model_scale_its_next_plan(some_jobs):
-    assert learned_scale("flights") == 1.0
+    assert learned_scale("flights", "xgboost") == 1.0
     with Store().transaction() as session:
         good = session.get_one(Job, ("good", 1))
         good.result = {
@@ -50,5 +50,10 @@ def test_the_last_five_jobs_of_a_model_scale_its_next_plan(some_jobs):
             "peak_memory_per_worker": [90, 120],
             "predicted_memory_per_worker": [100, 100],
         }
-    assert learned_scale("flights") == 1.2
-    assert learned_scale("others") == 1.0
+    assert learned_scale("flights", "xgboost") == 1.2
+    assert learned_scale("others", "xgboost") == learned_scale("flights", "lightgbm") == 1.0
+    for change in ({"gang": {"gpus": 1}}, {"gang": {}, "result": good.result | {"predicted_memory_per_worker": [0]}}):
+        with Store().transaction() as session:
+            for name, value in change.items():
+                setattr(session.get_one(Job, ("good", 1)), name, value)
+        assert learned_scale("flights", "xgboost") == 1.0

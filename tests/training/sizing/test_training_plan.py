@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from shoal.data.parquet.source import ParquetSource
-from shoal.errors import CapacityError
+from shoal.errors import CapacityError, DataError
 from shoal.pool.spec import PoolSpec
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.training_plan import plan_training
@@ -57,6 +59,13 @@ def test_what_fits_on_no_size_says_what_it_needs(request_of: Callable[..., Train
     assert "or XGBEstimator, which can train from disk" in plan.reasoning()
     with pytest.raises(CapacityError):
         plan_training(request_of(scaling_config={"num_workers": 8}), own(100), cpus=1, most_nodes=2)
+
+
+def test_more_workers_than_rows_are_refused(request_of: Callable[..., TrainRequest], tmp_path: Path) -> None:
+    pq.write_table(pa.table({name: [0.0, 1.0] for name in [*COLUMNS, "y"]}), tmp_path / "a.parquet")
+    request = request_of(dataset={"paths": [str(tmp_path)]}, scaling_config={"num_workers": 3, "num_cpu_per_worker": 1})
+    with pytest.raises(DataError, match="use fewer workers"):
+        plan_training(request, own(400), cpus=16, most_nodes=1)
 
 
 def test_nodes_of_one_machine_share_its_memory(request_of: Callable[..., TrainRequest]) -> None:

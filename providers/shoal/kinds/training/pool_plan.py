@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.spec import AnyJobSpec
@@ -57,26 +57,30 @@ def plan(
 def plan_on(spec: JobSpec, pool: PoolSpec, *, memory_per_node: str | None = None) -> TrainingPlan:
     """Plan a training on a pool with these settings; see :func:`plan`."""
     node = memory_of(pool, memory_per_node)
-    scale = learned_scale(spec.register_as.model) if spec.register_as else 1.0
+    scale = learned_scale(spec.register_as.model, spec.framework) if spec.register_as else 1.0
     return plan_training(spec, node, cpus=pool.cpus_per_node, most_nodes=pool.max_nodes, scale=scale)
 
 
 _LEARNED_JOBS = 5
 
 
-def learned_scale(model: str) -> float:
-    """Return the median of measured / predicted memory of the newest five jobs that registered a model; 1 without
-    such jobs."""
+def learned_scale(model: str, framework: str) -> float:
+    """Return the median of measured / predicted memory of the newest five trainings on CPUs with a library that
+    registered a model; 1 without such trainings."""
     query = (
         select(Job.result)
         .where(Job.state == JobState.SUCCEEDED, Job.result["model_name"].as_string() == model)
+        .where(func.coalesce(Job.spec["framework"].as_string(), "xgboost") == framework)
+        .where(func.coalesce(Job.gang["gpus"].as_float(), 0.0) == 0.0)
         .order_by(Job.created_at.desc())
         .limit(_LEARNED_JOBS)
     )
     with Store().reading() as session:
         results = [result or {} for (result,) in session.execute(query)]
-    pairs = [(result.get("peak_memory_per_worker"), result.get("predicted_memory_per_worker")) for result in results]
-    return float(median([max(peaks) / max(predicted) for peaks, predicted in pairs if peaks and predicted] or [1.0]))
+    names = "peak_memory_per_worker", "predicted_memory_per_worker"
+    pairs = [[result.get(name) or [0] for name in names] for result in results]
+    known = [(peaks, predicted) for peaks, predicted in pairs if any(peaks) and any(predicted)]
+    return float(median([max(peaks) / max(predicted) for peaks, predicted in known] or [1.0]))
 
 
 def memory_of(pool: PoolSpec, given: str | None = None) -> NodeMemory:

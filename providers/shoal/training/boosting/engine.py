@@ -148,7 +148,7 @@ class Training:
         request, library, user_code, init_model = self.request, self.library, self.user_code, self.init_model
         self._logged = 0
         self._first: messages.Task | None = None
-        self._limit = 0
+        self._predicted = self._limit = 0
         self._direction: Direction | None = None
         self._train, self._eval_sets = checked_data(request)
         if decimals := decimals_of(self._train.source, request.columns.names):
@@ -206,7 +206,7 @@ class Training:
                 raise
             framework, workers = self.request.framework, self._size.num_workers
             fit = fit_worker(framework, self._first, 2**62, workers=workers, all_rows=self._train.num_rows())
-            figures = needed(fit.memory.peak, self._limit)
+            figures = needed(self._predicted or fit.memory.peak, self._limit)
             raise OutOfMemoryError(f"{error}. {figures}: {advice(framework, self._first, fit)}") from error
 
     def _attempt(self) -> TrainResult:
@@ -229,7 +229,7 @@ class Training:
                 self._task(train, evals, connection, by_columns=by_columns)
                 for (train, evals), connection in zip(parts, self.library.connect(gang), strict=True)
             ]
-            self._first, self._limit = tasks[0], 0
+            self._first, self._predicted, self._limit = tasks[0], 0, 0
             prepared = self.library.prepare(partial(self._on_all, gang), tasks)
             workers = [
                 WorkerStats(
@@ -242,6 +242,7 @@ class Training:
                 )
                 for info, task, each in zip(gang.workers, tasks, prepared, strict=True)
             ]
+            self._predicted = max(each.predicted_bytes for each in workers)
             self._limit = min(each.limit_bytes for each in workers)
             last = self._boost(gang, workers)
             self._on_all(gang, "finish", [()] * len(workers))

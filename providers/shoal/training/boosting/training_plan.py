@@ -134,7 +134,9 @@ def plan_training(
                 raise
     planner = _Planner.of(request, node, shapes[most_nodes], scale)
     rows = planner.train.num_rows()
-    sizes = [planner.planned(nodes, shape) for nodes, shape in shapes.items() if shape.num_workers <= max(1, rows)]
+    # If no size has few enough workers, the first one raises the error of the training.
+    enough = {nodes: shape for nodes, shape in shapes.items() if shape.num_workers <= max(1, rows)} or shapes
+    sizes = [planner.planned(nodes, shape) for nodes, shape in enough.items()]
     return TrainingPlan(request.framework, rows, len(request.input_cols), node, tuple(sizes), scale)
 
 
