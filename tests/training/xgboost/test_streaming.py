@@ -68,16 +68,17 @@ def test_a_shard_of_no_rows_is_one_empty_batch(rows: Path) -> None:
 
 def test_a_worker_that_reads_other_columns_says_so(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connector = DataConnector.from_parquet(rows)
-    read = connector.source.read
-    monkeypatch.setattr(connector.source, "read", lambda ranges, columns: read(ranges, columns[1:]))
+    read = connector.source.read_pieces
+    monkeypatch.setattr(connector.source, "read_pieces", lambda ranges, columns: read(ranges, columns[1:]))
     with pytest.raises(DataError, match=r"part-\d.parquet, row group 0: the columns"):
         xgboost.QuantileDMatrix(ShardIter(shard_rows(connector)))
 
 
 def test_a_worker_that_reads_too_few_rows_says_so(rows: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connector = DataConnector.from_parquet(rows)
-    read = connector.source.read
-    monkeypatch.setattr(connector.source, "read", lambda *args: (table.slice(1) for table in read(*args)))
+    read = connector.source.read_pieces
+    shorter = lambda *args: ((part, table.slice(1)) for part, table in read(*args))  # noqa: E731
+    monkeypatch.setattr(connector.source, "read_pieces", shorter)
     with pytest.raises(DataError, match="999 rows were read instead of 1000"):
         xgboost.QuantileDMatrix(ShardIter(shard_rows(connector)))
 
