@@ -348,7 +348,7 @@ class TestResultsInTheStore:
         monkeypatch.setenv("SHOAL_CONNECTION_LAB", "postgresql://host/db")
         dataset = {"sql": "SELECT 1 AS a, 0 AS y", "connection": "lab"}
 
-        with pytest.raises(InvalidArgumentError, match=r"option sql.* set run_config\.artifact_location"):
+        with pytest.raises(InvalidArgumentError, match=r"options sql.* set run_config\.artifact_location"):
             submit(training(dataset=dataset, run_config={"pool_name": POOL}))
 
 
