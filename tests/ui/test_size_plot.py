@@ -73,7 +73,7 @@ def test_an_hour_without_viewers_is_drawn_as_it_was_and_the_same_by_every_server
     with pool.lease(2):
         pool.scale(3)
         shown_at = [clock()]
-        assert drawn_at(plot_of(looked), clock()) == (3, 3)
+        assert drawn_at(plot_of(looked), shown_at[0]) == (3, 3)
         pass_minutes(1, 20)
     pool.scale(1)
     pass_minutes(21, 40)
