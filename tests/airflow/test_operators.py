@@ -734,7 +734,7 @@ def test_what_cannot_be_is_refused_with_the_dag(given, says):
 
 
 def test_a_path_that_a_template_gives_is_checked_in_the_task(on_fake_head, context):
-    columns = {"label_col": "y", "input_cols": ["x"], "params": {"validate_parameters": False, "paths": ["left/alone"]}}
+    columns = {"label_col": "y", "input_cols": ["x"]}
     operator = train({"dataset": {"paths": ["{{ params.folder }}/x", "/data/x", "s3://b/x"]}, **columns})
     operator.spec = {**operator.spec, "dataset": {"paths": ["flights/x"]}}
     with pytest.raises(AirflowFailException, match='relative path "flights/x", but the working folder of an Airflow'):

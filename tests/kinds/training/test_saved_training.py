@@ -217,9 +217,9 @@ def files_removed(spec: JobSpec, folder: Path) -> JobSpec:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (rows_swapped, "because the files of the datasets changed meanwhile"),
-        (staged_rows_swapped, "because the files of the datasets changed meanwhile"),
-        (eval_set_written_again, "because the files of the datasets changed meanwhile"),
+        (rows_swapped, "the files of the datasets changed meanwhile"),
+        (staged_rows_swapped, "the files of the datasets changed meanwhile"),
+        (eval_set_written_again, "the files of the datasets changed meanwhile"),
         (another_spec, "because the spec changed meanwhile"),
         (model_replaced, "models/job/1 were changed after the attempt had saved them"),
         (report_changed, "models/job/1 were changed after the attempt had saved them"),
