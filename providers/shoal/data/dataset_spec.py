@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -20,10 +21,8 @@ from pydantic import (
     model_validator,
 )
 
-from shoal.data.delta import DeltaFiles
 from shoal.data.filters import Filters, parse_filters
-from shoal.data.iceberg import IcebergFiles, address_of
-from shoal.data.listing import Lister
+from shoal.data.listing import TableLister
 from shoal.data.parquet.files import PACKAGED_URI, list_files, resolve
 from shoal.data.sql import check_connection_name, check_query
 from shoal.data.staged_data import StagedCopy
@@ -158,6 +157,8 @@ class DatasetSpec(Settings):
     def _of_connector(cls, value: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         value = value.to_spec() if hasattr(value, "to_spec") else value
         if isinstance(value, Mapping) and isinstance(catalog := value.get("catalog"), str):
+            from shoal.data.iceberg import address_of
+
             value = {**value, "paths": [address_of(catalog, path) for path in value.get("paths", ())]}
         return validate(value)
 
@@ -168,13 +169,18 @@ class DatasetSpec(Settings):
         is_number = others.data.get("format") == "delta" and isinstance(value, str) and value.isdecimal()
         return int(value) if is_number else value
 
+    @field_validator("as_of", mode="before")
+    @classmethod
+    def _time_as_text(cls, value: Any) -> Any:
+        return value.isoformat() if isinstance(value, datetime) else value
+
     @field_validator("filters", mode="before")
     @classmethod
     def _filters(cls, value: Any) -> Any:
         return None if value is None else parse_filters(value)
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
+    def _options_of_format(self) -> Self:
         if self.is_table and len(self.paths) != 1:
             raise ValueError(f'format="{self.format}" needs one path: the directory of the table')
         if not self.is_table and (self.version is not None or self.as_of is not None):
@@ -193,6 +199,10 @@ class DatasetSpec(Settings):
             raise ValueError("columns can be given only with format csv or json: the files have the types themselves")
         if self.format != "csv" and self.delimiter != ",":
             raise ValueError("delimiter can be given only with format csv: omit it, or set format to csv")
+        return self
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
         if self.sql is None:
             if not self.paths:
                 raise ValueError(
@@ -290,19 +300,23 @@ def is_relative(path: str) -> bool:
     return "://" not in path and not path.startswith(("/", "~"))
 
 
-def lister_of(spec: DatasetSpec) -> Lister | None:
+def lister_of(spec: DatasetSpec) -> TableLister | None:
     """Return the lister of the table that a spec describes; None for Parquet files and copies."""
     if spec.staging is not None:
         return None
     if spec.format == "delta":
-        return DeltaFiles(spec.paths[0], spec.version, spec.as_of)  # type: ignore[arg-type]
+        from shoal.data.delta import DeltaFiles
+
+        return DeltaFiles(spec.paths[0], spec.version, spec.as_of)
     if spec.format == "iceberg":
+        from shoal.data.iceberg import IcebergFiles
+
         return IcebergFiles(spec.paths[0], spec.version, spec.as_of)
     return None
 
 
 def version_of(table: DatasetSpec) -> tuple[int | str, str]:
-    """Return the version of a table that is read now, and the id of the table; see `Lister.find_version`."""
+    """Return the version of a table that is read now, and the id of the table; see `TableLister.find_version`."""
     lister = lister_of(table)
     assert lister is not None
     return lister.find_version()

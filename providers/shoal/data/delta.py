@@ -7,14 +7,13 @@ import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from shoal.data.filters import Filters, columns_of, parse_moment
-from shoal.data.listing import DataFile, Listing
+from shoal.data.listing import DataFile, Listing, TableLister
 from shoal.data.parquet.files import join, resolve, s3_options, split_query
 from shoal.errors import DataAccessError, DataError, MissingExtraError, ShoalError
 from shoal.lazy_imports import np, pa
@@ -42,24 +41,8 @@ _HADOOP = {"s3a": "s3", "s3n": "s3"}
 _ROUNDED = timedelta(milliseconds=1)
 
 
-@dataclass(frozen=True)
-class DeltaFiles:
-    """Lister of a Delta table. The environment contains the credentials, as for deltalake and pyarrow.
-
-    Args:
-        path: Absolute path or URI of the table's directory.
-        version: Number of the version to read; None for the newest.
-        as_of: Time (ISO 8601; UTC without an offset) whose version is read; None for the newest.
-    """
-
-    path: str
-    version: int | None = None
-    as_of: str | None = None
-
-    @property
-    def place(self) -> str:
-        """The directory of the table."""
-        return self.path
+class DeltaFiles(TableLister):
+    """Lister of a Delta table. A version is a number."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -112,6 +95,7 @@ class DeltaFiles:
             raise MissingExtraError("deltalake", "delta") from error
         head, _, query = split_query(self.path)
         version = self.version
+        assert not isinstance(version, str)  # refused by `DatasetSpec`
         try:
             table = DeltaTable(head, version=version, storage_options=_storage_options(query))
             if self.as_of is not None:

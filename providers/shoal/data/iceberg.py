@@ -8,13 +8,12 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
 from shoal.data.filters import Filters, columns_of, parse_moment
-from shoal.data.listing import DataFile, Listing
+from shoal.data.listing import DataFile, Listing, TableLister
 from shoal.data.parquet.files import join, need, resolve, s3_options, split_query
 from shoal.data.parquet.footers import FIELD_ID, NAMES_IN_FILES, THREADS, wrap_read_errors
 from shoal.errors import DataAccessError, DataError
@@ -35,25 +34,12 @@ def address_of(catalog: str, table: str) -> str:
     return table if table.startswith(CATALOG_URI) else f"{CATALOG_URI}{catalog}/{table}"
 
 
-@dataclass(frozen=True)
-class IcebergFiles:
-    """Lister of an Iceberg table. The environment contains the credentials, as for pyiceberg and pyarrow.
+class IcebergFiles(TableLister):
+    """Lister of an Iceberg table.
 
-    Args:
-        path: Absolute path or URI of the table's directory or of one of its metadata files, or
-            ``iceberg://CATALOG/NAMESPACE.TABLE`` for a catalog of pyiceberg's configuration.
-        version: Id of a snapshot, or name of a tag or branch; None for the current snapshot.
-        as_of: Time (ISO 8601; UTC without an offset) whose snapshot is read; None for the current snapshot.
+    The path is that of the table's directory or of one of its metadata files, or ``iceberg://CATALOG/NAMESPACE.TABLE``
+    for a catalog of pyiceberg's configuration. A version is the id of a snapshot, or the name of a tag or branch.
     """
-
-    path: str
-    version: int | str | None = None
-    as_of: str | None = None
-
-    @property
-    def place(self) -> str:
-        """The table."""
-        return self.path
 
     @property
     def options(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -71,10 +72,6 @@ class Lister(Protocol):
     def options(self) -> dict[str, Any]:
         """The options of a `DatasetSpec` that describe the table, beside `paths`."""
 
-    def find_version(self) -> tuple[int | str, str]:
-        """Return the number or name of the version that is read now, so that it can be read again later, and the id of
-        the table, which is empty if no other table has such a version."""
-
     def list_files(self, filters: Filters | None) -> Listing:
         """List the files.
 
@@ -85,3 +82,38 @@ class Lister(Protocol):
         Raises:
             DataError: The table cannot be read, or uses a feature that shoal does not support.
         """
+
+
+@dataclass(frozen=True)
+class TableLister(ABC):
+    """Lister of a table with versions. The environment contains the credentials, as for the table's library and
+    pyarrow.
+
+    Args:
+        path: Absolute path or URI of the table's directory; see the subclasses.
+        version: Version to read; None for the newest.
+        as_of: Time (ISO 8601; UTC without an offset) whose version is read; None for the newest.
+    """
+
+    path: str
+    version: int | str | None = None
+    as_of: str | None = None
+
+    @property
+    def place(self) -> str:
+        """The table."""
+        return self.path
+
+    @property
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """The options of a `DatasetSpec` that describe the table, beside `paths`."""
+
+    @abstractmethod
+    def find_version(self) -> tuple[int | str, str]:
+        """Return the number or name of the version that is read now, so that it can be read again later, and the id of
+        the table, which is empty if no other table has such a version."""
+
+    @abstractmethod
+    def list_files(self, filters: Filters | None) -> Listing:
+        """List the files of the version; see :meth:`Lister.list_files`."""

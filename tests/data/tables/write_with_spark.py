@@ -33,8 +33,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as t
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-from unpacking import WRITTEN_AT  # noqa: E402
+sys.path.insert(0, str(HERE.parents[2]))
+from tests.data.tables.unpacking import WRITTEN_AT  # noqa: E402
+from tests.support.waiting import wait_until  # noqa: E402
 
 ROOT = Path(WRITTEN_AT)
 MANY = 6_000
@@ -42,6 +43,12 @@ MANY = 6_000
 
 ODD = "a b/c=%ü'"
 """A partition value with characters that paths encode."""
+
+
+def next_second() -> None:
+    """Wait until the clock shows another second, so that the times of two commits differ, also in an archive."""
+    second = int(time.time())
+    wait_until(lambda: int(time.time()) > second, "the next second")
 
 
 def start(jars: Path) -> SparkSession:
@@ -372,9 +379,9 @@ def delta_log(tables: Tables) -> None:
         table = tables.delta(name, "id INT, x DOUBLE", enableInCommitTimestamps=commit_times)
         for i in range(3):
             tables.rows(table, _numbers(10 * i, 10 * i + 10))
-            time.sleep(1.1)
+            next_second()
         then = datetime.datetime.now(datetime.UTC).isoformat()
-        time.sleep(1.1)
+        next_second()
         tables.sql(f"OPTIMIZE {table}")
         tables.rows(table, _numbers(30, 40))
         tables.sql(f"DELETE FROM {table} WHERE id % 5 = 0")
@@ -574,11 +581,11 @@ def iceberg_snapshots(tables: Tables) -> None:
     table = tables.iceberg("snapshots", "id INT, x DOUBLE")
     for i in range(4):
         tables.rows(table, _numbers(10 * i, 10 * i + 10))
-        time.sleep(0.1)
+        next_second()
         if i == 1:
             tables.sql(f"ALTER TABLE {table} CREATE TAG release")
             then = datetime.datetime.now(datetime.UTC).isoformat()
-            time.sleep(0.1)
+            next_second()
     tables.sql(f"ALTER TABLE {table} CREATE BRANCH audit")
     tables.sql(f"INSERT INTO {table}.branch_audit VALUES (1000, 1.5)")
     tables.sql(f"ALTER TABLE {table} RENAME COLUMN x TO y")

@@ -248,10 +248,6 @@ class ParquetPaths:
         """No options: the paths describe the files."""
         return {}
 
-    def find_version(self) -> tuple[int | str, str]:
-        """Raise NotImplementedError: files in a folder have no versions."""
-        raise NotImplementedError
-
     def list_files(self, filters: Filters | None) -> Listing:
         """List all files that the paths match. The files of a directory or glob are ordered by path."""
         return Listing(list_files(self.paths))

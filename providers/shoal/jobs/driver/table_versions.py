@@ -44,9 +44,7 @@ def pinned(spec: Spec, kept: Mapping[str, Any] | None, keep: Callable[[dict[str,
                 f"the table {dataset.paths[0]} was replaced by another table since the job's first attempt, which read "
                 f"version {dataset.version}: submit the job again to read the new table"
             )
-        print(
-            f"this job reads version {dataset.version} of the table {dataset.paths[0]}, in all its attempts", flush=True
-        )
+        print(f"this job and its retries read version {dataset.version} of the table {dataset.paths[0]}", flush=True)
     return spec.with_datasets(lambda dataset: fixed.get(_key(dataset), dataset))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import func, select
 
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.jobs.spec import AnyJobSpec
+from shoal.jobs.spec import AnyJobSpec, is_spec
 from shoal.kinds.training.spec import JobSpec
 from shoal.lazy_imports import pa
 from shoal.pool.spec import PoolSpec
@@ -46,9 +46,7 @@ def plan(
     from shoal.jobs import parse_spec
     from shoal.pool.api import ComputePool
 
-    job = spec_of_path(spec) if isinstance(spec, str) else spec if isinstance(spec, AnyJobSpec) else parse_spec(spec)
-    check_plannable(job)
-    assert isinstance(job, JobSpec)
+    job = plannable(spec_of_path(spec) if isinstance(spec, str) else spec if is_spec(spec) else parse_spec(spec))
     source = pool if pool is not None else job.run_config.pool_name
     settings = source if isinstance(source, PoolSpec) else ComputePool(source).settings()
     return plan_on(job, settings, memory_per_node=memory_per_node)
@@ -106,8 +104,8 @@ def memory_of(pool: PoolSpec, given: str | None = None) -> NodeMemory:
     return found
 
 
-def check_plannable(spec: AnyJobSpec) -> None:
-    """Refuse a spec for which no number of nodes can be planned.
+def plannable(spec: AnyJobSpec) -> JobSpec:
+    """Return a spec for which a number of nodes can be planned.
 
     Raises:
         InvalidArgumentError: The job is no boosting training on CPUs.
@@ -119,6 +117,7 @@ def check_plannable(spec: AnyJobSpec) -> None:
         )
     if spec.demand().gang.gpus > 0:
         raise InvalidArgumentError("the memory of GPUs cannot be planned: give the number of nodes")
+    return spec
 
 
 def spec_of_path(path: str) -> JobSpec:

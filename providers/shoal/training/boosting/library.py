@@ -324,8 +324,11 @@ class Library(ABC):
             features: Number of feature columns of the worker.
             all_rows: Training rows of all workers.
             share: Share of the sample of these rows that the worker holds.
+
+        Raises:
+            InvalidArgumentError: There is no formula for the memory of this library.
         """
-        raise NotImplementedError(f"the memory of {self.title} cannot be predicted")
+        raise InvalidArgumentError(f"the memory of trainings with {self.title} is not known: give the number of nodes")
 
     # Requests and parameters
 
