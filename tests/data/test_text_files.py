@@ -149,6 +149,8 @@ def test_json_lines(read: Read, monkeypatch: pytest.MonkeyPatch, block_bytes: in
         (b'{"a": "\xff"}\n', None, "line 1 is no JSON object"),
         ('[{"a": 1}]', None, "is a JSON array"),
         ("5\n", None, "each line must have one JSON object"),
+        ('{"a": 1}\nnull\n', None, "line 2 is no JSON object"),
+        ('{"a": 1}\n{"a": 1}{"a": 2}\n', None, "line 2 is no JSON object"),
         ("", None, "has no rows"),
     ],
 )

@@ -11,7 +11,7 @@ from shoal.data.ingest import connected_ray
 from shoal.data.parquet.files import check_parents, is_local, need, resolve
 from shoal.data.parquet.footers import wrap_read_errors
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.row_writer import GROUP_ROWS, write_rows, write_tables
+from shoal.data.row_writer import GROUP_ROWS, check_unique, write_rows, write_tables
 from shoal.data.staged_data import staged
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import pa
@@ -121,9 +121,7 @@ class _PandasReader:
 
     def __init__(self, frame: Any) -> None:
         columns = [str(name) for name in frame.columns]
-        for name in columns:
-            if columns.count(name) > 1:
-                raise DataError(f'the data has several columns named "{name}": rename all but one')
+        check_unique(columns)
         self._frame = frame.set_axis(columns, axis=1)
         self._frame.attrs = {}
         dtypes = dict(self._frame.dtypes)

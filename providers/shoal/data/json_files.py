@@ -68,6 +68,7 @@ def _types(files: Sequence[DataFile], given: Mapping[str, pa.DataType]) -> dict[
         for line, block in _blocks(file):
             read_as = {name: _as_read(type_) for name, type_ in given.items()} | dict.fromkeys(texts, pa.string())
             table = _parsed(file, line, block, read_as)
+            _check_lines(file, line, block, table.num_rows)
             # Arrow takes text that looks like a time for one, and reads other text of the same column no longer.
             if times := [field.name for field in table.schema if pa.types.is_timestamp(field.type)]:
                 table = _parsed(file, line, block, read_as | dict.fromkeys(times, pa.string()))
@@ -138,6 +139,21 @@ def _parsed(file: DataFile, line: int, block: bytes, types: Mapping[str, pa.Data
             except pa.ArrowInvalid:
                 high = middle
         raise _refused(file, line + low, lines[:high], schema) from None
+
+
+def _check_lines(file: DataFile, line: int, block: bytes, rows: int) -> None:
+    """Check that each line has one object: Arrow also reads several objects in a line, and ``null`` as a row."""
+    lines = [(at, text.strip()) for at, text in enumerate(block.splitlines(), line) if text.strip()]
+    for at, text in lines:
+        if not text.startswith(b"{") or (rows != len(lines) and not _is_object(text)):
+            raise DataError(f"{file.path}, line {at} is no JSON object: each line must have one JSON object")
+
+
+def _is_object(text: bytes) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def _read(block: bytes, schema: pa.Schema) -> pa.Table:

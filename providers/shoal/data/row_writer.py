@@ -4,7 +4,7 @@ rows in equal order give equal row groups, and so equal shards and models, whate
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
@@ -22,13 +22,17 @@ GROUP_BYTES = 32 * 2**20
 """Largest size of the values of a row group, as `_row_bytes` counts them. A larger row is a row group of its own."""
 
 
-@contextlib.contextmanager
-def table_writer(path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """Open a Parquet file for writing. The file is complete after the ``with`` block."""
-    names = schema.names
+def check_unique(names: Sequence[str]) -> None:
+    """Check that no two columns have the same name."""
     for name in names:
         if names.count(name) > 1:
             raise DataError(f'the data has several columns named "{name}": rename all but one')
+
+
+@contextlib.contextmanager
+def table_writer(path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
+    """Open a Parquet file for writing. The file is complete after the ``with`` block."""
+    check_unique(schema.names)
     filesystem, inner = resolve(path)
     with (
         filesystem.open_output_stream(inner) as stream,
