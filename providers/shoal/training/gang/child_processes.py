@@ -171,7 +171,7 @@ class _Proxy:
         why_lost: Function that returns why the other process has ended. It is called after the socket was shut down.
     """
 
-    def __init__(self, channel: ProcessChannel, why_lost: Callable[[], str]) -> None:
+    def __init__(self, channel: ProcessChannel, why_lost: Callable[[], Lost]) -> None:
         self._channel = channel
         self._why_lost = why_lost
         self._lock = threading.Lock()
@@ -214,7 +214,7 @@ class _Proxy:
                 self._calls.popleft().set_result(answer)
         self.close()
         with self._lock:
-            self._lost = Lost(self._why_lost(), is_exit_status=True)
+            self._lost = self._why_lost()
             self._channel.close()
         for answer in self._calls:
             answer.set_result(self._lost)
@@ -224,7 +224,7 @@ class _Template:
     """Handle of a template, a process that forks itself for each worker."""
 
     def __init__(self, control: socket.socket) -> None:
-        self._proxy = _Proxy(ProcessChannel(control), lambda: "the template of the workers has ended")
+        self._proxy = _Proxy(ProcessChannel(control), lambda: Lost("the template of the workers has ended"))
         self._settings: _StartSettings | None = None
         self._threads: Future[Any] | None = None
 
@@ -303,9 +303,13 @@ class _Child:
             theirs.close()
             os.close(print_to)
         channel = ProcessChannel(ours, self._process.pid)
-        self._proxy = _Proxy(channel, lambda: f"its process {how_ended(self._process.wait())}")
+        self._proxy = _Proxy(channel, self._why_lost)
         self.call = self._proxy.call
         threading.Thread(target=self._print, args=(output,), name="shoal-worker-output", daemon=True).start()
+
+    def _why_lost(self) -> Lost:
+        code = self._process.wait()
+        return Lost(f"its process {how_ended(code)}", exit_code=code)
 
     def kill(self) -> None:
         """Kill the process, and wait until it has ended."""

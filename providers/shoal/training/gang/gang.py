@@ -501,8 +501,8 @@ class Gang:
             error.add_note(outcome.out_of_memory)
             self._note(_Cause(_Weight.STARVED, error, lost=rank, reason="its node ran out of memory"))
         else:
-            weight = _Weight.EXITED if outcome.is_exit_status else _Weight.LOST
-            self._note(self._lost(rank, weight, outcome.reason))
+            weight = _Weight.LOST if outcome.exit_code is None else _Weight.EXITED
+            self._note(self._lost(rank, weight, outcome.reason, outcome.exit_code))
 
     def _on_event(self, rank: int, kind: EventKind, text: str) -> None:
         """Handle a message from a worker, or the loss of a worker; the thread of the `WorkerConnections` calls this
@@ -522,11 +522,11 @@ class Gang:
         elif not self.ended:
             self._note(self._lost(rank, _Weight.LEFT if kind is EventKind.LEFT else _Weight.LOST, text))
 
-    def _lost(self, rank: int, weight: _Weight, reason: str) -> _Cause:
+    def _lost(self, rank: int, weight: _Weight, reason: str, exit_code: int | None = None) -> _Cause:
         killed = self.oom_kills.told()
         # The counter has all processes of the driver's container, also those of other jobs.
         may_be_mine = weight is not _Weight.LEFT and own_process.is_loopback(self._started.listen_host)
-        was_killed = weight is not _Weight.EXITED or signal.SIGKILL.name in reason
+        was_killed = exit_code in (None, -signal.SIGKILL)
         if killed:
             reason += f". Since the training began, {killed}: use more nodes or larger ones, or fewer workers per node"
         error = WorkerLostError(f"{self._who(rank)} was lost: {reason}")

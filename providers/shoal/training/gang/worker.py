@@ -105,12 +105,12 @@ class Lost:
 
     Args:
         out_of_memory: Message about the memory of the worker's node, if the worker was killed because memory ran out.
-        is_exit_status: Whether the reason contains the exit code or signal of the worker's process.
+        exit_code: Exit code of the worker's process, or minus the signal that ended it; None if it is not known.
     """
 
     reason: str
     out_of_memory: str | None = None
-    is_exit_status: bool = False
+    exit_code: int | None = None
 
 
 class Worker:
