@@ -8,6 +8,7 @@ Only workers import this module, because it imports XGBoost. The driver calls `p
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import tempfile
@@ -88,6 +89,7 @@ class Session:
     def begin_again(self, task: messages.Task) -> None:
         """Begin another training on the same matrices, whose parameters have the same ``max_bin``."""
         self.task = replace(task, user_code=task.user_code.ending_forks())
+        self.fit = fit_worker("xgboost", task, self.fit.room, workers=self.context.world_size)
         self.booster = self._callbacks = None
 
     def boost(self, segment: messages.Segment) -> messages.Boosted:
@@ -337,8 +339,12 @@ def boost(segment: messages.Segment) -> messages.Boosted:
         PeerError: Another worker failed.
     """
     assert _session is not None
-    with own_errors(), naming_memory("xgboost", _session.task, _session.fit, _session.prepared.idle_rss_bytes):
-        return _session.boost(segment)
+    return _boost(_session, segment)
+
+
+def _boost(session: Session, segment: messages.Segment) -> messages.Boosted:
+    with own_errors(), naming_memory("xgboost", session.task, session.fit, session.prepared.idle_rss_bytes):
+        return session.boost(segment)
 
 
 def finish() -> None:
@@ -520,7 +526,7 @@ class Trials:
             else:
                 session.begin_again(task)
             self._sessions[key] = session  # the newest is the last
-        return own_errors()(session.boost)
+        return functools.partial(_boost, session)
 
 
 class _Rounds(xgboost.callback.TrainingCallback):  # type: ignore[misc]
