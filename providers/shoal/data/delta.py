@@ -6,7 +6,7 @@ import json
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from urllib.parse import unquote
 from shoal.data.filters import Filters, columns_of, parse_moment
 from shoal.data.listing import DataFile, Listing, TableLister
 from shoal.data.parquet.files import join, resolve, s3_options, split_query
+from shoal.data.parquet.footers import DELTA_NAME, FIELD_ID
 from shoal.errors import DataAccessError, DataError, MissingExtraError, ShoalError
 from shoal.lazy_imports import np, pa
 from shoal.secrets.redaction import redact
@@ -62,8 +63,8 @@ class DeltaFiles(TableLister):
             DataError: There is no such table or version, or the table uses a feature that shoal does not support.
         """
         table = self._load()
-        schema = pa.schema(table.schema().to_arrow())
-        columns = _stored_columns(schema, table.metadata().configuration.get("delta.columnMapping.mode", "none"))
+        mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
+        schema = pa.schema([_column_in_files(field, mode) for field in pa.schema(table.schema().to_arrow())])
         root = table.table_uri.rstrip("/") + "/"
         deleted = self._deleted(table, root)
         named = [schema.field(name) for name in columns_of(filters or ()) if name in schema.names]
@@ -76,7 +77,6 @@ class DeltaFiles(TableLister):
                     added["size_bytes"],
                     added["modification_time"] * 10**6,
                     added.get("partition") or {},
-                    columns,
                     deleted.pop(path, None),
                     _bounds(added, named),
                 )
@@ -226,25 +226,19 @@ class DeltaFiles(TableLister):
         return all(filesystem.get_file_info(inner).type == FileType.File for filesystem, inner in listed)
 
 
-def _stored_columns(schema: pa.Schema, mode: str) -> dict[str, str | int] | None:
-    """Return the names or field ids in the files of a table's columns; None if the names are the same."""
+def _column_in_files(field: pa.Field, mode: str) -> pa.Field:
+    """Return a column with what identifies it in the files: its id, its other name, or, without a mapping, its name."""
     if mode == "none":
-        return None
-    key, convert = _MODES[mode]
-    return {field.name: convert(field.metadata[key].decode()) for field in schema}
-
-
-_MODES: dict[str, tuple[bytes, Callable[[str], str | int]]] = {
-    "name": (b"delta.columnMapping.physicalName", str),
-    "id": (b"delta.columnMapping.id", int),
-}
+        return field.remove_metadata()
+    ids = {FIELD_ID: field.metadata[b"delta.columnMapping.id"]} if mode == "id" else {}
+    return field.with_metadata({**field.metadata, **ids})
 
 
 def _bounds(added: dict[str, Any], fields: Iterable[pa.Field]) -> dict[str, tuple[Any, Any]]:
     """Return the smallest and the largest value of columns in a file, as far as the log has them exactly enough."""
     found = {}
     for field in fields:
-        name = (field.metadata or {}).get(_MODES["name"][0], field.name.encode()).decode()
+        name = (field.metadata or {}).get(DELTA_NAME, field.name.encode()).decode()
         low, high = ((added.get(end) or {}).get(name) for end in ("min", "max"))
         # Texts are cut, and decimals and floats have passed through JSON.
         if all(isinstance(end, int | date) and not isinstance(end, bool) for end in (low, high)):

@@ -22,8 +22,6 @@ class DataFile:
             time.
         partitions: Column -> its value in all rows of the file. In a folder, the text of the Hive partition; in a
             table, a Python object of the column's type. None stands for null.
-        columns: Name of a table's column -> the column's name in the file, or its Parquet field id as an int. A column
-            that is not in the dict is not in the file. None: the names in the file are those of the table.
         deleted: Positions in the file of the rows that the table has deleted, ascending, as an array of unsigned
             integers; None if there are none.
         bounds: Column of the filters -> a lower and an upper bound of its values in the file, as Python objects of the
@@ -34,7 +32,6 @@ class DataFile:
     size: int
     modified_ns: int | None = None
     partitions: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    columns: Mapping[str, str | int] | None = field(default=None, repr=False, compare=False)
     deleted: np.ndarray | None = field(default=None, repr=False, compare=False)
     bounds: Mapping[str, tuple[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -46,8 +43,9 @@ class Listing:
     Args:
         files: The files. Those of a table are ordered by path.
         schema: Columns of a table. Each file is read in these names and types, and a column that a file lacks is null.
-            A field of a struct is found in the file by the `PARQUET:field_id` in the metadata of the schema's field, if
-            there is one. None for a folder of Parquet files, whose columns are those of the files.
+            A column, or a field inside of one, is found in the file by the ids and names in the field's metadata; see
+            `shoal.data.parquet.footers.index_in_file`. None for a folder of Parquet files, whose columns are those of
+            the files.
         version: Text that identifies the version of the table; None for a folder.
         remaining: Function that returns which versions of the table still have all their files, for the message about a
             file that was removed.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
@@ -18,6 +19,7 @@ from shoal.data import DataConnector
 from shoal.data.checks import check_no_nulls, validate_columns
 from shoal.data.filters import Filters, parse_filters
 from shoal.data.listing import DataFile, Listing
+from shoal.data.parquet.footers import FIELD_ID, NAMES_IN_FILES
 from shoal.data.parquet.overlap import RecordedFile, record_rows, shared_mask, shared_rows
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError
@@ -46,12 +48,17 @@ def file(path: Path, table: pa.Table, group: int = 30, **options: Any) -> DataFi
     return DataFile(str(path), path.stat().st_size, **options)
 
 
+def column(name: str, type_: pa.DataType, number: int, *names: str) -> pa.Field:
+    """A column of a table, with its id, and its names in files without ids."""
+    return pa.field(name, type_, metadata={FIELD_ID: str(number), NAMES_IN_FILES: json.dumps(names)})
+
+
 SCHEMA = pa.schema(
     [
-        ("id", pa.int64()),
-        ("price", pa.float64()),
-        ("at", pa.timestamp("us", "UTC")),
-        ("note", pa.string()),
+        column("id", pa.int64(), 0, "col-1", "id"),
+        column("price", pa.float64(), 1, "col-2", "price"),
+        column("at", pa.timestamp("us", "UTC"), 2, "col-3", "at"),
+        column("note", pa.string(), 3, "note"),
         ("day", pa.date32()),
         ("rate", pa.decimal128(10, 2)),
     ]
@@ -73,12 +80,11 @@ def listing(tmp_path: Path) -> Listing:
     new = pa.table(
         [pa.array(each, field.type) for each, field in zip(values, fields, strict=True)], schema=pa.schema(numbered)
     )
-    by_name, by_id = {"id": "col-1", "price": "col-2", "at": "col-3"}, {"id": 0, "price": 1, "at": 2, "note": 3}
     days = [{"day": date(2024, 1, 1), "rate": Decimal("1.50")}, {"day": None, "rate": Decimal("2.00")}]
     return Listing(
         (
-            file(tmp_path / "1", old, columns=by_name, partitions=days[0], deleted=np.array([0, 31, 99], np.uint32)),
-            file(tmp_path / "2", new, columns=by_id, partitions=days[1], deleted=np.arange(30, 60, dtype=np.uint64)),
+            file(tmp_path / "1", old, partitions=days[0], deleted=np.array([0, 31, 99], np.uint32)),
+            file(tmp_path / "2", new, partitions=days[1], deleted=np.arange(30, 60, dtype=np.uint64)),
         ),
         SCHEMA,
         "7",
@@ -190,7 +196,7 @@ def test_rows_that_were_deleted_later_still_overlap(listing: Listing) -> None:
 
     def without(deleted: np.ndarray | None) -> Listing:
         first = listing.files[0]
-        return Listing((DataFile(first.path, first.size, None, first.partitions, first.columns, deleted),), SCHEMA, "9")
+        return Listing((DataFile(first.path, first.size, None, first.partitions, deleted),), SCHEMA, "9")
 
     before, after = connector(listing, ("id", "<", 50)), connector(without(np.arange(40, 45)))
     assert shared(before, connector(listing)) == [i for i in LIVE if i < 50]
@@ -201,7 +207,7 @@ def test_rows_that_were_deleted_later_still_overlap(listing: Listing) -> None:
     assert shared(one, other) == []
     assert shared(one, after) == [i for i in range(ROWS) if i < 60 and not 40 <= i < 45]
     # A column gets another name and a comment, and a partition column is added.
-    old, cost = listing.files[0], pa.field("cost", pa.float64(), metadata={"comment": "in euros"})
-    renamed = replace(old, columns={"id": "col-1", "cost": "col-2"}, partitions={**old.partitions, "new": None})
+    old, cost = listing.files[0], column("cost", pa.float64(), 1, "col-2").with_nullable(False)
+    renamed = replace(old, partitions={**old.partitions, "new": None})
     schema = pa.schema([*SCHEMA.set(1, cost), pa.field("new", pa.int64())])
     assert shared(before, connector(Listing((renamed,), schema))) == [i for i in LIVE if i < 50]

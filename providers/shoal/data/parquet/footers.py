@@ -208,8 +208,8 @@ def read_footers(files: Sequence[DataFile], table: pa.Schema | None = None) -> t
 
 def _of_table(schema: pa.Schema, table: pa.Schema, file: DataFile) -> tuple[pa.Schema, tuple[str, ...]]:
     """Return those columns of a table that one of its files stores, and their names in the file."""
-    ids = {field_id(column): column.name for column in schema}
-    if set(ids) == {None} and any((column.metadata or {}).get(NAMES_IN_FILES) == b"null" for column in table):
+    has_no_ids = all(field_id(column) is None for column in schema)
+    if has_no_ids and any((column.metadata or {}).get(NAMES_IN_FILES) == b"null" for column in table):
         raise DataError(
             f"{file.path} has no field ids, and the table has no property schema.name-mapping.default, which says "
             "which columns the file contains: set the property, or rewrite the file with rewrite_data_files"
@@ -217,16 +217,11 @@ def _of_table(schema: pa.Schema, table: pa.Schema, file: DataFile) -> tuple[pa.S
     index_of = index_in_file(schema)
     fields, names = [], []
     for column in table:
-        if file.columns is None:
-            at = index_of(column)
-            name = None if at is None else schema.names[at]
-        else:
-            key = file.columns.get(column.name)
-            name = ids.get(key) if isinstance(key, int) else key
+        at = index_of(column)
         # The partition value holds, and is known without reading, even if the file stores the column, too.
-        if name is not None and name in schema.names and column.name not in file.partitions:
+        if at is not None and column.name not in file.partitions:
             fields.append(column)
-            names.append(name)
+            names.append(schema.names[at])
     return pa.schema(fields), tuple(names)
 
 
@@ -235,7 +230,8 @@ FIELD_ID = b"PARQUET:field_id"
 NAMES_IN_FILES = b"shoal.names_in_files"
 """Key of the metadata in which a field of a table has its names in files without field ids: a JSON list, or null if
 such files cannot be read."""
-_STORED_NAME = b"delta.columnMapping.physicalName"
+DELTA_NAME = b"delta.columnMapping.physicalName"
+"""Key of the metadata in which a field of a Delta table has its name in files without field ids."""
 
 
 def field_id(field: pa.Field) -> int | None:
@@ -260,7 +256,7 @@ def index_in_file(stored: Iterable[pa.Field]) -> Callable[[pa.Field], int | None
             return ids.get(wanted)
         metadata = field.metadata or {}
         known = json.loads(metadata[NAMES_IN_FILES]) if NAMES_IN_FILES in metadata else None
-        given = known if known is not None else [metadata.get(_STORED_NAME, field.name.encode()).decode()]
+        given = known if known is not None else [metadata.get(DELTA_NAME, field.name.encode()).decode()]
         return next((names[name] for name in given if name in names), None)
 
     return find

@@ -65,9 +65,9 @@ def in_types_of_table(rows: Any, footer: Footer, columns: Sequence[str]) -> Any:
     if footer.stored is None:
         return rows
     if isinstance(rows, pa.Table):
-        schema = pa.schema([footer.schema.field(name) for name in columns])
+        schema = pa.schema([footer.schema.field(name).remove_metadata() for name in columns])
         return pa.Table.from_batches([in_types_of_table(batch, footer, columns) for batch in rows.to_batches()], schema)
-    fields = [footer.schema.field(name) for name in columns]
+    fields = [footer.schema.field(name).remove_metadata() for name in columns]
     arrays = [
         _converted(rows.column(name), field.type)
         for name, field in zip(footer.stored_names(columns), fields, strict=True)
