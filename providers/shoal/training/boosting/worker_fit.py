@@ -176,7 +176,9 @@ def advice(framework: str, task: Task, fit: WorkerFit) -> str:
             helps.append("a smaller bin_construct_sample_cnt")
         elif int(task.params.get("max_bin") or 256) > _FEW_BINS:
             helps.append(f"max_bin={_FEW_BINS}")
-    if not loaded(framework).trains_from_disk:
+    if largest == "histograms" and framework == "lightgbm":
+        helps.append("histogram_pool_size")
+    if not loaded(framework).trains_from_disk and largest not in _TERMS_OF_COLUMNS:
         helps.append("XGBEstimator, which can train from disk")
     return f"use {', '.join(helps[:-1])} or {helps[-1]}"
 
