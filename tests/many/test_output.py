@@ -25,7 +25,8 @@ def test_output_that_is_read_late_belongs_to_its_partition(monkeypatch: pytest.M
     def processed(*_: Any) -> Iterator[Message]:
         for key in range(3):
             yield Begun(key, str(key), 1)
-            print("hunter22xyz" * LOG_BYTES * (key == 1) + f" of {key}")
+            # More than is kept, and together less than a pipe holds, so the process ends before the output is read.
+            print("hunter22xyz" * (LOG_BYTES // 4) * (key == 1) + f" of {key}")
             print("password=four words of a\tpassword\n" * (LOG_BYTES // 32) * (key == 2), end="")
             yield Ended("succeeded", 0.0)
         done.touch()
