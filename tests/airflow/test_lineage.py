@@ -7,7 +7,9 @@ from airflow.sdk import DAG
 
 from shoal.airflow.operators import DistributedTrainOperator
 from shoal.airflow.operators.job_operator import Named, of_path, read_by, written_by
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.jobs import JobSpec, PredictJobSpec
+from shoal.jobs.results import DataResult
 from tests.support.job_results import result_of
 
 TRAINING = JobSpec.parse(
@@ -49,6 +51,17 @@ def test_a_training_reads_its_files_and_writes_its_model():
 def test_rows_that_were_staged_for_the_job_have_no_name():
     staged = TRAINING.with_datasets(lambda dataset: dataset.model_copy(update={"staging": "/home/staging/x"}))
     assert list(read_by(staged, TRAINED)) == []
+
+
+def test_a_table_has_the_version_that_was_read():
+    spec = TRAINING.model_copy(
+        update={
+            "dataset": DatasetSpec(format="delta", paths=("s3://lake/flights",)),
+            "eval_set": {"valid": DatasetSpec(format="iceberg", paths=("/valid",), version="release-1")},
+        }
+    )
+    read = list(read_by(spec, result_of(data=DataResult(rows=1, digest="d", version="12"))))
+    assert read[:2] == [Named("s3://lake", "flights", "12"), Named("file", "/valid", "release-1")]
 
 
 def test_a_prediction_reads_the_version_that_has_predicted():

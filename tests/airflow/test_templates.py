@@ -13,12 +13,14 @@ from airflow.sdk.execution_time import task_runner
 from shoal.airflow.operators import BatchPredictOperator, DistributedTrainOperator, PromoteModelOperator
 from shoal.airflow.operators.job_operator import show_links
 from shoal.airflow.task_decorators import context_values, distributed_task
+from shoal.data.filters import parse_moment
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import spec_of
 
 SPEC = {"dataset": {"paths": ["/data/x"]}, "input_cols": ["x"], "label_col": "y"}
 CONTEXT = {
     "ds_nodash": "20260101",
+    "data_interval_end": pendulum.datetime(2026, 1, 2),
     "params": {"n": 5, "cols": ["a", "b"], "limit": None, "rates": {"eta": 0.1}},
     "ti": type("Ti", (), {"xcom_pull": lambda self, task_id: {**SPEC, "n_estimators": 7}})(),
 }
@@ -76,6 +78,13 @@ def test_the_fields_of_a_spec_have_their_types(native):
     assert spec.run_config.env == {"FLAG": "1"}
     assert spec.tracking.tags == {"version": "1.0", "list": "[1, 2]"}
     assert spec.tracking.run_name == spec.dataset.filters[0][0][2] == "20260101"
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_table_is_read_as_of_the_end_of_the_interval(native):
+    dataset = {"format": "delta", "paths": ["/lake/flights"], "as_of": "{{ data_interval_end }}"}
+    found = spec_of(rendered(native, spec={**SPEC, "dataset": dataset}).spec).dataset
+    assert parse_moment(found.as_of) == datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def test_a_prediction_has_its_types():

@@ -21,7 +21,7 @@ from pydantic import (
     model_validator,
 )
 
-from shoal.data.filters import Filters, parse_filters
+from shoal.data.filters import Filters, parse_filters, parse_moment
 from shoal.data.listing import TableLister
 from shoal.data.parquet.files import PACKAGED_URI, list_files, resolve
 from shoal.data.sql import check_connection_name, check_query
@@ -173,6 +173,13 @@ class DatasetSpec(Settings):
     @classmethod
     def _time_as_text(cls, value: Any) -> Any:
         return value.isoformat() if isinstance(value, datetime) else value
+
+    @field_validator("as_of")
+    @classmethod
+    def _is_time(cls, value: str | None) -> str | None:
+        if value is not None:
+            parse_moment(value)
+        return value
 
     @field_validator("filters", mode="before")
     @classmethod
