@@ -130,6 +130,14 @@ def mapped_sensor(**values):
 
 
 WRONG = [
+    # The size.
+    (lease, {"size": "auto"}, 'task lease: size="auto" needs the spec of a training'),
+    (block, {"size": "auto"}, 'size="auto" needs the spec of a training'),
+    (scale, {"plan_for": SPEC}, "plan_for is given, but expected_cluster_size=2"),
+    (lease, {"size": "auto", "plan_for": {**SPEC, "n_estimator": 1}}, "did you mean n_estimators"),
+    (lease, {"size": "auto", "plan_for": {**SPEC, **FOUR_WORKERS}, "pool_name": TWO}, "do not fit on pool"),
+    (block, {"size": "auto", "plan_for": {**SPEC, "dataset": {"paths": ["x"]}}}, 'relative path "x"'),
+    (sensor, {"expected_nodes": "auto"}, "expected_nodes='auto'"),
     # The spec.
     (trained, {"input_colss": ["x"]}, 'task train: unknown option "input_colss": did you mean input_cols?'),
     (trained, {"framework": "xgbost"}, 'task train: unknown framework "xgbost": .*did you mean xgboost'),
@@ -330,6 +338,11 @@ RIGHT = [
     lambda: lease(size="2", pool_name=TWO),
     lambda: lease(size=2.0, pool_name=TWO),
     lambda: lease(size=9, pool_name="p"),
+    lambda: lease(size="auto", plan_for=SPEC, pool_name="p"),
+    lambda: lease(size="{{ params.size }}", plan_for="{{ params.spec }}", pool_name="p"),
+    lambda: scale(expected_cluster_size="auto", plan_for={**SPEC, "n_estimators": "{{ params.rounds }}"}),
+    lambda: block(size="auto", plan_for=earlier(), pool_name="p"),
+    lambda: LeasePoolOperator.partial(task_id="lease", size="auto").expand(plan_for=[SPEC]),
     lambda: lease(size=9, pool_name="local://{{ params.pool }}?max_nodes=2"),
     lambda: lease(pool_name="{{ params.pool }}", compute_pool_conn_id="{{ params.connection }}"),
     lambda: lease(pool_name="p", compute_pool_conn_id="{{ params.connection }}"),

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import cloudpickle
 import httpx
+import pandas as pd
 import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.api.client import ServerResponseError
@@ -25,6 +26,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
     AirflowTaskTimeout,
     ErrorType,
+    TaskDeferred,
 )
 from airflow.sdk.execution_time import task_runner
 from airflow.sdk.execution_time.comms import ErrorResponse
@@ -161,6 +163,29 @@ def test_a_changed_connection_defines_the_pool_anew_for_all_dags_and_a_uri_does_
     monkeypatch.setenv("AIRFLOW_CONN_COMPUTE_POOL_DEFAULT", "compute-pool://tiny?max_nodes=8")
     LeasePoolOperator(task_id="lease", size=1).execute(context)
     assert up.describe().max_nodes == 8
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(300)
+def test_all_tries_of_a_lease_have_the_size_that_the_first_has_planned(context, fresh_home, tmp_path):
+    pd.DataFrame({"x": range(100), "y": range(100)}).to_parquet(tmp_path / "rows.parquet")
+    spec = {"dataset": {"paths": [str(tmp_path)]}, "input_cols": ["x"], "label_col": "y"}
+    spec["scaling_config"] = {"num_workers": 2, "num_cpu_per_worker": 1}
+    uri = "local://planned?max_nodes=3&ray=false"
+    lease = LeasePoolOperator(task_id="lease", size="auto", plan_for=spec, pool_name=uri, deferrable=True)
+    try:
+        with pytest.raises(TaskDeferred) as deferred:
+            lease.execute(context)
+        assert lease.execute_complete(context, {"timed_out": False}, **deferred.value.kwargs) == "planned"
+        context["ti"].try_number = 2
+        again = LeasePoolOperator(task_id="lease", size="auto", plan_for=spec, pool_name=uri, retries=1)
+        context["ti"].max_tries = 1
+        assert again.execute(context) == "planned"
+        assert [(one.holder, one.size) for one in ComputePool("planned").describe().leases] == [(RUN, 2)]
+        [plan] = jobs.list_jobs()
+        assert (plan.holder, plan.state) == (RUN, JobState.SUCCEEDED)
+    finally:
+        ComputePool("planned").down()
 
 
 def test_a_lease_leaves_a_pool_down_that_it_only_knows_by_name(up, context):

@@ -72,7 +72,7 @@ def test_template_fields_are_attributes_and_airflow_can_highlight_them(made):
     assert all(hasattr(operator, field) for field in operator.template_fields)
     assert operator.template_fields_renderers.keys() <= set(operator.template_fields)
     assert set(operator.template_fields_renderers.values()) <= RENDERERS
-    structured = {"options", "spec", "dataset", "train", "space", "op_args", "op_kwargs"}
+    structured = {"options", "plan_for", "spec", "dataset", "train", "space", "op_args", "op_kwargs"}
     assert structured & set(operator.template_fields) == operator.template_fields_renderers.keys()
 
 

@@ -75,6 +75,7 @@ WAITING = [entry(name, at=at) for at, name in enumerate("123456")]
         ([entry("r", waits=False), entry("b", at=-1, gang=GangClaim(4, 1)), *WAITING], Room(10, TWO_NODES), ""),
         ([entry(name, gang=GangClaim(1, 1, 1)) for name in "gh"], Room(10, (NodeSize(4, 1),)), "g"),
         ([entry("z", at=-1, gang=GangClaim(1, 0)), *WAITING], Room(10, (NodeSize(1, 0),)), "z1"),
+        ([*WAITING, entry("p", at=9, gang=GangClaim(0, 0))], Room(10, (NodeSize(1, 0),)), "1p"),
         ([entry(name, gang=GangClaim(), most_nodes=1) for name in "xyz"], Room(10, TWO_NODES), "xy"),
         ([entry(name, gang=GangClaim(), most_nodes=1) for name in "xyz"], Room(10, (NodeSize(0, 0), *TWO_NODES)), "xy"),
         ([entry(name, gang=GangClaim(), most_nodes=3) for name in "xy"], Room(10, (NodeSize(0, 0), *TWO_NODES)), "x"),
@@ -83,8 +84,8 @@ WAITING = [entry(name, at=at) for at, name in enumerate("123456")]
     ids=[
         "CPUs", "drivers", "always one", "nodes not known", "beside a running one", "a running one takes all",
         "a running one counts with all at most", "more than there is runs alone", "no job overtakes the first", "GPUs",
-        "a job without CPUs", "all nodes that are kept for each", "a head without CPUs", "with all",
-        "as many workers as were asked for",
+        "a job without CPUs", "a job without workers overtakes", "all nodes that are kept for each",
+        "a head without CPUs", "with all", "as many workers as were asked for",
     ],
 )  # fmt: skip
 def test_jobs_start_that_there_is_room_for(entries, room, started):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from airflow.sdk import DAG, BaseOperator, TriggerRule
+from airflow.sdk import DAG, BaseOperator, TriggerRule, XComArg
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
+from shoal import jobs
 from shoal.airflow.deployment import ONLY_LEASE
 from shoal.airflow.operators import CleanupPoolOperator, LeasePoolOperator
 from shoal.airflow.operators.base import PoolOperator, arguments_of, check_slots, is_a, pool_of
@@ -69,12 +70,14 @@ innermost."""
 @contextmanager
 def pool_for_run(
     *,
-    size: int,
+    size: int | str,
+    plan_for: jobs.AnyJobSpec | Mapping[str, Any] | XComArg | None = None,
     pool_name: str | None = None,
     compute_pool_conn_id: str | None = None,
     is_async: bool = False,
     exclusive: bool = False,
     options: Mapping[str, Any] | None = None,
+    credential_conn_ids: Sequence[str] = (),
     prefix: str | None = None,
     deferrable: bool | None = None,
     **task_kwargs: Any,
@@ -88,7 +91,10 @@ def pool_for_run(
     A DAG may have several such blocks, for different pools or for the same pool, one after another, side by side or
     nested. Each block has its own lease, and its teardown cancels only the jobs of its own tasks.
 
-    :param size: Number of nodes, including the head node.
+    :param size: Number of nodes, including the head node; or "auto", with `plan_for`.
+    :param plan_for: Spec of a boosting training, or its fields, for the size "auto": the setup task leases the smallest
+        number of nodes on which the training fits into the memory. If the pool is down, the task brings it up with one
+        node first, and waits for this node and for the plan in a worker, even if it is deferrable.
     :param pool_name: Name or URI of the pool.
     :param compute_pool_conn_id: Id of a connection of type ``compute_pool`` that defines the pool. Pass at most one of
         `compute_pool_conn_id` and `pool_name`.
@@ -99,6 +105,7 @@ def pool_for_run(
         other leases are released.
     :param options: Options of ``ScaleClusterOperator``, and two limits: ``max_lifetime`` (seconds after which the lease
         and its jobs are ended) and ``budget_node_hours`` (node-hours after which the run's lease and jobs are ended).
+    :param credential_conn_ids: Ids of connections whose credentials the plan gets, for storage.
     :param prefix: Prefix of the ids of the two tasks: with ``prefix="score"`` they are ``score_lease_pool`` and
         ``score_clean_up_pool``. By default the ids are ``lease_pool`` and ``clean_up_pool``.
     :param deferrable: Whether the setup task waits for the nodes in Airflow's triggerer, without a worker. By default,
@@ -108,24 +115,20 @@ def pool_for_run(
     """
     _check_names(prefix, task_kwargs)
     start = "" if prefix is None else f"{prefix}_"
+    common = {"pool_name": pool_name, "compute_pool_conn_id": compute_pool_conn_id, **task_kwargs}
     try:
         setup = LeasePoolOperator(
             task_id=f"{start}{ONLY_LEASE}",
             size=size,
+            plan_for=plan_for,
+            credential_conn_ids=credential_conn_ids,
             is_async=is_async,
             exclusive=exclusive,
             options=options,
-            pool_name=pool_name,
-            compute_pool_conn_id=compute_pool_conn_id,
             deferrable=deferrable,
-            **task_kwargs,
+            **common,
         )
-        teardown = CleanupPoolOperator(
-            task_id=f"{start}{_TEARDOWN_ID}",
-            pool_name=pool_name,
-            compute_pool_conn_id=compute_pool_conn_id,
-            **task_kwargs,
-        )
+        teardown = CleanupPoolOperator(task_id=f"{start}{_TEARDOWN_ID}", **common)
     except DuplicateTaskIdFound as error:
         raise InvalidArgumentError(
             f'{error}: give each pool_for_run of a DAG its own prefix, for example prefix="score"'

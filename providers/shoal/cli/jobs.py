@@ -361,6 +361,7 @@ def _state(job: JobStatus) -> str:
 
 def _result_table(result: jobs.JobResult) -> Any:
     plain = result.model_dump(mode="json")
+    plain["plan"] = result.plan and result.plan["reasoning"]
     pairs: list[tuple[str, Any]] = []
     for name, value in plain.items():
         if isinstance(value, dict):

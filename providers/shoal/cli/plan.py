@@ -34,7 +34,7 @@ def plan(
 ) -> None:
     """Predict the memory of a training on 1, 2, 4 … nodes of a pool, and the number of nodes that it needs.
 
-    Only the footers of the files are read, and no node is started.
+    Only the footers of the files are read, and the first rows of some if there are texts. No node is started.
     """
     from shoal.kinds.training.pool_plan import plan as plan_of
     from shoal.training.host.imports import NOT_NEEDED, hidden

@@ -3,6 +3,7 @@ needs, and record the end of jobs whose process has died)."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -125,7 +126,13 @@ def nodes(name: Name = None, as_json: output.Json = False) -> None:
 
 @app.command()
 def scale(
-    size: Annotated[int, typer.Argument(metavar="SIZE", help="Number of nodes, including the head.")],
+    size: Annotated[
+        str, typer.Argument(metavar="SIZE|auto", help="Number of nodes, including the head; or auto, with --plan-for.")
+    ],
+    plan_for: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help="File with a training's spec, which auto makes the pool large enough for."),
+    ] = None,
     pool_name: PoolOption = None,
     is_async: Annotated[
         bool, typer.Option("--async", help="Return when the request is stored, without waiting for the nodes.")
@@ -141,7 +148,11 @@ def scale(
 ) -> None:
     """Set a pool's number of nodes, and wait until the nodes are ready. If nodes do not become ready, restore the
     previous number."""
+    from shoal.cli.jobs import read_spec
+    from shoal.kinds.plan.call import planned_size
+
     pool = _pool(pool_name)
+    planner = partial(planned_size, pool, read_spec(plan_for), output.say) if plan_for else None
     options: dict[str, Any] = {"rollback_after_seconds": rollback_after}
     if block_until_min_cluster_size is not None:
         options["block_until_min_cluster_size"] = block_until_min_cluster_size
@@ -149,7 +160,8 @@ def scale(
         output.on_interrupt(_ROLLING_BACK, _ROLLED_BACK),
         output.PoolProgress(f"scaling {pool.name} to {size}") as progress,
     ):
-        pool.scale(size, is_async=is_async, options=options, on_progress=progress)
+        given = int(size) if size.isdecimal() else size
+        pool.scale(given, plan_for=planner, is_async=is_async, options=options, on_progress=progress)
     _show(pool.describe(), as_json)
 
 

@@ -40,6 +40,7 @@ _KINDS = {
     "pytorch": _Kind("shoal.kinds.function", "FunctionJobSpec", "FunctionDriver", "FunctionCall"),
     "predict": _Kind("shoal.kinds.prediction", "PredictJobSpec", "PredictionDriver", "PredictionCall"),
     "partitions": _Kind("shoal.kinds.partitions", "PartitionsJobSpec", "PartitionsDriver", "PartitionsCall"),
+    "plan": _Kind("shoal.kinds.plan", "PlanJobSpec", "PlanDriver", "PlanCall"),
     "tune": _Kind("shoal.kinds.search", "TuneJobSpec", "SearchDriver", "SearchCall"),
 }
 """The kinds. A module of a kind is imported when it is needed for the first time."""

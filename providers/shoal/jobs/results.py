@@ -316,6 +316,11 @@ class JobResult(PlainResult):
     search: SearchSummary | None = Field(
         default=None, description="What a search for parameters has found. None: the job was no search."
     )
+    plan: dict[str, Any] | None = Field(
+        default=None,
+        description="Plan of the number of nodes that a training needs, as `shoal plan --json` prints it. None: the "
+        "job was no plan.",
+    )
     skipped: str | None = Field(
         default=None,
         description="Reason why the job trained no model: rows and settings are those of the newest registered "

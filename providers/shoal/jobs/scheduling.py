@@ -4,7 +4,7 @@ The functions only compute, and do not read or write the store.
 
 A pool runs as many jobs at a time as it has room for. The first waiting job always starts if no
 other job runs, even if the job needs more than the pool has. No job overtakes the first waiting job, so that small jobs
-cannot keep a large one waiting for ever.
+cannot keep a large one waiting for ever, except jobs without workers, such as plans of the size of the pool.
 
 Jobs with higher priority come first. Among equal priorities, the holder (the run that submitted the job) with the
 fewest running jobs comes first, and among the jobs of one holder the oldest job.
@@ -91,13 +91,15 @@ def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:
     total = total_size(room.nodes)
     claims = [entry.claim(room.nodes) for entry in entries if not entry.waits]
     chosen: list[Entry] = []
+    is_full = False
     for entry in in_order(entries):
         if room.drivers is not None and len(claims) >= max(1, room.drivers):
             break
+        taken = total_size([*claims, entry.claim(room.nodes)])
+        if entry.gang.workers and (is_full or (claims and (taken.cpus > total.cpus or taken.gpus > total.gpus))):
+            is_full = True
+            continue
         claims.append(entry.claim(room.nodes))
-        taken = total_size(claims)
-        if len(claims) > 1 and (taken.cpus > total.cpus or taken.gpus > total.gpus):
-            break
         chosen.append(entry)
     return chosen
 

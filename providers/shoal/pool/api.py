@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from importlib import import_module
 from types import TracebackType
 from typing import Any
 
@@ -39,13 +40,16 @@ from shoal.pool.journal.usage import USAGE_DAYS, HolderUsage
 from shoal.pool.reconciling import Clock, reconcile, sweep
 from shoal.pool.scaling_plan import Snapshot, nodes_for
 from shoal.pool.selection import which_pool
-from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_uri, pool_name_of
+from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_auto, is_uri, pool_name_of
 from shoal.pool.status import NodeInfo, PoolReport, PoolStatus, check_nodes, head_endpoint, report_of, status_of
 from shoal.pool.timeouts import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER
 from shoal.pool.waiting import OnProgress, Requests, pause
 from shoal.state import Store, stamps
 from shoal.state.databases import storable
 from shoal.state.schema import ActionKind, Lease, Operation, Pool, PoolState
+
+_PLANNER = "shoal.kinds.plan.call"
+"""Module with the function `planned_size`."""
 
 _RENEWALS_PER_TTL = 3
 """Number of renewals within a lease's time to live. With 3, a lease stays valid even if two renewals in a row fail."""
@@ -315,14 +319,17 @@ class ComputePool:
 
     def scale(
         self,
-        expected_cluster_size: int,
+        expected_cluster_size: int | str,
         *,
+        plan_for: Any = None,
         is_async: bool = False,
         options: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
     ) -> bool:
         """Set the number of nodes that the pool should have; see `scale_cluster`."""
-        size = checked_size(expected_cluster_size)
+        ScaleOptions.parse(options or {})
+        size = self._planned(plan_for) if is_auto(expected_cluster_size, plan_for) else expected_cluster_size
+        size = checked_size(size)
         parsed = ScaleOptions.for_size(options, size)
         self._requests.admit(size)
 
@@ -345,8 +352,9 @@ class ComputePool:
 
     def lease(
         self,
-        size: int,
+        size: int | str,
         *,
+        plan_for: Any = None,
         exclusive: bool = False,
         ttl: float = LEASE_TTL,
         bring_up: bool = False,
@@ -372,7 +380,11 @@ class ComputePool:
         again. The deadline includes the time in the queue.
 
         Args:
-            size: Number of nodes, including the head.
+            size: Number of nodes, including the head; or "auto", with `plan_for`. If the pool is down, one node is
+                leased first, on which the size is planned.
+            plan_for: Spec of a boosting training, or its fields, for the size "auto": the smallest number of nodes is
+                planned on which the training fits into the memory, from the data that the pool's head reads (see
+                `shoal.plan`). Or a function that returns the number.
             exclusive: Add these nodes to the nodes of all other leases, instead of sharing the nodes of shared leases.
             ttl: Seconds after which a lease that is not renewed expires.
             bring_up: Start the pool if it is down. The pool goes down again after its last lease and job, unless
@@ -403,6 +415,33 @@ class ComputePool:
             >>> with pool.lease(3):
             ...     estimator.fit(...)
         """
+        request: dict[str, Any] = {"exclusive": exclusive, "ttl": ttl, "bring_up": bring_up, "owner": owner}
+        request |= {"may_redefine": may_redefine, "on_progress": on_progress}
+        if not is_auto(size, plan_for, "size"):
+            return self._lease(size, options, is_async=is_async, **request)
+        LeaseOptions.parse(options or {})
+        with self._store.reading() as session:
+            pool = session.get(Pool, self.name)
+        if not bring_up or (pool is not None and pool.state is PoolState.UP):
+            return self._lease(self._planned(plan_for), options, is_async=is_async, **request)
+        first = self._lease(1, {**(options or {}), "block_until_min_cluster_size": None}, is_async=False, **request)
+        try:
+            with first.renewed():
+                planned = self._planned(plan_for)
+            return self._lease(planned, options, is_async=is_async, **request)
+        except BaseException:
+            first.release()
+            raise
+
+    def _planned(self, plan_for: Any) -> int:
+        """Return the number of nodes that a training needs."""
+        # A plan is a job, and pools know no jobs.
+        return int(plan_for() if callable(plan_for) else import_module(_PLANNER).planned_size(self, plan_for))
+
+    def _lease(
+        self, size: Any, options: Mapping[str, Any] | None, *, exclusive: bool, ttl: float, bring_up: bool, **more: Any
+    ) -> PoolLease:
+        """Lease a number of nodes; see :meth:`lease`."""
         size = checked_size(size, "size")
         parsed = LeaseOptions.for_size(options, size)
         _check_lease(ttl, exclusive)
@@ -447,15 +486,7 @@ class ComputePool:
             )
             return operation_id
 
-        self._requests.carry_out(
-            request,
-            bring_up=bring_up,
-            may_redefine=may_redefine,
-            owner=owner,
-            is_async=is_async,
-            on_progress=on_progress,
-            while_waiting=renewed,
-        )
+        self._requests.carry_out(request, bring_up=bring_up, while_waiting=renewed, **more)
         return handle()
 
     def release(self) -> bool:
@@ -765,8 +796,9 @@ _ASKED_AT_ONCE = 16
 
 
 def scale_cluster(
-    expected_cluster_size: int,
+    expected_cluster_size: int | str,
     *,
+    plan_for: Any = None,
     pool_name: str | None = None,
     is_async: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -778,7 +810,10 @@ def scale_cluster(
     nodes that this operation started are ended.
 
     Args:
-        expected_cluster_size: Number of nodes, from MIN_NODES to MAX_NODES of the pool.
+        expected_cluster_size: Number of nodes, from MIN_NODES to MAX_NODES of the pool; or "auto", with `plan_for`.
+        plan_for: Spec of a boosting training, or its fields, for the size "auto": the smallest number of nodes is
+            planned on which the training fits into the memory, from the data that the pool's head reads (see
+            `shoal.plan`). Or a function that returns the number.
         pool_name: Name of the pool. Optional inside a job, if ``$SHOAL_POOL`` is set, or if only one pool is up.
         is_async: Return as soon as the request is written to the database. The reconciler (a background process on
             this host) then starts or ends the nodes.
@@ -803,10 +838,11 @@ def scale_cluster(
             f"pool_name={pool_name!r} and its alias notebook_name={notebook_name!r} (pool {from_notebook!r}) differ: "
             "pass only one of them"
         )
-    size = checked_size(expected_cluster_size)
-    # Check the options first, so that wrong options are reported even if the store cannot be opened.
-    ScaleOptions.for_size(options, size)
-    return ComputePool(pool_name or from_notebook).scale(size, is_async=is_async, options=options)
+    # Check the arguments first, so that wrong ones are reported even if the store cannot be opened.
+    if not is_auto(expected_cluster_size, plan_for):
+        ScaleOptions.for_size(options, checked_size(expected_cluster_size))
+    pool = ComputePool(pool_name or from_notebook)
+    return pool.scale(expected_cluster_size, plan_for=plan_for, is_async=is_async, options=options)
 
 
 def get_nodes(pool_name: str | None = None) -> list[NodeInfo]:

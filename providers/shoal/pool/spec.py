@@ -206,6 +206,24 @@ def checked_size(value: Any, name: str = "expected_cluster_size") -> int:
     return value
 
 
+AUTO = "auto"
+"""Number of nodes that shoal plans from the spec of a training (`plan_for`)."""
+
+
+def is_auto(size: Any, plan_for: Any, name: str = "expected_cluster_size") -> bool:
+    """Return whether the number of nodes is planned from the spec of a training.
+
+    Raises:
+        InvalidArgumentError: Only one of ``"auto"`` and `plan_for` is given.
+    """
+    if (size == AUTO) != (plan_for is not None):
+        raise InvalidArgumentError(
+            f'{name}={shown(size)} with plan_for={shown(plan_for)}: give {name}="auto" and the spec of a training as '
+            "plan_for, for which the number of nodes is planned; or give a number of nodes, and no plan_for"
+        )
+    return bool(size == AUTO)
+
+
 def is_uri(source: str) -> bool:
     """Return whether a text is a pool URI, such as ``local://name`` or ``ray://name?address=…``, and not a bare pool
     name."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
@@ -28,7 +28,9 @@ from shoal.errors import JobCancelledError, ShoalError
 from shoal.jobs import AnyJobSpec, JobHandle, JobResult, ModelLine, NoResult, code_of, submit
 from shoal.jobs.journal.metric_points import MetricPoint
 from shoal.jobs.spec import is_spec
+from shoal.kinds.plan.call import planned_size
 from shoal.models import withdraw_promotion
+from shoal.pool.api import ComputePool
 from shoal.prefect import current_run
 from shoal.prefect.blocks import PoolSource, database_url, pool_of, secret_block
 from shoal.prefect.reports import RunLog, TrainingProgress, emit_outcome, show_page, store_report
@@ -401,6 +403,13 @@ def task_value(result: JobResult) -> dict[str, Any]:
     state: Any = Completed(name="Skipped", message=result.skipped, data=plain)
     # The type is cast to a dict, because callers of the task get the dict in `data` instead of the state.
     return cast(dict[str, Any], state)
+
+
+def planner_of(pool: ComputePool, plan_for: AnyJobSpec | Mapping[str, Any]) -> Callable[[], int]:
+    """Return the function that plans the number of nodes for a training, in a job of the current task or flow run."""
+    task = current_run.current_flow_task(pool.holder, current_run.ancestors(), None)
+    submission = {"task": task, "connection_url": database_url, "secret_of": secret_block}
+    return partial(planned_size, pool, plan_for, get_run_logger().info, **submission)
 
 
 def run_job(

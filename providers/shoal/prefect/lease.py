@@ -15,19 +15,21 @@ from prefect.exceptions import MissingContextError, ObjectNotFound
 from prefect.flows import Flow
 from prefect.logging import get_logger
 
-from shoal.jobs import clean_up, cleanup
+from shoal.jobs import AnyJobSpec, clean_up, cleanup
 from shoal.jobs.cleanup import RunEnd
 from shoal.pool.api import ComputePool, PoolLease
 from shoal.pool.timeouts import LEASE_TTL
 from shoal.prefect.blocks import ComputePool as PoolBlock
 from shoal.prefect.blocks import PoolSource, defines, pool_of
 from shoal.prefect.current_run import ENGINE, Block, ancestors, current_holder, holder_of, in_thread
+from shoal.prefect.job_task import planner_of
 from shoal.prefect.reports import NodeLog
 
 
 def pool_lease(
-    size: int,
+    size: int | str,
     *,
+    plan_for: AnyJobSpec | Mapping[str, Any] | None = None,
     exclusive: bool = False,
     pool_name: PoolSource = None,
     ttl: float = LEASE_TTL,
@@ -56,7 +58,10 @@ def pool_lease(
     ``ProcessPoolTaskRunner``, its jobs belong to the flow run, and end with the run.
 
     Args:
-        size: Number of nodes, including the head node.
+        size: Number of nodes, including the head node; or "auto", with `plan_for`. If the pool is down, one node is
+            leased first, on which the size is planned.
+        plan_for: Spec of a boosting training, or its fields, for the size "auto": the smallest number of nodes is
+            planned on which the training fits into the memory. A repeated flow run uses the same number.
         exclusive: Lease these nodes in addition to the nodes of all other leases. If all leases together would exceed
             MAX_NODES, the lease waits in the pool's queue, at most until the deadline (``rollback_after_seconds``). By
             default, all runs share the nodes of the largest lease.
@@ -82,7 +87,8 @@ def pool_lease(
         ...     trainings = distributed_train.map(specs, pool_name=pool.name)
         >>> results = trainings.result()
     """
-    return PoolLeaseContext(pool_name, {"size": size, "exclusive": exclusive, "ttl": ttl, "options": options})
+    request = {"size": size, "plan_for": plan_for, "exclusive": exclusive, "ttl": ttl, "options": options}
+    return PoolLeaseContext(pool_name, request)
 
 
 class PoolLeaseContext:
@@ -143,9 +149,9 @@ class PoolLeaseContext:
 
     def _enter(self, log: NodeLog) -> ComputePool:
         self._pool = pool_of(self._source, holder=self._block.holder, ancestors=ancestors())
-        self._block.pool = self._pool.name
+        self._block.pool, plan_for = self._pool.name, self._request["plan_for"]
         self._lease = self._pool.lease(
-            **self._request,
+            **{**self._request, "plan_for": plan_for and planner_of(self._pool, plan_for)},
             bring_up=defines(self._source),
             may_redefine=isinstance(self._source, PoolBlock),
             on_progress=log,

@@ -22,6 +22,7 @@ from shoal.prefect.job_task import (
     failure_event,
     job_task,
     name_runs,
+    planner_of,
     run_job,
     twin,
 )
@@ -33,8 +34,9 @@ _CLEANED = "its Prefect run cleaned up"
 
 @job_task
 def scale_cluster(
-    expected_cluster_size: int,
+    expected_cluster_size: int | str,
     *,
+    plan_for: AnyJobSpec | dict[str, Any] | None = None,
     pool_name: PoolSource = None,
     is_async: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -45,7 +47,9 @@ def scale_cluster(
     To get nodes only for a block of code, use `pool_lease`, which releases them at the end of the block.
 
     Args:
-        expected_cluster_size: Number of nodes, including the head node.
+        expected_cluster_size: Number of nodes, including the head node; or "auto", with `plan_for`.
+        plan_for: Spec of a boosting training, or its fields, for the size "auto": the smallest number of nodes is
+            planned on which the training fits into the memory. A repeated task or flow run uses the same number.
         pool_name: Name, URI or block of the pool.
         is_async: Whether the task ends when the request is written to the database, before the nodes are ready.
         options: Dict that may contain ``rollback_after_seconds`` (seconds until the deadline; default: 720) and
@@ -63,8 +67,10 @@ def scale_cluster(
         ... def grow():
         ...     scale_cluster(3, pool_name="retrain")
     """
-    return pool_of(pool_name, holder=current_holder()).scale(
-        expected_cluster_size, is_async=is_async, options=options, on_progress=NodeLog()
+    pool = pool_of(pool_name, holder=current_holder())
+    planner = plan_for and planner_of(pool, plan_for)
+    return pool.scale(
+        expected_cluster_size, plan_for=planner, is_async=is_async, options=options, on_progress=NodeLog()
     )
 
 

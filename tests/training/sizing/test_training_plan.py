@@ -10,12 +10,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from shoal.data.connector import DataConnector
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import CapacityError, DataError
 from shoal.pool.spec import PoolSpec
+from shoal.training.boosting.messages import Task
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.training_plan import plan_training
+from shoal.training.boosting.worker_fit import WorkerFit
+from shoal.training.boosting.worker_load import text_bytes
 from shoal.training.sizing.node_memory import NodeMemory, node_memory
+from shoal.training.sizing.worker_memory import WorkerMemory
 from tests.support.two_node_cluster import COLUMNS
 
 MIB = 2**20
@@ -49,6 +54,35 @@ def test_the_smallest_size_with_a_reserve_is_chosen_from_footers_alone(
     assert plan_training(request_of(), own(need), cpus=1, most_nodes=1).sizes[0].verdict == "tight"
     doubled = plan_training(request_of(), own(2 * need), cpus=1, most_nodes=1, scale=2.0)
     assert doubled.sizes[0].verdict == "tight"
+
+
+def test_the_smallest_size_between_powers_of_two_is_found(
+    request_of: Callable[..., TrainRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fits_from_five(framework: str, task: Task, room: int, *, workers: int, **others: Any) -> WorkerFit:
+        return WorkerFit(WorkerMemory(0, {"training": {"bins": 1}}), room if workers >= 5 else 0)
+
+    monkeypatch.setattr("shoal.training.boosting.training_plan.fit_worker", fits_from_five)
+    plan = plan_training(request_of(), own(400), cpus=1, most_nodes=11)
+    assert plan.chosen is not None
+    assert ([size.nodes for size in plan.sizes], plan.chosen.nodes) == ([1, 2, 4, 5, 6, 8, 11], 5)
+
+
+LONG = "x" * 500
+
+
+@pytest.mark.parametrize(("values", "size"), [([LONG, "y"], 250), (["x", "y"], 1), ([1, 2], 0)])
+def test_texts_count_as_long_as_the_first_rows_show(values: list[Any], size: int, tmp_path: Path) -> None:
+    """Footers show the size of the encoded texts: a few bytes a row here."""
+    for name in "ab":
+        table = pa.table({"x": values * 5_000, "y": [0, 1] * 5_000})
+        pq.write_table(table, tmp_path / f"{name}.parquet", row_group_size=2_000)
+    source = DataConnector.from_parquet(str(tmp_path)).source
+    assert sum(group[1] for footer in source.footers() for group in footer.groups) < 20_000 * 20
+    assert size <= text_bytes(source, ("x",)) <= size + 10
+    fields = {"dataset": {"paths": [str(tmp_path)]}, "input_cols": ["x"], "label_col": "y", "categorical_cols": ["x"]}
+    terms = plan_training(TrainRequest.model_validate(fields), own(400), cpus=1, most_nodes=1).sizes[0].terms
+    assert terms.get("batch", 0) >= 2 * 2_000 * size or size < 100
 
 
 def test_what_fits_on_no_size_says_what_it_needs(request_of: Callable[..., TrainRequest]) -> None:

@@ -25,8 +25,9 @@ from airflow.sdk.log import mask_secret
 from jinja2.nativetypes import NativeEnvironment
 from pydantic import BaseModel
 
-from shoal.airflow.deployment import holder_of, is_single_task_test, team_of, warn_of_copies
-from shoal.airflow.hooks import ComputePoolHook
+from shoal import jobs
+from shoal.airflow.deployment import holder_of, is_single_task_test, task_key, team_of, warn_of_copies
+from shoal.airflow.hooks import ComputePoolHook, database_url, environment_of, secret_variable
 from shoal.data.dataset_spec import is_relative
 from shoal.data.parquet.files import refuse_credentials
 from shoal.errors import InvalidArgumentError, ShoalError, shown
@@ -684,6 +685,8 @@ class WaitingOperator(PoolOperator):
         Airflow's setting ``[operators] default_deferrable`` decides.
     :param poll_interval: Seconds between two checks of the store while the task is deferred.
     :param wait_for_completion: Whether the task waits. False: the task ends when its request or job is submitted.
+    :param credential_conn_ids: Ids of connections whose credentials the task's job gets, for storage and MLflow (see
+        `shoal.airflow.hooks`). They are read when the job is submitted, and neither stored nor rendered.
     """
 
     def __init__(
@@ -692,12 +695,37 @@ class WaitingOperator(PoolOperator):
         deferrable: bool | None = None,
         poll_interval: float = POLL_INTERVAL_S,
         wait_for_completion: bool = True,
+        credential_conn_ids: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.deferrable = is_deferrable(deferrable)
         self.poll_interval = poll_interval
         self.wait_for_completion = wait_for_completion
+        self.credential_conn_ids = credential_conn_ids
+
+    def submission(self, context: Context, hook: ComputePoolHook, **of_try: Any) -> dict[str, Any]:
+        """Return the arguments with which this try of the task submits its job.
+
+        :param hook: Hook of the job's pool.
+        :param of_try: Further fields of the try, by which a later try finds the job.
+        """
+        ti = context["ti"]
+        # At first, `max_tries` is equal to `retries`. When a task is cleared, Airflow increases `max_tries` by the
+        # number of tries so far.
+        cleared = ti.max_tries - (self.retries or 0)
+        # `cleared` is wrong if the task's `retries` was changed after the run began. If no earlier try has the number
+        # `cleared`, 0 is used instead.
+        task = jobs.TaskTry(task_key(ti), ti.try_number, cleared if 0 < cleared < ti.try_number else 0, **of_try)
+        return {
+            "holder": self.holder_in(context),
+            "key": task.key,
+            "task": task,
+            "connection_url": database_url,
+            "secret_of": secret_variable,
+            "environment": environment_of(self.credential_conn_ids),
+            "team": team_of(context, hook.team, self.owner),
+        }
 
     @classmethod
     def check_arguments(cls, arguments: Arguments) -> None:

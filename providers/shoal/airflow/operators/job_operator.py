@@ -12,7 +12,7 @@ import re
 import time
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from threading import Event
@@ -27,8 +27,7 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from shoal import jobs
 from shoal.airflow import results
-from shoal.airflow.deployment import has_teams, task_key, team_of
-from shoal.airflow.hooks import database_url, environment_of, secret_variable
+from shoal.airflow.deployment import has_teams
 from shoal.airflow.operators import base
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator, outside_of_lease
 from shoal.errors import LeaseEndedError, NoTokenError, PoolDownError, PoolElsewhereError, ShoalError
@@ -132,8 +131,6 @@ class JobOperator(base.LabelledOperator, base.WaitingOperator):
     :param cancel_on_kill: Whether the job is cancelled when Airflow ends the task, because a user clears or marks the
         task, or because the task times out. False: the job goes on until a try of the task attaches to it, or the
         teardown ends it.
-    :param credential_conn_ids: Ids of connections whose credentials the job gets, for storage and MLflow (see
-        `shoal.airflow.hooks`). They are read when the job is submitted, and neither stored nor rendered.
     """
 
     operator_extra_links = LINKS
@@ -143,11 +140,9 @@ class JobOperator(base.LabelledOperator, base.WaitingOperator):
         *,
         durable: bool = True,
         cancel_on_kill: bool = True,
-        credential_conn_ids: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.credential_conn_ids = credential_conn_ids
         self.durable = durable
         self.cancel_on_kill = cancel_on_kill
         self.links: dict[str, str] = {}
@@ -250,30 +245,11 @@ class JobOperator(base.LabelledOperator, base.WaitingOperator):
         if self.pool_name or self.compute_pool_conn_id or (not spec.run_config.pool_name and hook.spec):
             spec = spec.on_pool(hook.pool().name)
         ti = context["ti"]
-        # At first, `max_tries` is equal to `retries`. When a task is cleared, Airflow increases `max_tries` by the
-        # number of tries so far.
-        cleared = ti.max_tries - (self.retries or 0)
-        task = jobs.TaskTry(
-            task_key(ti),
-            ti.try_number,
-            # `cleared` is wrong if the task's `retries` was changed after the run began. If no earlier try has the
-            # number `cleared`, 0 is used instead.
-            cleared if 0 < cleared < ti.try_number else 0,
-            durable=self.durable,
-            digest=None if self._is_resumed else digest_as_written(self),
-        )
+        digest = None if self._is_resumed else digest_as_written(self)
+        submission = self.submission(context, hook, durable=self.durable, digest=digest)
         try:
             handle = jobs.submit(
-                spec,
-                holder=self.holder_in(context),
-                key=task.key,
-                task=task,
-                detached=not self.wait_for_completion,
-                connection_url=database_url,
-                secret_of=secret_variable,
-                environment=environment_of(self.credential_conn_ids),
-                needs_lease=self.lease is not None,
-                team=team_of(context, hook.team, self.owner),
+                spec, detached=not self.wait_for_completion, needs_lease=self.lease is not None, **submission
             )
         except (PoolDownError, LeaseEndedError) as error:
             if self.lease is None or isinstance(error, PoolElsewhereError | NoTokenError):

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseOperator, TriggerRule, XComArg
 from airflow.sdk.exceptions import AirflowFailException, AirflowRuntimeError, AirflowTaskTimeout
@@ -22,12 +22,13 @@ from shoal.airflow.operators import base
 from shoal.airflow.results import no_retry_of_permanent_errors
 from shoal.errors import InvalidArgumentError
 from shoal.pool.holder import DagRunHolder, acting_for
-from shoal.pool.spec import LeaseOptions, ScaleOptions, is_uri
+from shoal.pool.spec import AUTO, LeaseOptions, ScaleOptions, is_auto, is_uri
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
     from airflow.sdk.definitions.mappedoperator import MappedOperator
 
+    from shoal.jobs import AnyJobSpec
     from shoal.pool.api import ComputePool
     from shoal.pool.status import PoolStatus
 
@@ -145,18 +146,30 @@ class _NodesOperator(base.WaitingOperator):
     """Base class of operators that request nodes of a pool, and wait until the nodes are ready.
 
     :param options: Options of the request. (templated)
+    :param plan_for: Spec of a boosting training, or its fields, if the number of nodes is "auto": the smallest number
+        is planned on which the training fits into the memory. All tries of the task use the same number, until the task
+        is cleared. (templated)
     :param is_async: True has the effect of ``wait_for_completion=False``. `shoal.scale_cluster` and `pool_for_run` have
         an argument `is_async`, too.
     """
 
-    template_fields_renderers = {"options": "json"}  # noqa: RUF012 - Airflow's own shape
+    template_fields: Sequence[str] = (*base.PoolOperator.template_fields, "options", "plan_for")
+    template_fields_renderers = {"options": "json", "plan_for": "json"}  # noqa: RUF012 - Airflow's own shape
     size_argument: str
     """Name of the argument with the number of nodes."""
     options_type: type[ScaleOptions] = ScaleOptions
 
-    def __init__(self, *, options: Mapping[str, Any] | None, is_async: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        options: Mapping[str, Any] | None,
+        plan_for: AnyJobSpec | Mapping[str, Any] | XComArg | None = None,
+        is_async: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.options = options
+        self.plan_for = plan_for
         # Check the two arguments before they are combined: ``"no" and not False`` is True, which would hide the wrong
         # value "no".
         self.check(self.task_id, {"wait_for_completion": self.wait_for_completion, "is_async": is_async})
@@ -166,7 +179,30 @@ class _NodesOperator(base.WaitingOperator):
     def check_arguments(cls, arguments: base.Arguments) -> None:
         """Check arguments that are known at parse time: pool, number of nodes, options and how the task waits."""
         super().check_arguments(arguments)
+        size, plan_for = arguments[cls.size_argument], arguments["plan_for"]
+        # A mapped task may get one of the two arguments later.
+        if base.is_known(size) and plan_for is not base.UNKNOWN:
+            is_auto(size, plan_for, cls.size_argument)
+        if size == AUTO:
+            if isinstance(plan_for, Mapping) or base.is_known(plan_for):
+                from shoal.kinds.task_spec import check_spec
+
+                base.check_paths(plan_for)
+                check_spec(plan_for, base.is_known, pool=base.job_pool(arguments))
+            arguments = base.Arguments({**arguments, cls.size_argument: base.UNKNOWN}, in_task=arguments.in_task)
         base.check_nodes(arguments, cls.size_argument, base.check_pool(arguments), cls.options_type)
+
+    def _size(self, pool: ComputePool, context: Context) -> dict[str, Any]:
+        """Return the arguments of a request with the number of nodes, or with the function that plans it."""
+        size = getattr(self, self.size_argument)
+        if not is_auto(size, self.plan_for, self.size_argument):
+            return {self.size_argument: base.node_count(size, self.size_argument)}
+        from shoal.kinds.plan.call import planned_size
+
+        plan_for = cast("AnyJobSpec | Mapping[str, Any]", self.plan_for)
+        base.check_paths(plan_for)
+        planner = partial(planned_size, pool, plan_for, self.log.info, **self.submission(context, self.hook))
+        return {self.size_argument: size, "plan_for": planner}
 
     def _defer_to_nodes(self, pool: ComputePool) -> None:
         """Defer the task until enough of the requested nodes are ready, or until the request has ended.
@@ -222,15 +258,17 @@ class ScaleClusterOperator(_NodesOperator):
 
     To get nodes only for the duration of a DAG run, use ``pool_for_run``.
 
-    :param expected_cluster_size: Number of nodes, including the head node. (templated)
+    :param expected_cluster_size: Number of nodes, including the head node; or "auto", with `plan_for`. (templated)
     :param options: Dict that may contain ``rollback_after_seconds`` (time until the deadline; default: 720) and
         ``block_until_min_cluster_size`` (number of ready nodes that are enough for the task to end). (templated)
     """
 
-    template_fields: Sequence[str] = (*base.PoolOperator.template_fields, "expected_cluster_size", "options")
+    template_fields: Sequence[str] = (*_NodesOperator.template_fields, "expected_cluster_size")
     size_argument = "expected_cluster_size"
 
-    def __init__(self, *, expected_cluster_size: int, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *, expected_cluster_size: int | str, options: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(options=options, **kwargs)
         self.expected_cluster_size = expected_cluster_size
         self.check(self.task_id, vars(self))
@@ -241,7 +279,7 @@ class ScaleClusterOperator(_NodesOperator):
         during the wait, restore the previous number."""
         pool = self.pool_in(context)
         pool.scale(
-            base.node_count(self.expected_cluster_size, "expected_cluster_size"),
+            **self._size(pool, context),
             is_async=self.deferrable or not self.wait_for_completion,
             options=self.options,
             on_progress=self.log_progress,
@@ -263,7 +301,8 @@ class LeasePoolOperator(_NodesOperator):
     If the pool is down and is defined by a connection or URI, the lease brings the pool up. The pool then goes down
     when its last lease is released.
 
-    :param size: Number of nodes, including the head node. (templated)
+    :param size: Number of nodes, including the head node; or "auto", with `plan_for`: if the pool is down, one node is
+        leased first, on which the size is planned. (templated)
     :param exclusive: Lease these nodes in addition to the nodes of all other leases. If all leases together would
         exceed MAX_NODES, the task waits in the pool's queue, at most until the deadline (``rollback_after_seconds``).
         By default, all runs share the nodes of the largest lease.
@@ -272,12 +311,12 @@ class LeasePoolOperator(_NodesOperator):
         (templated)
     """
 
-    template_fields: Sequence[str] = (*base.PoolOperator.template_fields, "size", "options")
+    template_fields: Sequence[str] = (*_NodesOperator.template_fields, "size")
     size_argument = "size"
     options_type = LeaseOptions
 
     def __init__(
-        self, *, size: int, exclusive: bool = False, options: Mapping[str, Any] | None = None, **kwargs: Any
+        self, *, size: int | str, exclusive: bool = False, options: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
         super().__init__(options=options, **kwargs)
         self.size = size
@@ -305,7 +344,7 @@ class LeasePoolOperator(_NodesOperator):
                 if base.pool_of(base.arguments_of(task)) == own and (problem := outside_of_lease(task)) is not None:
                     raise InvalidArgumentError(problem)
         pool.lease(
-            base.node_count(self.size, "size"),
+            **self._size(pool, context),
             exclusive=self.exclusive,
             bring_up=hook.spec is not None,
             may_redefine=hook.is_defined_by_connection,

@@ -115,9 +115,9 @@ def exist(result: JobResult, artifact_location: str | None) -> bool:
     """Return whether the files of a result still exist: the model, the function's return values, or the predictions.
 
     They count as existing if this process cannot know it: if the storage does not answer, or if only the nodes have the
-    folder. The model of a job that was skipped is only in MLflow, which is not asked.
+    folder. The model of a job that was skipped is only in MLflow, which is not asked. A plan has no files.
     """
-    if result.skipped:
+    if result.skipped or result.plan:
         return True
     path = storage.as_given(result.results_path or result.output_path or result.model_path, artifact_location)
     if "://" not in path:

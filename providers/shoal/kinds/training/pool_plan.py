@@ -25,9 +25,11 @@ def plan(
     *,
     memory_per_node: str | None = None,
 ) -> TrainingPlan:
-    """Predict whether a boosting training fits into the memory of a pool, for 1, 2, 4 … nodes and its largest size.
+    """Predict whether a boosting training fits into the memory of a pool, for 1, 2, 4 … nodes and its largest size,
+    and find the smallest size on which it fits.
 
-    Only the footers of the files are read, unless a filter needs the values of rows.
+    Only the footers of the files are read, unless a filter needs the values of rows, and the first rows of some files
+    if there are texts.
 
     Args:
         spec: Spec of the training, as for `submit`; or the path of Parquet files, whose last numeric column counts as
@@ -46,16 +48,18 @@ def plan(
     from shoal.jobs import parse_spec
     from shoal.pool.api import ComputePool
 
-    job = plannable(spec_of_path(spec) if isinstance(spec, str) else spec if is_spec(spec) else parse_spec(spec))
+    job = spec_of_path(spec) if isinstance(spec, str) else spec if is_spec(spec) else parse_spec(spec)
     source = pool if pool is not None else job.run_config.pool_name
     settings = source if isinstance(source, PoolSpec) else ComputePool(source).settings()
-    return plan_on(job, settings, memory_per_node=memory_per_node)
+    return plan_on(plannable(job, settings), settings, model=job.registered_model, memory_per_node=memory_per_node)
 
 
-def plan_on(spec: JobSpec, pool: PoolSpec, *, memory_per_node: str | None = None) -> TrainingPlan:
-    """Plan a training on a pool with these settings; see :func:`plan`."""
+def plan_on(
+    spec: JobSpec, pool: PoolSpec, *, model: str | None = None, memory_per_node: str | None = None
+) -> TrainingPlan:
+    """Plan a training of a registered model on a pool with these settings; see :func:`plan`."""
     node = memory_of(pool, memory_per_node)
-    scale = learned_scale(spec.register_as.model, spec.framework) if spec.register_as else 1.0
+    scale = learned_scale(model, spec.framework) if model else 1.0
     return plan_training(spec, node, cpus=pool.cpus_per_node, most_nodes=pool.max_nodes, scale=scale)
 
 
@@ -104,8 +108,8 @@ def memory_of(pool: PoolSpec, given: str | None = None) -> NodeMemory:
     return found
 
 
-def plannable(spec: AnyJobSpec) -> JobSpec:
-    """Return a spec for which a number of nodes can be planned.
+def plannable(spec: AnyJobSpec, pool: PoolSpec) -> JobSpec:
+    """Return a spec for which a number of nodes of a pool can be planned.
 
     Raises:
         InvalidArgumentError: The job is no boosting training on CPUs.
@@ -115,7 +119,8 @@ def plannable(spec: AnyJobSpec) -> JobSpec:
             f"only trainings with XGBoost or LightGBM can be planned, not {spec.framework}: the memory of functions, "
             "searches and predictions is not known in advance, so give the number of nodes"
         )
-    if spec.demand().gang.gpus > 0:
+    gpus = spec.demand().gang.gpus
+    if gpus > 0 or (gpus < 0 and pool.gpus_per_node):
         raise InvalidArgumentError("the memory of GPUs cannot be planned: give the number of nodes")
     return spec
 

@@ -4,6 +4,7 @@ of its files."""
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,8 @@ def shown(terms: dict[str, int]) -> str:
 def plan_training(
     request: TrainRequest, node: NodeMemory, *, cpus: int, most_nodes: int, scale: float = 1.0
 ) -> TrainingPlan:
-    """Predict the memory of a training for 1, 2, 4 … nodes and for the largest number of nodes.
+    """Predict the memory of a training for 1, 2, 4 … nodes, for the largest number of nodes, and for those between from
+    which the smallest on which it fits is found.
 
     Args:
         request: The training. It is planned for CPUs.
@@ -123,21 +125,23 @@ def plan_training(
         CapacityError: The workers fit on no such number of nodes.
         DataError: The footers show an error.
     """
-    counts = sorted({*(2**power for power in range(most_nodes.bit_length())), most_nodes})
-    shapes: dict[int, GangShape] = {}
+    claim = request.scaling_config.gang(use_gpu=False)
+    cluster = [Node(name="", cpus=cpus, gpus=0)] * most_nodes
+    planner = _Planner.of(request, node, claim.size(cluster), scale)
+    rows, counts = planner.train.num_rows(), sorted({*(2**i for i in range(most_nodes.bit_length())), most_nodes})
+    plan = TrainingPlan(request.framework, rows, len(request.input_cols), node, (), scale)
     for nodes in counts:
-        try:
-            claim = request.scaling_config.gang(use_gpu=False)
-            shapes[nodes] = claim.size([Node(name="", cpus=cpus, gpus=0)] * nodes)
-        except CapacityError:
-            if nodes == most_nodes:
-                raise
-    planner = _Planner.of(request, node, shapes[most_nodes], scale)
-    rows = planner.train.num_rows()
-    # If no size has few enough workers, the first one raises the error of the training.
-    enough = {nodes: shape for nodes, shape in shapes.items() if shape.num_workers <= max(1, rows)} or shapes
-    sizes = [planner.planned(nodes, shape) for nodes, shape in enough.items()]
-    return TrainingPlan(request.framework, rows, len(request.input_cols), node, tuple(sizes), scale)
+        with suppress(CapacityError):
+            shape = claim.size(cluster[:nodes])
+            # If no size has few enough workers, the largest one raises the error of the training.
+            if shape.num_workers <= max(1, rows) or (nodes == most_nodes and not plan.sizes):
+                sizes = *plan.sizes, planner.planned(nodes, shape)
+                plan = replace(plan, sizes=tuple(sorted(sizes, key=lambda size: size.nodes)))
+        # From the last count on, the smallest size is looked for between those that are known.
+        if nodes == counts[-1] and (chosen := plan.chosen) is not None:
+            between = (chosen.nodes + max((count for count in counts if count < chosen.nodes), default=0)) // 2
+            counts += {between} - {0, *counts}
+    return plan
 
 
 @dataclass(frozen=True)

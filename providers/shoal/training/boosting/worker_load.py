@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from shoal.boosting_libraries import loaded
+from shoal.lazy_imports import pa
 from shoal.training.boosting.messages import Columns, Part, Task
 from shoal.training.sizing.worker_memory import WorkerLoad
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from shoal.data.parquet.source import ParquetSource
+
 FLOAT32_BYTES = 4
-_TEXT_BYTES = 64
-"""Assumed bytes of a text value."""
+_SAMPLED_GROUPS, _SAMPLED_ROWS = 3, 1_000
+"""Number of row groups whose first rows show how long the texts are, and number of these rows."""
 
 
 def stored_row_bytes(part: Part, columns: Columns) -> int:
@@ -24,6 +28,19 @@ def stored_row_bytes(part: Part, columns: Columns) -> int:
     # The type null has no width.
     stored = sum(0 if str(type_) == "null" else math.ceil(type_.bit_width / 8) for type_ in types)
     return stored + (len(columns.names) - len(types)) * FLOAT32_BYTES
+
+
+@lru_cache(maxsize=4)
+def text_bytes(source: ParquetSource, columns: tuple[str, ...]) -> int:
+    """Return the mean size of the texts among some columns in a row, from the first rows of a few row groups: footers
+    show only the size of the encoded texts."""
+    ranges, kinds = source.ranges(), (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    texts = [name for name in columns if any(is_kind(source.schema().field(name).type) for is_kind in kinds)]
+    if not texts or not ranges:
+        return 0
+    some = ranges[:: math.ceil(len(ranges) / _SAMPLED_GROUPS)]
+    tables = [*source.read([each.piece(0, min(each.rows, _SAMPLED_ROWS)) for each in some], texts)]
+    return int(sum(table.nbytes for table in tables) / sum(table.num_rows for table in tables))
 
 
 def worker_load(framework: str, task: Task, workers: int, all_rows: int, rank: int) -> WorkerLoad:
@@ -42,6 +59,7 @@ def worker_load(framework: str, task: Task, workers: int, all_rows: int, rank: i
     if task.by_columns:
         features = math.ceil(features / workers)
     row_bytes = stored_row_bytes(task.train, columns)
+    read_bytes = row_bytes + text_bytes(task.train.connector.source, tuple(columns.categories))
     longest = max((each.rows for part in parts for each in part.shard.ranges), default=0)
     # The first rank finds LightGBM's bins in the samples of all ranks.
     share = 1.0 if rank == 0 else rows / all_rows
@@ -50,7 +68,7 @@ def worker_load(framework: str, task: Task, workers: int, all_rows: int, rank: i
         eval_rows=sum(part.shard.rows for part in parts[1:]),
         features=features,
         feature_bytes=row_bytes * features // max(1, len(columns.names)),
-        batch_bytes=longest * (row_bytes + _TEXT_BYTES * len(columns.categories)) * features // len(columns.features),
+        batch_bytes=longest * read_bytes * features // len(columns.features),
         workers=workers,
         by_columns=task.by_columns,
         **loaded(framework).memory_fields(task, features, all_rows, share),

@@ -1,0 +1,1 @@
+"""Jobs that predict how many nodes of their pool a training needs."""
