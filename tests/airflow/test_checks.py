@@ -131,9 +131,9 @@ def mapped_sensor(**values):
 
 WRONG = [
     # The size.
-    (lease, {"size": "auto"}, 'task lease: size="auto" needs the spec of a training'),
-    (block, {"size": "auto"}, 'size="auto" needs the spec of a training'),
-    (scale, {"plan_for": SPEC}, "plan_for is given, but expected_cluster_size=2"),
+    (lease, {"size": "auto"}, "task lease: size='auto' with plan_for=None: give"),
+    (block, {"size": "auto"}, "size='auto' with plan_for=None: give"),
+    (scale, {"plan_for": SPEC}, "expected_cluster_size=2 with plan_for="),
     (lease, {"size": "auto", "plan_for": {**SPEC, "n_estimator": 1}}, "did you mean n_estimators"),
     (lease, {"size": "auto", "plan_for": {**SPEC, **FOUR_WORKERS}, "pool_name": TWO}, "do not fit on pool"),
     (block, {"size": "auto", "plan_for": {**SPEC, "dataset": {"paths": ["x"]}}}, 'relative path "x"'),

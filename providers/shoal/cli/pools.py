@@ -11,6 +11,7 @@ import typer
 from shoal.cli import output
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
 from shoal.pool.options import is_pool_name
+from shoal.pool.spec import AUTO
 from shoal.pool.timeouts import RETIRE_WITHIN, ROLLBACK_AFTER
 
 if TYPE_CHECKING:
@@ -124,14 +125,23 @@ def nodes(name: Name = None, as_json: output.Json = False) -> None:
     output.show_list(document, ("NODE", "CPUS", "GPUS"), rows, f"pool {pool.name} has no active node", as_json=as_json)
 
 
+def _size(text: str) -> int | str:
+    if text != AUTO and not text.isdecimal():
+        raise typer.BadParameter(f'"{text}" is neither an integer nor auto')
+    return text if text == AUTO else int(text)
+
+
+_SIZE = typer.Argument(metavar="SIZE|auto", parser=_size, help="Nodes, including the head; or auto, with --plan-for.")
+
+
 @app.command()
 def scale(
-    size: Annotated[
-        str, typer.Argument(metavar="SIZE|auto", help="Number of nodes, including the head; or auto, with --plan-for.")
-    ],
+    size: Annotated[Any, _SIZE],
     plan_for: Annotated[
         str | None,
-        typer.Option(metavar="SPEC", help="File with a training's spec, which auto makes the pool large enough for."),
+        typer.Option(
+            metavar="SPEC", help="File with the spec of a training: auto is the smallest size on which it fits."
+        ),
     ] = None,
     pool_name: PoolOption = None,
     is_async: Annotated[
@@ -160,8 +170,7 @@ def scale(
         output.on_interrupt(_ROLLING_BACK, _ROLLED_BACK),
         output.PoolProgress(f"scaling {pool.name} to {size}") as progress,
     ):
-        given = int(size) if size.isdecimal() else size
-        pool.scale(given, plan_for=planner, is_async=is_async, options=options, on_progress=progress)
+        pool.scale(size, plan_for=planner, is_async=is_async, options=options, on_progress=progress)
     _show(pool.describe(), as_json)
 
 

@@ -73,8 +73,8 @@ def test_a_pool_that_is_down_plans_on_its_first_node(planned: ComputePool, field
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"expected_cluster_size": "auto"}, "give plan_for"),
-        ({"expected_cluster_size": 2, "plan_for": {}}, 'set expected_cluster_size="auto"'),
+        ({"expected_cluster_size": "auto"}, "with plan_for=None: give"),
+        ({"expected_cluster_size": 2, "plan_for": {}}, "expected_cluster_size=2 with plan_for={}"),
         ({"expected_cluster_size": "two"}, "a whole number of nodes"),
     ],
 )
