@@ -9,7 +9,7 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Self, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -84,6 +84,33 @@ def positive_or_all(meaning: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+_DURATION = re.compile(r"(\d{1,6})\s*([hdw])")
+_HOURS = {"h": 1, "d": 24, "w": 7 * 24}
+
+
+def duration(text: str) -> timedelta:
+    """Parse a whole number of hours, days or weeks: `36h`, `90d`, `4w`.
+
+    Raises:
+        InvalidArgumentError: The text is not a duration of this form.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        raise InvalidArgumentError(
+            f"{shown(text)} is not a duration: write hours, days or weeks, such as 36h, 90d or 4w"
+        )
+    return timedelta(hours=int(found[1]) * _HOURS[found[2]])
+
+
+def _checked_duration(text: str) -> str:
+    duration(text)
+    return text
+
+
+Duration = Annotated[str, AfterValidator(_checked_duration)]
+"""Type of an option with a duration; see :func:`duration`."""
 
 
 def positive_seconds(name: str, bound: timedelta) -> float:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import write_deltalake
 
 from shoal.data import DataConnector
-from shoal.data.dataset_spec import content_of
-from shoal.errors import DataError
+from shoal.data.dataset_spec import DatasetSpec, content_of
+from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs import JobSpec
-from shoal.jobs.driver.table_versions import pinned
+from shoal.jobs.driver.table_versions import check_expectations, divided, pinned
 from shoal.kinds.training.driver import _input_digests
 from tests.data.tables.unpacking import unpack
 
@@ -93,3 +95,71 @@ def test_an_iceberg_tag_of_digits_is_a_tag(tmp_path: Path) -> None:
 def test_a_version_in_the_spec_is_read_as_it_is(tmp_path: Path) -> None:
     spec = JobSpec.model_validate(document(tmp_path, version=7))
     assert pinned(spec, None, lambda _: pytest.fail("nothing is open")) is spec
+
+
+def write_days(path: Path, *days: int) -> None:
+    rows = {"day": [date(2024, 1, day) for day in days], "x": [*map(float, days)], "y": [*map(float, days)]}
+    pq.write_table(pa.table(rows), path)
+
+
+def test_all_parts_and_attempts_have_the_newest_time_of_the_first_although_files_are_appended(tmp_path: Path) -> None:
+    write_days(tmp_path / "a.parquet", *range(1, 21))
+    stored: dict[str, Any] = {"a table": [3, "id"]}
+
+    def keep(found: dict[str, Any]) -> dict[str, Any]:
+        stored.update({**found, **stored})
+        return json.loads(json.dumps(stored))
+
+    def part(name: str, last: int) -> dict[str, Any]:
+        split = {"column": "day", "holdout": 3, "gap": 1, "part": name}
+        return {"paths": [str(tmp_path)], "filters": [["x", "<=", last]], "time_split": split}
+
+    # The filters of the holdout select older rows: alone, they would have an older newest time.
+    given = {"dataset": part("train", 15), "eval_set": {"held out": part("holdout", 14)}}
+    spec = JobSpec.model_validate({"framework": "xgboost", "input_cols": ["x"], "label_col": "y", **given})
+    first = divided(spec, keep)
+    write_days(tmp_path / "b.parquet", 2, 12, 13, 15, 16)
+    second = divided(spec, keep)
+    assert first == second and divided(first, lambda _: pytest.fail("the newest times are known")) == first
+
+    def days(dataset: DatasetSpec) -> set[int]:
+        return {day.day for day in DataConnector.from_spec(dataset).to_arrow().column("day").to_pylist()}
+
+    assert (days(second.dataset), days(second.eval_set["held out"])) == ({*range(1, 12)}, {13, 14})
+
+
+def test_all_attempts_measure_the_age_of_rows_when_the_first_was_created(tmp_path: Path) -> None:
+    write_days(tmp_path / "a.parquet", 1, 2, 3)
+    fresh = {"column": "day", "within": "2d"}
+    dataset = {"paths": [str(tmp_path)], "expect": {"fresh": fresh}}
+    given = {"framework": "xgboost", "dataset": dataset, "input_cols": ["x"], "label_col": "y"}
+    spec, at = JobSpec.model_validate(given), datetime(2024, 1, 5, 12, tzinfo=UTC).timestamp()
+    stored: dict[str, Any] = {}
+
+    def keep(found: dict[str, Any]) -> dict[str, Any]:
+        stored.update({**found, **stored})
+        return stored
+
+    for later in (0, 10 * 86_400):
+        check_expectations(spec, at + later, keep)
+    with pytest.raises(DataError, match='newest "day" is 2024-01-03, more than 2d before 2024-01-15T12:00:00'):
+        check_expectations(spec, at + 10 * 86_400, lambda found: found)
+
+
+@pytest.mark.parametrize(
+    ("place", "legal"), [("dataset", True), ("eval", False), ("holdout", False), ("without register", False)]
+)
+def test_drift_is_expected_only_of_the_training_rows_of_a_registered_model(place: str, legal: bool) -> None:
+    def dataset(name: str) -> dict[str, Any]:
+        drifting = name == place or (name == "dataset" and place == "without register")
+        return {"paths": [f"/{name}"], **({"expect": {"drift": {"max": 0.25}}} if drifting else {})}
+
+    given: dict[str, Any] = {"dataset": dataset("dataset"), "eval_set": {"eval": dataset("eval")}}
+    if place != "without register":
+        given["register"] = {"model": "m", "metric": "rmse", "holdout": dataset("holdout")}
+    fields = {"framework": "xgboost", "input_cols": ["x"], "label_col": "y", **given}
+    if legal:
+        assert JobSpec.parse(fields).dataset.expect is not None
+    else:
+        with pytest.raises(InvalidArgumentError, match=r"expect\.drift compares training rows"):
+            JobSpec.parse(fields)

@@ -21,6 +21,7 @@ from shoal.cli import jobs, models, output, pools
 from shoal.cli.plan import plan
 from shoal.errors import InvalidArgumentError, ShoalError
 from shoal.new_files import write_samples
+from shoal.option_validation import duration
 
 # Base class of typer's usage errors. Older releases of typer import this class from click, and newer releases contain
 # their own copy. So the class is found by its name among the base classes of `typer.BadParameter`.
@@ -155,7 +156,7 @@ def history(
     """List actions on pools, jobs and models, the newest first: who acted, when, and with which outcome."""
     from shoal.history import read
 
-    oldest = None if since is None else time.time() - output.duration(since).total_seconds()
+    oldest = None if since is None else time.time() - duration(since).total_seconds()
     found = read(pool=pool_name, kind=kind, since=oldest, limit=limit)
     output.require_pool_if(not found, pool_name)
     rows = [

@@ -17,6 +17,7 @@ import typer
 from shoal import jobs
 from shoal.cli import output
 from shoal.errors import InvalidArgumentError, NoPoolError
+from shoal.option_validation import duration
 from shoal.training.reporting import ProgressDisplay
 
 if TYPE_CHECKING:
@@ -264,7 +265,7 @@ def prune(
 ) -> None:
     """Remove jobs that ended long ago, with their logs and models in $SHOAL_HOME. Models in MLflow stay."""
 
-    removed = jobs.prune_jobs(older_than=output.duration(older_than), dry_run=dry_run)
+    removed = jobs.prune_jobs(older_than=duration(older_than), dry_run=dry_run)
     if as_json:
         output.print_json({"dry_run": dry_run, "removed": removed})
         return

@@ -12,7 +12,8 @@ from typing import Annotated
 import typer
 
 from shoal import models
-from shoal.cli.output import ExitCode, Json, Limit, duration, fields, print_json, say, show, show_list, table, when
+from shoal.cli.output import ExitCode, Json, Limit, fields, print_json, say, show, show_list, table, when
+from shoal.option_validation import duration
 
 app = typer.Typer(
     no_args_is_help=True, help="List and show registered models, promote waiting versions, and delete old versions."

@@ -7,12 +7,11 @@ Options that several commands share are here, too: ``--json``, ``--limit`` and d
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import IntEnum
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -241,24 +240,6 @@ def _cell(value: Any) -> Text:
     if isinstance(value, float):
         value = f"{value:.6g}"
     return Text("-" if value is None or value == "" else errors.printable(str(value)), overflow="fold")
-
-
-_DURATION = re.compile(r"(\d{1,6})\s*([hdw])")
-_HOURS = {"h": 1, "d": 24, "w": 7 * 24}
-
-
-def duration(text: str) -> timedelta:
-    """Parse a whole number of hours, days or weeks: `36h`, `90d`, `4w`.
-
-    Raises:
-        InvalidArgumentError: The text is not a duration of this form.
-    """
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        raise errors.InvalidArgumentError(
-            f"{errors.shown(text)} is not a duration: write hours, days or weeks, such as 36h, 90d or 4w"
-        )
-    return timedelta(hours=int(found[1]) * _HOURS[found[2]])
 
 
 class PoolProgress:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal.data.checks import check_same_schema
 from shoal.data.dataset_spec import DatasetSpec, SplitSpec, TorchDefaults, lister_of
+from shoal.data.expectations import Expectations
 from shoal.data.filters import Filters, TimeRange, check_present, columns_of, parse_filters, time_column
 from shoal.data.ingest import INGESTERS, ArrowIngester, Ingester, IngesterClass, RayDataIngester
 from shoal.data.parquet.files import need, normalise
@@ -17,6 +19,7 @@ from shoal.data.parquet.source import ParquetSource, find_groups
 from shoal.data.planning import Shard, Split, current_position, deal_rows, plan_groups, plan_shards
 from shoal.data.shards import DataShard
 from shoal.data.staged_data import staged
+from shoal.data.time_split import TimeSplit, newest_time
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import pa, pc, pd
 
@@ -424,7 +427,10 @@ class DataConnector:
             )
         splits = [Split(split.weights, split.index, split.seed) for split in spec.splits]
         kind = ShardedDataConnector if spec.sharded else DataConnector
-        source = ParquetSource(spec.files, splits, spec.filters, lister=lister_of(spec))
+        source = ParquetSource(spec.files, (), spec.filters, lister=lister_of(spec))
+        if spec.time_split is not None:
+            source = source.restricted_to(spec.time_split.filters(source))
+        source.splits = tuple(splits)
         source.staged_copy = spec.staged_copy
         return kind(source, INGESTERS[spec.ingester], spec.staging, spec.torch)
 
@@ -738,6 +744,77 @@ class DataConnector:
             type(self)(part, self.ingestor_class, self.staging, self.torch_defaults)
             for part in self.source.split(weights, seed)
         ]
+
+    def time_split(self, column: str, holdout: int | str, gap: int | str = 0) -> tuple[Self, Self]:
+        """Divide the rows by their time into a part for the training and a later part for the holdout.
+
+        The column is read once, for its newest value. Rows without a time are in neither part, and neither are rows
+        that are written later with a newer time. A part may be divided further with :meth:`random_split`.
+
+        Args:
+            column: Column of dates, timestamps or integers.
+            holdout: Length of the holdout, which ends with the newest time: a number of days (of a column of integers:
+                of its units), or a duration such as ``"12h"``.
+            gap: Length of the time before the holdout whose rows are in neither part, as `holdout`.
+
+        Returns:
+            The rows for the training, and the holdout.
+
+        Raises:
+            DataError: If there is no such column, or the lengths do not suit its type.
+            InvalidArgumentError: If a length is not legal, or this dataset is a part of a random split.
+
+        Example:
+            >>> train, holdout = DataConnector.from_parquet("flights/").time_split("day", holdout=7, gap=1)
+        """
+        if self.source.splits:
+            raise InvalidArgumentError(
+                "this dataset is a part of a random split, and filters select rows before they are split: call "
+                "time_split first, and then random_split of one of its parts"
+            )
+        option = {"column": column, "holdout": holdout, "gap": gap}
+        TimeSplit.parse({**option, "part": "train"})
+        option["until"] = newest_time(self.source, column)
+
+        parts = [TimeSplit.parse({**option, "part": part}).filters(self.source) for part in ("train", "holdout")]
+        first, second = (
+            type(self)(self.source.restricted_to(part), self.ingestor_class, self.staging, self.torch_defaults)
+            for part in parts
+        )
+        return first, second
+
+    def expect(
+        self,
+        *,
+        rows: Mapping[str, int] | None = None,
+        nulls: Mapping[str, float] | None = None,
+        range: Mapping[str, Sequence[Any]] | None = None,
+        fresh: Mapping[str, str] | None = None,
+        unique: Sequence[str | Sequence[str]] = (),
+    ) -> Self:
+        """Check now whether the rows are as expected, and return this connector. Jobs do not repeat the check; an
+        option `expect` of a dataset in a job's spec is checked by the job.
+
+        Args:
+            rows: Smallest and largest number of rows: ``{"min": 1_000, "max": 2_000}``.
+            nulls: Largest share of nulls and NaN by column: ``{"delay": 0.05}``.
+            range: Smallest and largest value by column, None for no limit: ``{"delay": (-60, None)}``. Dates and
+                timestamps are given as in filters. Nulls are in every range.
+            fresh: Largest age of the newest value of a column of dates or timestamps, ``{"column": "day", "within":
+                "2d"}``, now or at the time ``"at"``.
+            unique: Keys that no two rows share: columns, and lists of columns that are a key together.
+
+        Raises:
+            DataError: If the rows are not as expected; the message has the figures of all faults. Or if a column does
+                not exist.
+            InvalidArgumentError: If an argument is wrong.
+
+        Example:
+            >>> train.expect(rows={"min": 1_000}, nulls={"delay": 0.05}, unique=[["flight", "day"]])
+        """
+        given = {"rows": rows, "nulls": nulls or {}, "range": range or {}, "fresh": fresh, "unique": unique}
+        Expectations.parse(given).check_rows(self.source, time.time())
+        return self
 
     def discard_staging(self) -> bool:
         """Remove the staged copy of the data (the Parquet files that shoal wrote for the workers), if there is one.

@@ -21,12 +21,14 @@ from pydantic import (
     model_validator,
 )
 
+from shoal.data.expectations import Expectations
 from shoal.data.filters import Filters, parse_filters, parse_moment
 from shoal.data.listing import TableLister
 from shoal.data.parquet.files import PACKAGED_URI, list_files, resolve
 from shoal.data.sql import check_connection_name, check_query
 from shoal.data.staged_data import StagedCopy
 from shoal.data.text_columns import ColumnType
+from shoal.data.time_split import TimeSplit
 from shoal.option_validation import Settings
 
 
@@ -116,6 +118,15 @@ class DatasetSpec(Settings):
         description='Conditions that the rows must match: a list of conditions such as [["month", ">=", 3]], or a '
         "list of such lists, of which a row must match at least one. A null value matches no condition. "
         "None: all rows.",
+    )
+    time_split: TimeSplit | None = Field(
+        default=None,
+        description="Part of the rows that match the filters, divided by their time: the last days for the holdout, or "
+        "the days before them for the training. Random splits are applied to the part. None: all these rows.",
+    )
+    expect: Expectations | None = Field(
+        default=None,
+        description="What the job checks of the selected rows before it starts workers. None: nothing.",
     )
     sql: str | None = Field(
         default=None,
@@ -245,7 +256,7 @@ class DatasetSpec(Settings):
 
     def selects_as(self, other: DatasetSpec) -> bool:
         """Return whether the options of another dataset select the same rows of the same files or database."""
-        names = ("splits", "filters", *_SOURCE)
+        names = ("splits", "filters", "time_split", *_SOURCE)
         return all(getattr(self, name) == getattr(other, name) for name in names)
 
     def located(self) -> Self:
@@ -280,6 +291,10 @@ class DatasetSpec(Settings):
         """Paths of the Parquet files with the rows: those of the copy, if the job has made one."""
         return (self.staging,) if self.is_copied and self.staging is not None else self.paths
 
+    def whole(self) -> Self:
+        """Return the description of all rows of the files, without filters and splits."""
+        return self.model_copy(update={"filters": None, "splits": (), "time_split": None})
+
     def source_key(self) -> str:
         """Return as JSON text what determines the rows before filters and splits."""
         return json.dumps({name: getattr(self, name) for name in _SOURCE}, sort_keys=True)
@@ -292,7 +307,7 @@ class DatasetSpec(Settings):
         # Without options that have their default values, the fingerprints of jobs of earlier versions stay as they are.
         if self.torch == TorchDefaults():
             document.pop("torch", None)
-        for name in ("catalog", "version", "as_of", "columns", "delimiter", "stage"):
+        for name in ("catalog", "version", "as_of", "columns", "delimiter", "stage", "time_split", "expect"):
             if document.get(name) == type(self).model_fields[name].default:
                 document.pop(name, None)
         return document

@@ -149,13 +149,13 @@ _DAY = timedelta(days=1)
 _STEP = timedelta(microseconds=1)
 
 
-def parse_moment(text: str) -> datetime:
-    """Parse the option `as_of`: a time in ISO 8601, which is UTC if it has no offset."""
+def parse_moment(text: str, option: str = "as_of") -> datetime:
+    """Parse an option with a time in ISO 8601, which is UTC if it has no offset."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidArgumentError(
-            f"as_of={shown(text)} is not a time: write ISO 8601, such as 2024-03-31T12:00:00+00:00"
+            f"{option}={shown(text)} is not a time: write ISO 8601, such as 2024-03-31T12:00:00+00:00"
         ) from None
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
 
@@ -191,8 +191,8 @@ class TimeRange:
         """
         if self.column != other.column:
             return False
-        mine = [_parse(self.first), _parse(self.last)]
-        theirs = [_parse(other.first), _parse(other.last)]
+        mine = [parse_time(self.first), parse_time(self.last)]
+        theirs = [parse_time(other.first), parse_time(other.last)]
         if len({kind for kind, _, _ in (*mine, *theirs)}) != 1:
             return False
         return bool(mine[0][1] <= theirs[1][2] and theirs[0][1] <= mine[1][2])
@@ -205,7 +205,7 @@ class TimeRange:
         Returns:
             The order; None if the columns have different names, or if the times cannot be compared.
         """
-        mine, theirs = _parse(self.last), _parse(other.last)
+        mine, theirs = parse_time(self.last), parse_time(other.last)
         if self.column != other.column or mine[0] != theirs[0]:
             return None
         return int(mine[1] > theirs[2]) - int(mine[2] < theirs[1])
@@ -229,16 +229,16 @@ def within(values: pa.ChunkedArray, ranges: Iterable[TimeRange]) -> pa.ChunkedAr
     known = known.take(pc.sort_indices(known))
 
     def parsed(index: int) -> tuple[str, Any, Any]:
-        return _parse(_text(known[index].as_py()))
+        return parse_time(_text(known[index].as_py()))
 
     found = pc.is_null(values)
     for each in ranges:
-        kind, start, end = _parse(each.first)[0], _parse(each.first)[1], _parse(each.last)[2]
+        kind, start, end = parse_time(each.first)[0], parse_time(each.first)[1], parse_time(each.last)[2]
         if pa.types.is_string(known.type) or pa.types.is_large_string(known.type):
             # The order of texts may differ from the order of the times that they stand for.
             texts = [text for text in known.to_pylist() if each.overlaps(TimeRange.of(each.column, (text, text)))]
             found = pc.or_(found, pc.is_in(values, pa.array(texts, known.type)))
-        elif len(known) and parsed(0)[0] == kind == _parse(each.last)[0]:
+        elif len(known) and parsed(0)[0] == kind == parse_time(each.last)[0]:
             # Only a few of the values are parsed, because that takes microseconds for each.
             first = bisect_left(range(len(known)), start, key=lambda index: parsed(index)[2])
             after = bisect_right(range(len(known)), end, key=lambda index: parsed(index)[1])
@@ -252,7 +252,7 @@ def _text(value: Any) -> str:
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
-def _parse(text: str) -> tuple[str, Any, Any]:
+def parse_time(text: str) -> tuple[str, Any, Any]:
     """Parse a value of a time column. Return its kind ("number", "time" or "text"), and the start and the end of the
     range that the text stands for.
 

@@ -28,7 +28,7 @@ def copy_rows(dataset: DatasetSpec, url: str | None, directory: str) -> int:
         return stage_csv(dataset.paths, dataset.columns, dataset.delimiter, directory)
     if dataset.format == "json":
         return stage_json(dataset.paths, dataset.columns, directory)
-    whole = DataConnector.from_spec(dataset.model_copy(update={"filters": None, "splits": (), "staging": None})).source
+    whole = DataConnector.from_spec(dataset.whole().model_copy(update={"staging": None})).source
     tables = whole.read(whole.ranges())
     # The descriptions of the columns by pandas and Hugging Face's `datasets`.
     schema = described(whole.schema().empty_table(), whole).schema

@@ -308,6 +308,11 @@ class JobResult(PlainResult):
     decision: DecisionResult | None = Field(
         default=None, description="The reason why the model was promoted or was not. None: the model is not registered."
     )
+    drift: dict[str, float] = Field(
+        default={},
+        description="Population stability index (PSI) of the columns whose values differ most from the training rows "
+        "of the champion before this training, at most ten. Empty: there was no champion with a profile.",
+    )
     failure: str | None = Field(
         default=None,
         description="Reason why the job has failed although it has results: more partitions have failed than the spec "

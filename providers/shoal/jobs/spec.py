@@ -122,6 +122,10 @@ class AnyJobSpec(Settings, ABC):
         rows."""
         yield from ()
 
+    def profiled(self) -> tuple[DatasetSpec, ...]:
+        """Return the dataset whose rows are compared with those on which the champion was trained, if there is one."""
+        return ()
+
     @abstractmethod
     def _subject(self) -> str:
         """Return what a job without a registered model is about."""
@@ -148,6 +152,16 @@ class AnyJobSpec(Settings, ABC):
             raise ValueError(
                 "register needs tracking, because a model is registered from the job's MLflow run: remove "
                 '"tracking": null, or remove register'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _legal_drift(self) -> Self:
+        compared = self.profiled() if self.register_as is not None else ()
+        if any(each.expect and each.expect.drift and each not in compared for each in self.datasets()):
+            raise ValueError(
+                "expect.drift compares training rows with those of the champion: only the (first) training dataset of "
+                "a job with register that trains one model can have it"
             )
         return self
 

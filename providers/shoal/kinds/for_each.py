@@ -317,7 +317,7 @@ class SharedColumn:
                 seen.add(dataset.paths)
                 # The filters and splits of the dataset do not change its columns. They are left out here, because
                 # applying them may require a count of the rows.
-                source = DataConnector.from_spec(dataset.model_copy(update={"filters": None, "splits": ()}))
+                source = DataConnector.from_spec(dataset.whole())
                 schema, path = source.schema(), source.source.reference().path
                 check_present(path, self._column, schema.names)
                 self._types.append((path, schema.field(self._column).type))

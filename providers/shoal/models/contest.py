@@ -59,6 +59,7 @@ class Outcome:
         champion: Version that the challenger was compared with; None if the alias pointed to no version.
         decision: Whether the challenger was given the alias, and why.
         recent: Versions that were registered before the challenger, the newest first.
+        drift: Columns whose values differ most from the champion's training rows, and their PSI.
     """
 
     model: str
@@ -66,6 +67,7 @@ class Outcome:
     champion: decisions.Candidate | None
     decision: DecisionResult
     recent: tuple[RecentVersion, ...] = ()
+    drift: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -90,6 +92,7 @@ class Outcome:
             "champion": champion,
             "decision": self.decision,
             "recent": self.recent,
+            "drift": self.drift,
         }
 
 

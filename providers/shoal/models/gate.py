@@ -29,6 +29,7 @@ from shoal.models import training_record
 from shoal.models.catalog import delete_waiting, unknown_model
 from shoal.models.contest import COLUMNS_TAG, Challenge, Outcome, champion_of, columns_of, holdout_named, load, reading
 from shoal.models.decision import Candidate, Evaluation
+from shoal.models.drift import TrainingProfile
 from shoal.models.holdout import Holdout, try_out
 from shoal.models.ledger import Ledger, Withdrawal
 from shoal.models.loading import Predictor
@@ -180,11 +181,13 @@ def enter(
     trained_on: TrainingRows | None = None,
     tags: Mapping[str, str] | None = None,
     note: str = "",
+    profile: TrainingProfile | None = None,
 ) -> Outcome:
     """Evaluate and register a model, and promote the model if it is better than the champion on the holdout.
 
     With ``promote=False`` in `register`, the model is compared with the champion and waits for a decision. A report of
-    the comparison is printed and stored in the MLflow run. `note` is the end of the decision's sentence.
+    the comparison is printed and stored in the MLflow run. `note` is the end of the decision's sentence, and so is the
+    largest drift in the profile of the training rows.
 
     Raises:
         DataError: The holdout lacks a column that the model needs, or has a null label.
@@ -202,6 +205,8 @@ def enter(
     columns = {COLUMNS_TAG: json.dumps(list(input_cols))} if input_cols else {}
     digest = holdout.connector.digest()
     tags = {**place.tags, **(tags or {}), **columns, **training_record.store_rows(run, challenge.trained_on)}
+    profile = profile or TrainingProfile()
+    tags |= profile.store(run)
     if not register.promote:
         record = WaitingVersion.of(register, digest, label_col, input_cols, group_col)
         tags |= record.tags(run)
@@ -210,9 +215,9 @@ def enter(
     contest = challenge.contest(ledger, challenger, place.key)
     say = functools.partial(print, flush=True)
     outcome = contest.decided() if register.promote else contest.previewed()
-    if note:
-        sentence = f"{outcome.decision.sentence}; {note}"
-        outcome = replace(outcome, decision=outcome.decision.model_copy(update={"sentence": sentence}))
+    sentence = "; ".join(filter(None, [outcome.decision.sentence, note, profile.note]))
+    decision = outcome.decision.model_copy(update={"sentence": sentence})
+    outcome = replace(outcome, decision=decision, drift=profile.drift)
     outcome = challenge.reported(outcome, ledger, say=say)
     if earlier := attempts.without_success(place.store, place.key, same_spec=True):
         delete_waiting(place.store, Registry(run.client, ledger.registry), register.model, earlier)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shoal.data.filters import TimeRange, within
 from shoal.data.parquet.overlap import RecordedFile, SharedFile, record_rows, shared_mask, shared_rows
@@ -32,7 +32,6 @@ ROWS_TAG = "shoal.training_rows"
 """Name of the tag that contains the URI of the record of a registered version's training rows."""
 
 _FOLDER = "shoal/training_rows"
-_EVALUATION_NAMES = ("eval", "holdout", "test", "val")
 
 
 @dataclass(frozen=True)
@@ -153,14 +152,6 @@ def _latest(times: Iterable[TimeRange]) -> dict[str, TimeRange]:
     return latest
 
 
-def is_training_data(name: str) -> bool:
-    """Return True unless the dataset's name begins with "eval", "holdout", "test" or "val".
-
-    shoal does not know how a training function uses its datasets, so it decides by the name.
-    """
-    return not name.lower().startswith(_EVALUATION_NAMES)
-
-
 def store_rows(run: Run, rows: TrainingRows) -> dict[str, str]:
     """Store a record of training rows in the MLflow run.
 
@@ -178,17 +169,22 @@ def load_rows(run: Run, model: str, version: str) -> TrainingRows | None:
     uri = run.client.get_model_version(model, version).tags.get(ROWS_TAG)
     if uri is None:
         return None
-    try:
-        document = json.loads(mlflow.artifacts.load_text(uri))
-    except (mlflow.MlflowException, OSError) as error:
-        # If MLflow cannot be reached, this request fails, too, and the rows do not count as unknown.
-        run.client.get_run(run.run_id)
-        print(
-            f"the training rows of {model} version {version} are not known: {uri} cannot be read ({error})", flush=True
-        )
+    document = load_record(run, uri, f"the training rows of {model} version {version}")
+    if document is None:
         return None
     times = tuple(TimeRange(**each) for each in document["times"])
     return TrainingRows(tuple(RecordedFile.from_json(file) for file in document["files"]), times)
+
+
+def load_record(run: Run, uri: str, what: str) -> Any:
+    """Load a record from MLflow. If it cannot be read, print that `what` is not known, and return None."""
+    try:
+        return json.loads(mlflow.artifacts.load_text(uri))
+    except (mlflow.MlflowException, OSError) as error:
+        # If MLflow cannot be reached, this request fails, too, and the record does not count as unknown.
+        run.client.get_run(run.run_id)
+        print(f"{what} are not known: {uri} cannot be read ({error})", flush=True)
+        return None
 
 
 def rows_of(run: Run, model: str) -> TrainingRows | None:

@@ -410,8 +410,9 @@ class Job(Base):
     """Whether the training uses GPUs, as the job's first attempt has decided. None before this decision, and for jobs
     whose spec contains the decision."""
     versions: Mapped[dict[str, Any] | None]
-    """Version of each table that the job reads and for which the spec has none, as the job's first attempt has found
-    it (`shoal.jobs.driver.table_versions`). None before that, and for jobs without such tables."""
+    """Version of each table that the job reads and for which the spec has none, the newest time of each dataset that is
+    divided by time, and the time at which the age of rows is measured, as the job's first attempt has found them
+    (`shoal.jobs.driver.table_versions`). None before that, and for jobs without such datasets."""
     queued_at: Mapped[float | None]
     """Time at which the attempt joined the queue. The job's credentials were stored before this time, so from then on
     any process may send the job to the head."""

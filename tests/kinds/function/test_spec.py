@@ -125,7 +125,7 @@ def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.Mo
     )
     place = SimpleNamespace(name="attempt")
     run = SimpleNamespace(logged_model=lambda: "models:/m-1")
-    assert function_work._register(register, place, run, []) == ("models:/m-1", "outcome")  # type: ignore[arg-type]
+    assert function_work._register(register, place, run, [], None) == ("models:/m-1", "outcome")  # type: ignore[arg-type]
     given = {
         "model_uri": "models:/m-1",
         "model": "model of models:/m-1, a",
@@ -133,11 +133,12 @@ def test_a_model_that_the_function_logged_enters_the_gate(monkeypatch: pytest.Mo
         "input_cols": ("a",),
         "group_col": None,
         "trained_on": [],
+        "profile": None,
     }
     assert entered == [((place, run, register), given)]
     nothing = SimpleNamespace(logged_model=lambda: None)
     with pytest.raises(JobError, match='the training function logged no model, so no version of "net"'):
-        function_work._register(register, place, nothing, [])  # type: ignore[arg-type]
+        function_work._register(register, place, nothing, [], None)  # type: ignore[arg-type]
 
 
 def test_a_holdout_that_is_not_there_is_told_before_the_function_runs(tmp_path: Path) -> None:

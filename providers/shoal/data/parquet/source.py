@@ -296,6 +296,13 @@ class ParquetSource:
             parts.append(part)
         return parts
 
+    def restricted_to(self, filters: Filters) -> ParquetSource:
+        """Return the rows of the same files that match further filters. Splits are applied afterwards."""
+        part = copy(self)
+        part.filters = tuple((*mine, *more) for mine in self.filters or ((),) for more in filters)
+        part._matching = part._selections = part._schema = part._index_gaps = None
+        return part
+
     def read(self, ranges: Iterable[RowRange], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
         """Read row ranges (rows of one row group), and yield one table per range.
 

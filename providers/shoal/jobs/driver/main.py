@@ -28,12 +28,11 @@ from shoal import telemetry
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
 from shoal.jobs import credentials, mlflow_run, remote_files, shipped_code
 from shoal.jobs.credentials import AttemptTakenError, Secrets, receive
-from shoal.jobs.driver import leaving_nodes
+from shoal.jobs.driver import leaving_nodes, table_versions
 from shoal.jobs.driver.attempt_context import AttemptContext, Stopwatch, before_work, only_printed
 from shoal.jobs.driver.attempt_metrics import MetricSeries, MlflowFeed
 from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
-from shoal.jobs.driver.table_versions import pinned
 from shoal.jobs.files import staged_rows, storage
 from shoal.jobs.files.logs import log_path, teed, write_rest
 from shoal.jobs.journal import attempts, job_queue, metric_points
@@ -344,8 +343,10 @@ class Driver:
             self._free_room,
             self._stopwatch,
         )
-        spec = pinned(self._spec, self._job.versions, self._keep_versions)
+        spec = table_versions.pinned(self._spec, self._job.versions, self._keep_versions)
         spec = staged_rows.staged(spec, self._key, self._secrets)
+        spec = table_versions.divided(spec, self._keep_versions)
+        table_versions.check_expectations(spec, self._job.created_at, self._keep_versions)
         return driver_of(spec).work(place)
 
     def _keep_versions(self, found: dict[str, Any]) -> dict[str, Any]:

@@ -402,11 +402,14 @@ def keep_choice(store: Store, key: Key, name: Literal["uses_gpu", "versions"], c
         store: The store.
         key: The attempt.
         name: Column of the choice, one of `KEPT`.
-        choice: The choice, if there is none yet.
+        choice: The choice, if there is none yet. Of a dict, the keys that are not recorded yet are added.
     """
     with transaction(store, JobStep.NOTE_CHOICE) as session:
         job = get(session, key)
-        if getattr(job, name) is None:
+        recorded = getattr(job, name)
+        if isinstance(choice, dict):
+            setattr(job, name, {**choice, **(recorded or {})})
+        elif recorded is None:
             setattr(job, name, choice)
         job.gang = _gang(job.gang, job.uses_gpu)
         kept: Choice = getattr(job, name)

@@ -16,9 +16,10 @@ from shoal.jobs.journal import attempts
 from shoal.jobs.kind import KindDriver
 from shoal.jobs.mlflow_run import Run
 from shoal.jobs.results import JobResult
-from shoal.kinds.function.spec import FunctionJobSpec, FunctionRegister
+from shoal.kinds.function.spec import FunctionJobSpec, FunctionRegister, is_training_data
 from shoal.models import gate, loading, training_record
 from shoal.models.contest import Outcome
+from shoal.models.drift import TrainingProfile, profiled
 from shoal.models.holdout import check_holdout
 from shoal.models.training_record import TrainingRows
 from shoal.training.host.usage import USAGE_NOTE
@@ -88,9 +89,10 @@ class FunctionDriver(KindDriver[FunctionJobSpec, AttemptContext]):
 
         spec = self.spec
         trained_on = _check_holdout(spec, spec.register_as) if spec.register_as else TrainingRows()
-        tracked = place.run
+        tracked, profile = place.run, None
         if tracked and spec.register_as:
             gate.try_champion(tracked, spec.register_as, spec.register_as.input_cols)
+            profile = _profiled(spec, spec.register_as, tracked)
         location = spec.run_config.artifact_location
         folder, claim = place.checked_folder(location)
         if tracked:
@@ -119,7 +121,7 @@ class FunctionDriver(KindDriver[FunctionJobSpec, AttemptContext]):
         uri, outcome = answer.model_dir, None
         if tracked and spec.register_as:
             with place.stopwatch.scoring(), saved_before(answer.model_dir):
-                uri, outcome = _register(spec.register_as, place, tracked, trained_on)
+                uri, outcome = _register(spec.register_as, place, tracked, trained_on, profile)
         if answer.model_files:
             print(f"model of {answer.num_workers} workers saved to {answer.model_dir}", flush=True)
         else:
@@ -151,7 +153,7 @@ def _move(place: AttemptContext, _rank: int, run_id: str) -> None:
 def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> TrainingRows:
     """Check the holdout before the function runs, and return a record of the rows that count as training data."""
 
-    inputs = [dataset for name, dataset in spec.dataset_map.items() if training_record.is_training_data(name)]
+    inputs = [dataset for name, dataset in spec.dataset_map.items() if is_training_data(name)]
     connectors = [(DataConnector.from_spec(each), each.time_col) for each in inputs]
     trained_on = training_record.of_datasets((each, each.time_range(time_col)) for each, time_col in connectors)
     check_holdout(
@@ -160,8 +162,23 @@ def _check_holdout(spec: FunctionJobSpec, register: FunctionRegister) -> Trainin
     return trained_on
 
 
+def _profiled(spec: FunctionJobSpec, register: FunctionRegister, run: Run) -> TrainingProfile | None:
+    """Compare the rows of the first training dataset with those on which the champion was trained."""
+    for dataset in spec.profiled():
+        source = DataConnector.from_spec(dataset).source
+        names = source.schema().names
+        wanted = [*register.input_cols, register.label_col] if register.input_cols else names
+        drift = dataset.expect.drift if dataset.expect else None
+        return profiled(run, register, source, [each for each in wanted if each in names], expected=drift)
+    return None
+
+
 def _register(
-    register: FunctionRegister, place: AttemptContext, run: Run, trained_on: TrainingRows
+    register: FunctionRegister,
+    place: AttemptContext,
+    run: Run,
+    trained_on: TrainingRows,
+    profile: TrainingProfile | None,
 ) -> tuple[str, Outcome]:
     uri = run.logged_model()
     if uri is None:
@@ -179,6 +196,7 @@ def _register(
         input_cols=register.input_cols,
         group_col=register.group_col,
         trained_on=trained_on,
+        profile=profile,
     )
     return uri, outcome
 

@@ -16,6 +16,16 @@ from shoal.training.demand import GangDemand
 from shoal.training.pytorch.program import is_name
 from shoal.training.pytorch.request import FunctionRequest
 
+_EVALUATION_NAMES = ("eval", "holdout", "test", "val")
+
+
+def is_training_data(name: str) -> bool:
+    """Return True unless the dataset's name begins with "eval", "holdout", "test" or "val".
+
+    shoal does not know how a training function uses its datasets, so it decides by the name.
+    """
+    return not name.lower().startswith(_EVALUATION_NAMES)
+
 
 class FunctionRegister(Register):
     """Options to register the model that a training function logs to MLflow.
@@ -112,6 +122,10 @@ class FunctionJobSpec(FunctionRequest, AnyJobSpec):
                 "contains the arguments already: leave args and kwargs out"
             )
         return self
+
+    def profiled(self) -> tuple[DatasetSpec, ...]:
+        """Return the first dataset that counts as training data."""
+        return tuple(each for name, each in self.dataset_map.items() if is_training_data(name))[:1]
 
     def _subject(self) -> str:
         """Return the name of the function or script."""

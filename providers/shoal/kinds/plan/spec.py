@@ -33,11 +33,15 @@ class PlanJobSpec(AnyJobSpec):
 
     @classmethod
     def of(cls, training: JobSpec) -> Self:
-        """Build the spec of the plan of a training, which reads neither its holdout nor its user's code."""
+        """Build the spec of the plan of a training, which reads neither its holdout nor its user's code, and expects
+        nothing of its rows."""
         config = training.run_config
         kept = {name: getattr(config, name) for name in ("artifact_location", "env", "secret_env", "priority")}
         needless = {"register_as": None, "user_code": None, "run_config": RunConfig()}
-        fields = {"training": training.model_copy(update=needless), "model": training.registered_model}
+        planned = training.model_copy(update=needless).with_datasets(
+            lambda dataset: dataset.model_copy(update={"expect": None})
+        )
+        fields = {"training": planned, "model": training.registered_model}
         return cls.model_validate({**fields, "run_config": RunConfig(**kept)})
 
     def demand(self) -> GangDemand:

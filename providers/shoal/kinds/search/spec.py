@@ -378,6 +378,10 @@ class TuneJobSpec(AnyJobSpec):
         if self.train is not None:
             yield self.train
 
+    def profiled(self) -> tuple[DatasetSpec, ...]:
+        """Return the training dataset; a search over a function has none."""
+        return () if self.train is None else (self.train.dataset,)
+
     def _subject(self) -> str:
         """Return what is searched."""
         if self.train is not None:

@@ -28,6 +28,7 @@ from shoal.kinds.prediction.engine import pinned
 from shoal.kinds.training.spec import JobSpec
 from shoal.models import gate, loading, training_record
 from shoal.models.contest import Outcome
+from shoal.models.drift import TrainingProfile, profiled
 from shoal.models.holdout import check_holdout
 from shoal.models.training_record import Fingerprints, TrainingRows
 from shoal.secrets.redaction import redact_value
@@ -157,9 +158,7 @@ def check_training(spec: JobSpec, place: AttemptContext, *, selected_on: Dataset
     Raises:
         ShoalError: The training cannot succeed; the message states the cause.
     """
-    _checked(spec, place, selected_on)
-    if place.run and spec.register_as:
-        gate.try_champion(place.run, spec.register_as)
+    _profiled(spec, place, _checked(spec, place, selected_on))
 
 
 def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: DatasetSpec | None = None) -> JobResult:
@@ -180,8 +179,7 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
     folder, claim = place.checked_folder(spec.run_config.artifact_location)
     if checked.fingerprints and (skipped := _skipped(spec, place, checked.data, checked.fingerprints)):
         return skipped
-    if place.run and spec.register_as:
-        gate.try_champion(place.run, spec.register_as)
+    profile = _profiled(spec, place, checked)
     inputs = None
     if place.run:
         base = {} if checked.base is None else {"init_model": checked.base}
@@ -205,7 +203,7 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
     if largest := max(trained.workers, key=lambda worker: worker.peak_rss_bytes, default=None):
         figures = (largest.peak_rss_bytes, largest.predicted_bytes, largest.limit_bytes)
         print("memory of the largest worker: {}, predicted {}, limit {}".format(*map(mib, figures)), flush=True)
-    uri, outcome = _published(spec, place.run, place, checked, trained, path) if place.run else (path, None)
+    uri, outcome = _published(spec, place.run, place, checked, profile, trained, path) if place.run else (path, None)
     return place.finished(
         trained,
         outcome.result() if outcome else {},
@@ -270,6 +268,22 @@ def _checked(spec: JobSpec, place: AttemptContext, selected_on: DatasetSpec | No
     return _Checked(dataset, data, base, content, trained_on if all_known else None, user_code, fingerprints)
 
 
+def _profiled(spec: JobSpec, place: AttemptContext, checked: _Checked) -> TrainingProfile | None:
+    """Check that the champion can be compared later, and compare its training rows with those of this training; None
+    if the job registers no model."""
+    if place.run is None or spec.register_as is None:
+        return None
+    gate.try_champion(place.run, spec.register_as)
+    return profiled(
+        place.run,
+        spec.register_as,
+        checked.dataset.source,
+        [*spec.input_cols, spec.label_col],
+        categories=spec.categorical_cols,
+        expected=spec.dataset.expect.drift if spec.dataset.expect else None,
+    )
+
+
 _OF_THE_RUN = ("run_config", "tracking", "fingerprint", "user_code", "dataset", "verbose_eval")
 """Fields of a spec that do not change the model, or are compared separately, as the dataset by its digest."""
 
@@ -312,7 +326,13 @@ def _selected(spec: JobSpec, selected_on: DatasetSpec | None) -> TrainingRows:
 
 
 def _published(
-    spec: JobSpec, run: Run, place: AttemptContext, checked: _Checked, trained: TrainResult, path: str
+    spec: JobSpec,
+    run: Run,
+    place: AttemptContext,
+    checked: _Checked,
+    profile: TrainingProfile | None,
+    trained: TrainResult,
+    path: str,
 ) -> tuple[str, Outcome | None]:
     """Log the model to MLflow, and enter it into the comparison with the champion if the job registers it.
 
@@ -340,6 +360,7 @@ def _published(
             group_col=spec.group_col,
             trained_on=checked.trained_on,
             tags=checked.data.tags(),
+            profile=profile,
         )
     if checked.fingerprints:
         with only_printed("the version could not be tagged, so the next training is not skipped"):

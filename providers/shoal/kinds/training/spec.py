@@ -55,6 +55,10 @@ class JobSpec(TrainRequest, AnyJobSpec):
         """Yield this training."""
         yield self
 
+    def profiled(self) -> tuple[DatasetSpec, ...]:
+        """Return the training dataset."""
+        return (self.dataset,)
+
     def _subject(self) -> str:
         """Return the library and the column that the model predicts."""
         return f"{self.framework}: {self.label_col}"

@@ -1,0 +1,136 @@
+"""Compare the rows of a training with the profile of the rows on which the champion was trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.data.expectations import Drift
+from shoal.data.filters import check_present
+from shoal.data.numpy_columns import category_type
+from shoal.data.parquet.source import ParquetSource
+from shoal.data.profile import is_number, profile_of, sample_rows, stability_index
+from shoal.errors import DataError
+from shoal.jobs.mlflow_run import Run, answering, missing_ignored
+from shoal.jobs.register import Register
+from shoal.models.contest import champion_of
+from shoal.models.training_record import load_record
+
+PROFILE_TAG = "shoal.profile"
+"""Name of the tag with the URI of the profile of a registered version's training rows."""
+
+DRIFT_TAG = "shoal.drift"
+"""Name of the tag with the columns that differ most from the champion's training rows, and their PSI, as JSON."""
+
+_METRIC = "drift-psi"
+_FOLDER = "shoal/profile"
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class TrainingProfile:
+    """Profile of the rows of a training, and its comparison with that of the champion.
+
+    Attributes:
+        columns: Profile of each column.
+        rows: Number of rows of the dataset.
+        champion: Number of the champion's version; None if nothing was compared.
+        drift: The population stability index (PSI) of the columns that differ most, at most ten, the largest first.
+    """
+
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    rows: int = 0
+    champion: str | None = None
+    drift: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def note(self) -> str:
+        """Return the largest drift in words; empty if nothing was compared."""
+        for name, value in self.drift.items():
+            return f'largest drift from the training rows of version {self.champion}: PSI {value:.3g} of "{name}"'
+        return ""
+
+    def store(self, run: Run) -> dict[str, str]:
+        """Store the profile and the largest drift in the MLflow run, and return tags for the registered version."""
+        if not self.columns:
+            return {}
+        document = json.dumps({"rows": self.rows, "columns": self.columns})
+        tags = {PROFILE_TAG: run.log_record(_FOLDER, document)}
+        if self.drift:
+            run.log_values({_METRIC: max(self.drift.values())})
+            tags[DRIFT_TAG] = json.dumps({"champion": self.champion, "psi": self.drift})
+        return tags
+
+
+def profiled(
+    run: Run,
+    register: Register,
+    source: ParquetSource,
+    columns: Sequence[str],
+    *,
+    categories: Collection[str] = (),
+    expected: Drift | None = None,
+) -> TrainingProfile:
+    """Make the profile of the rows of a training, and compare it with that of the champion.
+
+    Args:
+        run: MLflow run of the training.
+        register: Options with which the model is registered.
+        source: The training rows.
+        columns: Input columns and label. Those of lists, structs and bytes are left out.
+        categories: Columns of integers whose values are categories.
+        expected: Largest drift; None: any.
+
+    Raises:
+        DataError: A column differs more from the champion's training rows than is expected.
+        RegistryError: MLflow cannot be reached.
+    """
+    schema = source.schema()
+    types = {name: schema.field(name).type for name in columns}
+    columns = [name for name, type_ in types.items() if is_number(type_) or category_type(type_) is not None]
+    for name in expected.columns if expected else ():
+        check_present(source.reference().path, name, columns)
+    if not columns:
+        return TrainingProfile()
+    sample = sample_rows(source, columns)
+    found = {name: profile_of(sample.column(name), is_category=name in categories) for name in columns}
+    mine = TrainingProfile(found, source.num_rows())
+    version, theirs = _of_champion(run, register)
+    if version is None:
+        return mine
+    indices = {name: stability_index(theirs[name], sample.column(name)) for name in columns if name in theirs}
+    known = {name: value for name, value in indices.items() if value is not None}
+    if others := sorted(set(columns) - set(known)):
+        print(f"no drift is known of {', '.join(others)}, which version {version} lacks or has as another type")
+    drift = dict(sorted(known.items(), key=lambda each: -each[1]))
+    if expected:
+        compared = expected.columns or tuple(drift)
+        if large := [
+            f'"{name}" {drift[name]:.3g}' for name in drift if name in compared and drift[name] > expected.max
+        ]:
+            raise DataError(
+                f"the rows of {source.place} differ too much from those on which {register.alias} version {version} of "
+                f"{register.model} was trained: the PSI is {', '.join(large)}, at most {expected.max:g} expected. "
+                "Check the rows, or raise expect.drift.max"
+            )
+    profile = TrainingProfile(found, mine.rows, version, dict([*drift.items()][:_SHOWN]))
+    print(f"drift (PSI): {', '.join(f'{name} {value:.3g}' for name, value in profile.drift.items())}", flush=True)
+    return profile
+
+
+def _of_champion(run: Run, register: Register) -> tuple[str | None, Mapping[str, Any]]:
+    """Return the number of the champion's version and the profiles of its columns; None if it has no profile."""
+    version, found = None, None
+    with answering(run.uri), missing_ignored():
+        version = champion_of(run.client, register)
+        if version is None:
+            return None, {}
+        name = f"{register.alias} version {version} of {register.model}"
+        uri = run.client.get_model_version(register.model, version.number).tags.get(PROFILE_TAG)
+        if uri is None:
+            print(f"{name} has no profile, so no drift is measured", flush=True)
+        else:
+            found = load_record(run, uri, f"the distributions in the training rows of {name}")
+    return (None, {}) if version is None or found is None else (version.number, found["columns"])

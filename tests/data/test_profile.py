@@ -1,0 +1,90 @@
+"""Profiles of columns and their population stability index (PSI), against a computation with NumPy alone."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shoal.data import DataConnector
+from shoal.data.profile import profile_of, sample_rows, stability_index
+
+RANDOM = np.random.default_rng(0)
+
+
+def psi(expected: list[float], actual: list[float]) -> float:
+    pairs = [(max(e, 1e-4), max(a, 1e-4)) for e, a in zip(expected, actual, strict=True)]
+    return sum((a - e) * math.log(a / e) for e, a in pairs)
+
+
+def test_the_index_of_numbers_is_that_of_the_deciles_of_the_profile() -> None:
+    before, after = RANDOM.normal(0, 1, 5_000), RANDOM.normal(0.4, 1.2, 3_000)
+    after[:90] = np.nan
+    deciles = np.quantile(before, np.arange(0, 1.05, 0.1))
+
+    def shares(values: np.ndarray) -> list[float]:
+        known = values[~np.isnan(values)]
+        inner, _ = np.histogram(known, deciles)
+        below, above = (known < deciles[0]).sum(), (known > deciles[-1]).sum()
+        return [count / len(values) for count in (below, *inner, above, np.isnan(values).sum())]
+
+    found = profile_of(pa.chunked_array([before]), is_category=False)
+    assert found["shares"] == pytest.approx(shares(before), abs=1 / 5_000) and len(found["shares"]) == 13
+    assert (found["min"], found["max"], found["std"]) == (before.min(), before.max(), before.std())
+    index = stability_index(found, pa.chunked_array([after]))
+    assert index == pytest.approx(psi(shares(before), shares(after)), rel=0.02) and index > 0.25
+    assert stability_index(found, pa.chunked_array([before])) == 0
+
+
+@pytest.mark.parametrize("text", [True, False])
+def test_the_index_of_texts_and_of_categories_is_that_of_their_frequent_values(text: bool) -> None:
+    def column(*counts: int) -> pa.ChunkedArray:
+        codes = [code for code, count in enumerate(counts) for _ in range(count)]
+        return pa.chunked_array([pa.array([f"carrier {code}" for code in codes] if text else codes)])
+
+    before = column(*range(60, 35, -1))  # 25 values
+    found = profile_of(before, is_category=not text)
+    rows = sum(range(36, 61))
+    expected = [count / rows for count in range(60, 40, -1)] + [sum(range(36, 41)) / rows, 0]
+    assert found["shares"] == pytest.approx(expected)
+    actual = [100 / 280, *[0.0] * 19, 180 / 280, 0]
+    assert stability_index(found, column(100, *[0] * 22, 90, 90)) == pytest.approx(psi(expected, actual))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([0.0] * 50 + [*range(1, 51)], [-999.0] * 50 + [*range(1, 51)]),
+        ([3] * 100, [2] * 100),
+        ([*range(100)], [*range(80)] + [None] * 20),
+        ([True] * 90 + [False] * 10, [True] * 10 + [False] * 90),
+    ],
+    ids=["another mark of missing values", "another constant", "nulls", "booleans"],
+)
+def test_a_change_that_the_deciles_alone_would_not_show_is_drift(before: list[object], after: list[object]) -> None:
+    found = profile_of(pa.chunked_array([before]), is_category=False)
+    index = stability_index(found, pa.chunked_array([after]))
+    assert index is not None and index > 0.5
+
+
+def test_columns_of_other_types_are_not_compared_and_empty_ones_have_a_profile() -> None:
+    numbers = profile_of(pa.chunked_array([[1, 2]]), is_category=False)
+    assert stability_index(numbers, pa.chunked_array([["1", "2"]])) is None
+    nulls = profile_of(pa.chunked_array([pa.nulls(3)]), is_category=False)
+    assert nulls["nulls"] == 1 and stability_index(nulls, pa.chunked_array([[1.0, 2.0]])) > 1
+
+
+def test_a_sample_is_even_over_the_rows_the_same_each_time_and_bounded(tmp_path: Path) -> None:
+    rows = 120_000
+    table = pa.table({"x": np.arange(rows), "text": [f"{i:0100d}" for i in range(rows)]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=35_000)
+    source = DataConnector.from_parquet(tmp_path, filters=[("x", ">=", 20_000)]).source
+    sample = sample_rows(source, ["x", "text"])
+    found = sample.column("x").to_numpy()
+    assert 10_000 <= len(found) <= 10_010 and len(set(found)) == len(found)
+    assert np.bincount((found - 20_000) // 10_000).tolist() == pytest.approx([1_000] * 10, abs=5)
+    assert sample.equals(sample_rows(source, ["x", "text"]))
