@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "delay": [None, float("nan"), *map(float, range(98))],
             "day": [date(2024, 1, 1) + timedelta(days=i // 10) for i in range(100)],
             "at": pa.array([begin + timedelta(hours=i) for i in range(100)], pa.timestamp("ns", "Europe/Berlin")),
-            "flight": [f"LH{i % 99}" for i in range(100)],
+            "flight": pa.array([f"LH{i % 99}" for i in range(100)], pa.string_view()),
             "half": pa.array([i // 2 for i in range(100)]).cast(pa.float64()),
             "tail": pa.array([None if i > 97 else str(i) for i in range(100)]).dictionary_encode(),
         }

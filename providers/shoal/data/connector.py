@@ -813,7 +813,7 @@ class DataConnector:
             >>> train.expect(rows={"min": 1_000}, nulls={"delay": 0.05}, unique=[["flight", "day"]])
         """
         given = {"rows": rows, "nulls": nulls or {}, "range": range or {}, "fresh": fresh, "unique": unique}
-        Expectations.parse(given).check_rows(self.source, time.time())
+        Expectations.parse(given).check_rows(self.source, self.source.place, time.time())
         return self
 
     def discard_staging(self) -> bool:

@@ -22,6 +22,7 @@ from shoal.data.filters import (
     parse_time,
 )
 from shoal.data.parquet.filter_matching import prepare
+from shoal.data.parquet.schema import plain_type
 from shoal.data.time_split import Moment, time_text
 from shoal.errors import DataError, shown
 from shoal.lazy_imports import np, pa, pc
@@ -94,11 +95,12 @@ class Expectations(Settings):
         "registers its model can have it.",
     )
 
-    def check_rows(self, source: ParquetSource, now: float) -> None:
+    def check_rows(self, source: ParquetSource, place: str, now: float) -> None:
         """Check the rows of a dataset. Each column that is named, and each key, is read once.
 
         Args:
             source: The rows.
+            place: Where the rows are, for the message.
             now: Time in seconds since the epoch at which the age of the newest row is measured, unless `fresh` has one.
 
         Raises:
@@ -111,10 +113,11 @@ class Expectations(Settings):
         for name in columns:
             check_present(source.reference().path, name, source.schema().names)
         rows, faults = source.num_rows(), []
-        if self.rows and self.rows.min is not None and rows < self.rows.min:
-            faults.append(f"{rows:,} rows, at least {self.rows.min:,} expected")
-        if self.rows and self.rows.max is not None and rows > self.rows.max:
-            faults.append(f"{rows:,} rows, at most {self.rows.max:,} expected")
+        limits = self.rows or RowLimits()
+        if limits.min is not None and rows < limits.min:
+            faults.append(f"{rows:,} rows, at least {limits.min:,} expected")
+        if limits.max is not None and rows > limits.max:
+            faults.append(f"{rows:,} rows, at most {limits.max:,} expected")
         check_same_schema(source, columns)
         for name in singles:
             faults += self._faults_of(name, source, rows, now)
@@ -122,7 +125,7 @@ class Expectations(Settings):
             faults += _repeated(key, source, rows)
         if faults:
             raise DataError(
-                f"the rows of {source.place} are not as expected: {'; '.join(faults)}. Correct the rows, or change "
+                f"the rows of {place} are not as expected: {'; '.join(faults)}. Correct the rows, or change "
                 "the expectations"
             )
 
@@ -168,9 +171,8 @@ class Expectations(Settings):
 
 def without_nulls(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the plain values of a column without nulls and NaN."""
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
-    values = values.drop_null()
+    # Arrow cannot filter views of texts.
+    values = values.cast(plain_type(values.type)).drop_null()
     return values.filter(pc.invert(pc.is_nan(values))) if pa.types.is_floating(values.type) else values
 
 

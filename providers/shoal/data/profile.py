@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.data.expectations import without_nulls
-from shoal.data.numpy_columns import category_type
+from shoal.data.parquet.schema import plain_type
 from shoal.data.parquet.source import ParquetSource
 from shoal.lazy_imports import np, pa, pc
 
@@ -30,9 +30,11 @@ def sample_rows(source: ParquetSource, columns: Sequence[str]) -> pa.Table:
 
     Of long row groups, only the first rows are read.
     """
-    ranges = source.ranges()
+    ranges, schema = source.ranges(), source.schema()
+    # Arrow cannot take rows of views of texts.
+    plain = pa.schema([(name, plain_type(schema.field(name).type)) for name in columns])
     if not ranges:
-        return source.schema().empty_table().select(list(columns))
+        return plain.empty_table()
     places = np.linspace(0, len(ranges) - 1, min(len(ranges), _MOST_GROUPS), dtype=int)
     chosen = [ranges[place] for place in places]
     step = sum(part.rows for part in chosen) / _ROWS
@@ -45,20 +47,20 @@ def sample_rows(source: ParquetSource, columns: Sequence[str]) -> pa.Table:
     taken = []
     for part, table in source.read_pieces(heads, columns):
         count = min(part.rows, -int(-part.rows // every[part.path, part.row_group]))
-        taken.append(table.take(pa.array(((np.arange(count) + 0.5) * part.rows / count).astype(np.int64))))
+        taken.append(table.cast(plain).take(pa.array(((np.arange(count) + 0.5) * part.rows / count).astype(np.int64))))
     return pa.concat_tables(taken)
 
 
 def profile_of(values: pa.ChunkedArray, *, is_category: bool) -> dict[str, Any]:
     """Return the profile of a column, as data for JSON: its type, the share of nulls, and the shares of bins.
 
-    Numbers, dates and timestamps (as microseconds since 1970) have ten bins between their quantiles, one below the
-    smallest value, and one above the largest. Texts, booleans and categories have a bin for each of the 20 most
-    frequent values, and one for all others. The last bin is for nulls.
+    Numbers have ten bins between their quantiles, one below the smallest value, and one above the largest. Texts,
+    booleans and categories have a bin for each of the 20 most frequent values, and one for all others. The last bin is
+    for nulls.
     """
     known = without_nulls(values)
     found: dict[str, Any] = {"type": str(values.type)}
-    if is_category or category_type(values.type) in (pa.large_string(), pa.bool_()):
+    if is_category or not is_number(values.type):
         frequent = sorted(Counter(_texts(known)).items(), key=lambda each: (-each[1], each[0]))
         found["values"] = [text for text, _ in frequent[:_CATEGORIES]]
     else:
@@ -90,12 +92,9 @@ def stability_index(profile: Mapping[str, Any], values: pa.ChunkedArray) -> floa
 
 
 def is_number(type_: pa.DataType) -> bool:
-    """Return whether values of a type are compared as numbers: numbers, dates and timestamps."""
-    types = pa.types
-    if types.is_dictionary(type_):
-        type_ = type_.value_type
-    checks = (types.is_integer, types.is_floating, types.is_decimal, types.is_date, types.is_timestamp, types.is_null)
-    return any(check(type_) for check in checks)
+    """Return whether values of a type are compared as numbers."""
+    plain, types = plain_type(type_), pa.types
+    return any(check(plain) for check in (types.is_integer, types.is_floating, types.is_decimal, types.is_null))
 
 
 def _shares(bins: Mapping[str, Any], values: pa.ChunkedArray) -> list[float]:
@@ -111,8 +110,6 @@ def _shares(bins: Mapping[str, Any], values: pa.ChunkedArray) -> list[float]:
 
 
 def _numbers(values: pa.ChunkedArray) -> np.ndarray:
-    if pa.types.is_temporal(values.type):
-        values = values.cast(pa.timestamp("us"), safe=False).cast(pa.int64())
     numbers: np.ndarray = values.cast(pa.float64(), safe=False).to_numpy()
     return numbers
 

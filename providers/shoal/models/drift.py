@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.data.expectations import Drift
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.filters import check_present
 from shoal.data.numpy_columns import category_type
 from shoal.data.parquet.source import ParquetSource
@@ -35,13 +36,11 @@ class TrainingProfile:
 
     Attributes:
         columns: Profile of each column.
-        rows: Number of rows of the dataset.
         champion: Number of the champion's version; None if nothing was compared.
         drift: The population stability index (PSI) of the columns that differ most, at most ten, the largest first.
     """
 
     columns: Mapping[str, Any] = field(default_factory=dict)
-    rows: int = 0
     champion: str | None = None
     drift: Mapping[str, float] = field(default_factory=dict)
 
@@ -56,8 +55,7 @@ class TrainingProfile:
         """Store the profile and the largest drift in the MLflow run, and return tags for the registered version."""
         if not self.columns:
             return {}
-        document = json.dumps({"rows": self.rows, "columns": self.columns})
-        tags = {PROFILE_TAG: run.log_record(_FOLDER, document)}
+        tags = {PROFILE_TAG: run.log_record(_FOLDER, json.dumps({"columns": self.columns}))}
         if self.drift:
             run.log_values({_METRIC: max(self.drift.values())})
             tags[DRIFT_TAG] = json.dumps({"champion": self.champion, "psi": self.drift})
@@ -67,55 +65,51 @@ class TrainingProfile:
 def profiled(
     run: Run,
     register: Register,
+    dataset: DatasetSpec,
     source: ParquetSource,
-    columns: Sequence[str],
-    *,
+    columns: Iterable[str],
     categories: Collection[str] = (),
-    expected: Drift | None = None,
 ) -> TrainingProfile:
     """Make the profile of the rows of a training, and compare it with that of the champion.
 
     Args:
         run: MLflow run of the training.
         register: Options with which the model is registered.
+        dataset: Description of the training rows, which may say how much drift is expected.
         source: The training rows.
-        columns: Input columns and label. Those of lists, structs and bytes are left out.
+        columns: Input columns and label. Only those of numbers, texts and booleans have a profile: dates always differ.
         categories: Columns of integers whose values are categories.
-        expected: Largest drift; None: any.
 
     Raises:
         DataError: A column differs more from the champion's training rows than is expected.
         RegistryError: MLflow cannot be reached.
     """
-    schema = source.schema()
-    types = {name: schema.field(name).type for name in columns}
-    columns = [name for name, type_ in types.items() if is_number(type_) or category_type(type_) is not None]
+    types = {name: source.schema().field(name).type for name in columns}
+    names = [name for name, type_ in types.items() if is_number(type_) or category_type(type_) is not None]
+    expected = dataset.expect.drift if dataset.expect else None
     for name in expected.columns if expected else ():
-        check_present(source.reference().path, name, columns)
-    if not columns:
+        check_present(dataset.origin[0], name, names)
+    if not names:
         return TrainingProfile()
-    sample = sample_rows(source, columns)
-    found = {name: profile_of(sample.column(name), is_category=name in categories) for name in columns}
-    mine = TrainingProfile(found, source.num_rows())
+    sample = sample_rows(source, names)
+    found = {name: profile_of(sample.column(name), is_category=name in categories) for name in names}
     version, theirs = _of_champion(run, register)
     if version is None:
-        return mine
-    indices = {name: stability_index(theirs[name], sample.column(name)) for name in columns if name in theirs}
-    known = {name: value for name, value in indices.items() if value is not None}
-    if others := sorted(set(columns) - set(known)):
-        print(f"no drift is known of {', '.join(others)}, which version {version} lacks or has as another type")
-    drift = dict(sorted(known.items(), key=lambda each: -each[1]))
-    if expected:
-        compared = expected.columns or tuple(drift)
-        if large := [
-            f'"{name}" {drift[name]:.3g}' for name in drift if name in compared and drift[name] > expected.max
-        ]:
-            raise DataError(
-                f"the rows of {source.place} differ too much from those on which {register.alias} version {version} of "
-                f"{register.model} was trained: the PSI is {', '.join(large)}, at most {expected.max:g} expected. "
-                "Check the rows, or raise expect.drift.max"
-            )
-    profile = TrainingProfile(found, mine.rows, version, dict([*drift.items()][:_SHOWN]))
+        return TrainingProfile(found)
+    indices = {name: stability_index(theirs[name], sample.column(name)) for name in names if name in theirs}
+    drift = {name: index for name, index in indices.items() if index is not None}
+    drift = dict(sorted(drift.items(), key=lambda each: -each[1]))
+    if others := names - drift.keys():
+        print(f"no drift is known of {', '.join(sorted(others))}: version {version} has other columns or types")
+    limit = expected.max if expected else math.inf
+    counted = (expected and expected.columns) or names
+    if large := [f'"{name}" {drift[name]:.3g}' for name in drift if name in counted and drift[name] > limit]:
+        raise DataError(
+            f"the rows of {dataset.origin[0]} differ too much from those on which {register.alias} version {version} "
+            f"of {register.model} was trained: the PSI is {', '.join(large)}, at most {limit:g} expected. Check "
+            "the rows, or raise expect.drift.max"
+        )
+    profile = TrainingProfile(found, version, dict([*drift.items()][:_SHOWN]))
     print(f"drift (PSI): {', '.join(f'{name} {value:.3g}' for name, value in profile.drift.items())}", flush=True)
     return profile
 

@@ -104,8 +104,8 @@ def check_expectations(spec: AnyJobSpec, created_at: float, keep: Keep) -> None:
     for dataset in expecting.values():
         assert dataset.expect is not None
         source = DataConnector.from_spec(dataset).source
-        dataset.expect.check_rows(source, now)
-        print(f"the {source.num_rows():,} rows of {source.place} are as expected", flush=True)
+        dataset.expect.check_rows(source, dataset.origin[0], now)
+        print(f"the {source.num_rows():,} rows of {dataset.origin[0]} are as expected", flush=True)
 
 
 _CREATED = "created_at"

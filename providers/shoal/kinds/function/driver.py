@@ -168,8 +168,7 @@ def _profiled(spec: FunctionJobSpec, register: FunctionRegister, run: Run) -> Tr
         source = DataConnector.from_spec(dataset).source
         names = source.schema().names
         wanted = [*register.input_cols, register.label_col] if register.input_cols else names
-        drift = dataset.expect.drift if dataset.expect else None
-        return profiled(run, register, source, [each for each in wanted if each in names], expected=drift)
+        return profiled(run, register, dataset, source, [each for each in wanted if each in names])
     return None
 
 

@@ -274,14 +274,8 @@ def _profiled(spec: JobSpec, place: AttemptContext, checked: _Checked) -> Traini
     if place.run is None or spec.register_as is None:
         return None
     gate.try_champion(place.run, spec.register_as)
-    return profiled(
-        place.run,
-        spec.register_as,
-        checked.dataset.source,
-        [*spec.input_cols, spec.label_col],
-        categories=spec.categorical_cols,
-        expected=spec.dataset.expect.drift if spec.dataset.expect else None,
-    )
+    columns = [*spec.input_cols, spec.label_col]
+    return profiled(place.run, spec.register_as, spec.dataset, checked.dataset.source, columns, spec.categorical_cols)
 
 
 _OF_THE_RUN = ("run_config", "tracking", "fingerprint", "user_code", "dataset", "verbose_eval")
