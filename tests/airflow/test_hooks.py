@@ -14,6 +14,7 @@ from examples.ports import free_port
 from shoal.airflow import hooks
 from shoal.airflow.hooks import ComputePoolHook, database_url, spec_of
 from shoal.airflow.operators.nodes import LeasePoolOperator
+from shoal.data.connections import parse_settings
 from shoal.errors import InvalidArgumentError, NoPoolError
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.ray.backend import Cluster, RayBackend
@@ -222,6 +223,29 @@ def test_an_option_of_a_connection_that_cannot_be_passed_on_is_refused(monkeypat
         database_url("warehouse")
 
     assert "cAnArY" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("connection", "expected"),
+    [
+        (
+            "aws://AKIA:s%2Fcret@/?region_name=eu-west-1&endpoint_url=http%3A%2F%2Fs3%3A9000",
+            {
+                "aws_access_key_id": "AKIA", "aws_secret_access_key": "s/cret", "region_name": "eu-west-1",
+                "endpoint_url": "http://s3:9000",
+            },
+        ),
+        ('{"conn_type": "aws", "extra": {"role_arn": "arn:aws:iam::1:role/x"}}', {"role_arn": "arn:aws:iam::1:role/x"}),
+        (
+            '{"conn_type": "iceberg", "host": "https://rest", "login": "me", "password": "w", "extra": {"scope": "a"}}',
+            {"uri": "https://rest", "credential": "me:w", "scope": "a"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_connection_has_the_settings_of_a_storage_or_catalog(monkeypatch, connection, expected):
+    monkeypatch.setenv("AIRFLOW_CONN_LAKE", connection)
+    variable = "SHOAL_CATALOG_LAKE" if "iceberg" in connection else "SHOAL_STORAGE_LAKE"
+    assert parse_settings(variable, database_url("lake")) == expected
 
 
 @pytest.mark.processes

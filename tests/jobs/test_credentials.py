@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
+from shoal.data.connections import CONNECTION_PREFIX
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import credentials
 from shoal.jobs.credentials import Secrets
@@ -55,7 +56,7 @@ def test_a_uri_loses_its_credentials(uri, shown):
 
 def test_two_connections_with_one_variable_are_refused():
     urls = {"dwh-eu": "postgresql://eu/x", "dwh.eu": "postgresql://other/x"}
-    assert credentials.connections(["dwh-eu", "dwh-eu"], {}, urls.get) == {
+    assert credentials.connections([(CONNECTION_PREFIX, "dwh-eu")] * 2, {}, urls.get) == {
         "SHOAL_CONNECTION_DWH_EU": "postgresql://eu/x"
     }
 
@@ -64,7 +65,7 @@ def test_two_connections_with_one_variable_are_refused():
         "SHOAL_CONNECTION_DWH_EU: rename one of the connections"
     )
     with pytest.raises(InvalidArgumentError, match=said):
-        credentials.connections(["dwh-eu", "dwh.eu"], {}, urls.get)
+        credentials.connections([(CONNECTION_PREFIX, name) for name in urls], {}, urls.get)
 
 
 def test_hiding_and_revealing_a_document():

@@ -330,8 +330,30 @@ class TestSubmit:
         assert "hunter2" not in secrets.redact("password hunter2-secret is wrong")
         monkeypatch.setenv("SHOAL_CONNECTION_WARE_HOUSE", "sqlite:///own.db")
         monkeypatch.chdir(tmp_path)
-        found = credentials.connections(["ware-house"], os.environ, {"ware-house": url}.get)
+        found = credentials.connections(dataset.connections(), os.environ, {"ware-house": url}.get)
         assert found == {"SHOAL_CONNECTION_WARE_HOUSE": f"sqlite:///{tmp_path}/own.db"}
+
+    def test_a_storage_and_a_catalog_are_handed_over_apart_from_the_spec(self, store, head, submit, spec):
+        table = {"format": "iceberg", "catalog": "prod", "storage": "lake", "paths": ["db.flights"]}
+        spec = spec.model_copy(update={"dataset": DatasetSpec.model_validate(table)})
+        with pytest.raises(InvalidArgumentError, match=r'"lake" of a dataset is not known: .* SHOAL_STORAGE_LAKE'):
+            submit(spec, holder=ENGINE)
+        with pytest.raises(InvalidArgumentError, match=r"SHOAL_STORAGE_LAKE, .* has the unknown settings verify"):
+            submit(spec, holder=ENGINE, connection_url={"lake": '{"verify": "no"}'}.get)
+        assert not jobs.list_jobs()
+        # A connection of another type may have the name of a catalog in pyiceberg's own configuration.
+        found = {"lake": "aws://AKIA:cAnArY-word@/?region_name=eu-west-1", "prod": "postgresql://db/x"}
+        assert list(credentials.connections(spec.dataset.connections(), {}, found.get)) == ["SHOAL_STORAGE_LAKE"]
+
+        handle = submit(spec, holder=ENGINE, connection_url={**found, "prod": '{"token": "cAnArY-token"}'}.get)
+
+        with store.reading() as session:
+            stored = json.dumps(session.get_one(Job, (handle.job_id, 1)).spec)
+        assert "iceberg://lake@prod/db.flights" in stored and "cAnArY" not in stored
+        secrets = credentials.take(Key(handle.job_id, 1).submission_id)
+        assert json.loads(secrets.variables()["SHOAL_STORAGE_LAKE"])["region_name"] == "eu-west-1"
+        assert secrets.catalogs() == {"SHOAL_CATALOG_PROD": '{"token": "cAnArY-token"}'}
+        assert "cAnArY" not in secrets.redact("cAnArY-word and cAnArY-token are wrong")
 
     def test_a_pool_that_is_not_there(self, store, submit, spec):
         elsewhere = spec.model_copy(update={"run_config": RunConfig(pool_name="nowhere")})

@@ -13,6 +13,7 @@ from prefect.exceptions import ParameterTypeError
 from prefect.testing.standard_test_suites import blocks as suite
 from pydantic import SecretStr, ValidationError
 
+from shoal.data.connections import parse_settings
 from shoal.errors import InvalidArgumentError
 from shoal.pool.endpoint import token_path
 from shoal.pool.spec import PoolSpec
@@ -137,3 +138,14 @@ def test_a_secret_block_is_the_url_of_a_database(server):
     assert database_url("no-such-block") is None
     Secret(value="hf-s3cret").save("hf-token", _sync=True)
     assert (secret_block("HF_TOKEN"), secret_block("NOT_THERE")) == ("hf-s3cret", None)
+
+
+@pytest.mark.server
+def test_a_block_has_the_settings_of_a_storage(server):
+    aws = pytest.importorskip("prefect_aws")  # the environment with the newest Prefect does not have it
+    keys = {"aws_access_key_id": "AKIA", "aws_secret_access_key": "s3cret", "region_name": "eu-west-1"}
+    endpoint = {"endpoint_url": "http://s3:9000"}
+    Secret(value=keys).save("lake", _sync=True)
+    aws.AwsCredentials(**keys, aws_client_parameters=endpoint).save("sea", _sync=True)
+    assert parse_settings("SHOAL_STORAGE_LAKE", database_url("lake")) == keys
+    assert parse_settings("SHOAL_STORAGE_SEA", database_url("sea")) == {**keys, **endpoint}

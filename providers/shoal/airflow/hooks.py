@@ -174,6 +174,9 @@ _DIALECTS = {
 def database_url(conn_id: str) -> str | None:
     """Return the SQLAlchemy URL of an Airflow connection to a database; None if there is no such connection.
 
+    Of a connection of type ``aws`` or ``iceberg``, the settings of a storage or the properties of a catalog are
+    returned, as JSON.
+
     :param conn_id: Id of the connection. Options in the connection's extra field become options of the URL. If shoal
         does not know an option, write the whole URL into the extra field: ``{"sqlalchemy_url": "..."}``.
     :raises InvalidArgumentError: The extra field has an option that shoal cannot pass on, or is not a JSON object.
@@ -185,6 +188,11 @@ def database_url(conn_id: str) -> str | None:
     extra = extra_of(connection, example='{"sslmode": "verify-full"}')
     if url := extra.get("sqlalchemy_url"):
         return str(url)
+    login, password = connection.login, connection.password
+    if connection.conn_type == "aws":
+        return json.dumps({"aws_access_key_id": login, "aws_secret_access_key": password, **extra})
+    if connection.conn_type == "iceberg":
+        return json.dumps({"uri": connection.host, **({"credential": f"{login}:{password}"} if login else {}), **extra})
     dialect = _DIALECTS.get(connection.conn_type or "", _Dialect(connection.conn_type or ""))
     options = _options(connection, dialect, extra)
     fields = {name: options.pop(name) for name in dialect.fields & options.keys()}

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from shoal.data.checks import check_same_schema
+from shoal.data.connections import in_storage
 from shoal.data.dataset_spec import DatasetSpec, SplitSpec, TorchDefaults, lister_of
 from shoal.data.expectations import Expectations
 from shoal.data.filters import Filters, TimeRange, check_present, columns_of, parse_filters, time_column
@@ -36,8 +37,9 @@ def _parsed(filters: Sequence[Any] | None) -> Filters | None:
     return None if filters is None else parse_filters(filters)
 
 
-def _listed(paths: PathLike | Iterable[PathLike]) -> list[str]:
-    return [normalise(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+def _listed(paths: PathLike | Iterable[PathLike], storage: str | None) -> list[str]:
+    several = paths if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
+    return [in_storage(storage, normalise(path)) for path in several]
 
 
 class DataConnector:
@@ -88,6 +90,7 @@ class DataConnector:
         cls,
         path_or_paths: PathLike | Iterable[PathLike],
         *,
+        storage: str | None = None,
         filters: Sequence[Any] | None = None,
         ingestor_class: IngesterClass = ArrowIngester,
     ) -> Self:
@@ -97,6 +100,8 @@ class DataConnector:
             path_or_paths: One or several files, directories or globs: local paths or URIs that Arrow or fsspec can open
                 (``s3://``, ``gs://``). Partition directories (``month=1/``) become columns. The files of a directory
                 are sorted by path.
+            storage: Name of the storage whose settings open the paths: short for ``s3://NAME@bucket/key``. This process
+                has the settings in its environment variable ``SHOAL_STORAGE_<NAME>``; a job takes them along.
             filters: Conditions that the rows must match: a list of terms ``(column, operator, value)``, which are
                 joined with AND, or a list of such lists, which are joined with OR. Operators: ``=``, ``!=``, ``<``,
                 ``>``, ``<=``, ``>=``, ``in``, ``not in``. Dates and timestamps are given as ISO text or as date and
@@ -112,13 +117,14 @@ class DataConnector:
         Example:
             >>> DataConnector.from_parquet("flights/", filters=[("month", ">=", 3), ("month", "<", 6)])
         """
-        return cls(ParquetSource(path_or_paths, filters=_parsed(filters)), ingestor_class)
+        return cls(ParquetSource(_listed(path_or_paths, storage), filters=_parsed(filters)), ingestor_class)
 
     @classmethod
     def from_delta(
         cls,
         path: PathLike,
         *,
+        storage: str | None = None,
         version: int | None = None,
         as_of: str | datetime | None = None,
         filters: Sequence[Any] | None = None,
@@ -131,6 +137,7 @@ class DataConnector:
 
         Args:
             path: Directory of the table: a local path or a URI such as ``s3://bucket/table``.
+            storage: As in :meth:`from_parquet`.
             version: Number of the version to read; the newest by default.
             as_of: Read the newest version that was written at or before this time, as ISO 8601 text or as a datetime;
                 without an offset, the time is UTC.
@@ -146,7 +153,7 @@ class DataConnector:
         Example:
             >>> DataConnector.from_delta("s3://lake/flights", as_of="2024-03-31T00:00:00+00:00")
         """
-        table = {"format": "delta", "paths": [normalise(path)], "version": version, "as_of": as_of}
+        table = {"format": "delta", "paths": _listed([path], storage), "version": version, "as_of": as_of}
         return cls._of_table(table, filters, ingestor_class)
 
     @classmethod
@@ -155,6 +162,7 @@ class DataConnector:
         table: PathLike,
         *,
         catalog: str | None = None,
+        storage: str | None = None,
         version: int | str | None = None,
         as_of: str | datetime | None = None,
         filters: Sequence[Any] | None = None,
@@ -171,7 +179,8 @@ class DataConnector:
             table: With `catalog`, the name of the table, such as ``namespace.table``. Otherwise the directory of the
                 table or one of its metadata files: a local path or a URI.
             catalog: Name of a catalog in pyiceberg's configuration (the file ``.pyiceberg.yaml`` or environment
-                variables).
+                variables), or in the environment variable ``SHOAL_CATALOG_<NAME>``.
+            storage: As in :meth:`from_parquet`; also for the files of a table of a catalog.
             version: Id of the snapshot to read, or name of a tag or branch; the current snapshot by default.
             as_of: Read the snapshot that was the current one at this time, as ISO 8601 text or as a datetime; without
                 an offset, the time is UTC.
@@ -188,8 +197,8 @@ class DataConnector:
             >>> DataConnector.from_iceberg("lake.flights", catalog="prod", version="release-12")
         """
         path = normalise(table) if catalog is None else os.fspath(table)
-        named = {"format": "iceberg", "paths": [path], "catalog": catalog, "version": version, "as_of": as_of}
-        return cls._of_table(named, filters, ingestor_class)
+        given = {"catalog": catalog, "storage": storage, "version": version, "as_of": as_of}
+        return cls._of_table({"format": "iceberg", "paths": [path], **given}, filters, ingestor_class)
 
     @classmethod
     def from_dataframe(
@@ -222,6 +231,7 @@ class DataConnector:
         cls,
         path_or_paths: PathLike | Iterable[PathLike],
         *,
+        storage: str | None = None,
         columns: Mapping[str, str] | None = None,
         delimiter: str = ",",
         ingestor_class: IngesterClass = ArrowIngester,
@@ -234,6 +244,7 @@ class DataConnector:
 
         Args:
             path_or_paths: One or several files, directories or globs; the files of a directory are sorted by path.
+            storage: As in :meth:`from_parquet`.
             columns: Types of columns by name: bool, int32, int64, float32, float64, string, date32, timestamp[us] or
                 timestamp[us, UTC]. Other columns have the narrowest of int64, float64, bool, date32 and the timestamps
                 that holds the values of all rows, else string. Numbers with leading zeros or a plus sign, and whole
@@ -252,7 +263,7 @@ class DataConnector:
         from shoal.data.csv_files import stage_csv
 
         spec = DatasetSpec.parse(
-            {"format": "csv", "paths": _listed(path_or_paths), "columns": columns, "delimiter": delimiter}
+            {"format": "csv", "paths": _listed(path_or_paths, storage), "columns": columns, "delimiter": delimiter}
         )
         with staged(staging_location) as directory:
             stage_csv(spec.paths, spec.columns, delimiter, directory)
@@ -263,6 +274,7 @@ class DataConnector:
         cls,
         path_or_paths: PathLike | Iterable[PathLike],
         *,
+        storage: str | None = None,
         columns: Mapping[str, str] | None = None,
         ingestor_class: IngesterClass = ArrowIngester,
         staging_location: PathLike | None = None,
@@ -273,6 +285,7 @@ class DataConnector:
 
         Args:
             path_or_paths: As in :meth:`from_csv`.
+            storage: As in :meth:`from_parquet`.
             columns: As in :meth:`from_csv`. Texts that are dates or timestamps in all rows become such columns.
             ingestor_class: Class that reads the rows in the workers.
             staging_location: Directory or URI that all nodes can reach; ``$SHOAL_HOME/staging`` by default.
@@ -283,7 +296,7 @@ class DataConnector:
         """
         from shoal.data.json_files import stage_json
 
-        spec = DatasetSpec.parse({"format": "json", "paths": _listed(path_or_paths), "columns": columns})
+        spec = DatasetSpec.parse({"format": "json", "paths": _listed(path_or_paths, storage), "columns": columns})
         with staged(staging_location) as directory:
             stage_json(spec.paths, spec.columns, directory)
         return cls._of_staged(directory, ingestor_class)

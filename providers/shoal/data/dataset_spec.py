@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from shoal.data.connections import CATALOG_PREFIX, CONNECTION_PREFIX, STORAGE_PREFIX, in_storage, split_storage
 from shoal.data.expectations import Expectations
 from shoal.data.filters import Filters, parse_filters, parse_moment
 from shoal.data.listing import TableLister
@@ -67,7 +68,14 @@ class DatasetSpec(Settings):
         min_length=1,
         pattern="^[^/]+$",
         description="Name of the catalog that has the Iceberg table, in pyiceberg's configuration (the file "
-        ".pyiceberg.yaml or environment variables). The path is then the table's name, such as namespace.table.",
+        ".pyiceberg.yaml or environment variables), or in the submitter's environment variable SHOAL_CATALOG_<NAME>, "
+        "an Airflow connection or a Prefect block. The path is then the table's name, such as namespace.table.",
+    )
+    storage: str | None = Field(
+        default=None,
+        description="Name of the storage whose settings open the paths: short for s3://NAME@bucket/key. The settings "
+        "(keys or a role, region, endpoint) are read from the submitter's environment variable SHOAL_STORAGE_<NAME>, "
+        "or from an Airflow connection or a Prefect block of this name.",
     )
     version: Annotated[int, Field(ge=0)] | Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
@@ -171,6 +179,8 @@ class DatasetSpec(Settings):
             from shoal.data.iceberg import address_of
 
             value = {**value, "paths": [address_of(catalog, path) for path in value.get("paths", ())]}
+        if isinstance(value, Mapping) and isinstance(storage := value.get("storage"), str):
+            value = {**value, "storage": None, "paths": [in_storage(storage, path) for path in value.get("paths", ())]}
         return validate(value)
 
     @field_validator("version", mode="before")
@@ -254,6 +264,13 @@ class DatasetSpec(Settings):
             return (f"{self.paths[0]}, version {self.version}",)
         return self.paths if self.sql is None else (f"connection {self.connection}",)
 
+    def connections(self) -> Iterator[tuple[str, str]]:
+        """Yield each database connection, storage and catalog that opens the dataset: the prefix of its environment
+        variable, and its name."""
+        named = [(CONNECTION_PREFIX, self.connection), (CATALOG_PREFIX, self.catalog)]
+        named += [(STORAGE_PREFIX, split_storage(path)[0]) for path in self.paths]
+        yield from ((prefix, name) for prefix, name in named if name)
+
     def selects_as(self, other: DatasetSpec) -> bool:
         """Return whether the options of another dataset select the same rows of the same files or database."""
         names = ("splits", "filters", "time_split", *_SOURCE)
@@ -307,7 +324,7 @@ class DatasetSpec(Settings):
         # Without options that have their default values, the fingerprints of jobs of earlier versions stay as they are.
         if self.torch == TorchDefaults():
             document.pop("torch", None)
-        for name in ("catalog", "version", "as_of", "columns", "delimiter", "stage", "time_split", "expect"):
+        for name in ("catalog", "storage", "version", "as_of", "columns", "delimiter", "stage", "time_split", "expect"):
             if document.get(name) == type(self).model_fields[name].default:
                 document.pop(name, None)
         return document

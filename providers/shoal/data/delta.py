@@ -6,15 +6,17 @@ import json
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from shoal.data.connections import in_storage, refusal, split_storage, storage_options
 from shoal.data.filters import Filters, columns_of, parse_moment
 from shoal.data.listing import DataFile, Listing, TableLister
-from shoal.data.parquet.files import join, resolve, s3_options, split_query
+from shoal.data.parquet.files import join, resolve, split_query
 from shoal.data.parquet.footers import DELTA_NAME, FIELD_ID
 from shoal.errors import DataAccessError, DataError, MissingExtraError, ShoalError
 from shoal.lazy_imports import np, pa
@@ -93,11 +95,13 @@ class DeltaFiles(TableLister):
             from deltalake.exceptions import DeltaError
         except ImportError as error:
             raise MissingExtraError("deltalake", "delta") from error
-        head, _, query = split_query(self.path)
+        storage, address = split_storage(self.path)
+        head, _, query = split_query(address)
         version = self.version
         assert not isinstance(version, str)  # refused by `DatasetSpec`
         try:
-            table = DeltaTable(head, version=version, storage_options=_storage_options(query))
+            with _storage_options(storage, query) as options:
+                table = DeltaTable(head, version=version, storage_options=options)
             if self.as_of is not None:
                 version = self._version_at(parse_moment(self.as_of), table.metadata().configuration)
                 table.load_as_version(version)
@@ -115,6 +119,8 @@ class DeltaFiles(TableLister):
 
     def _problem(self, version: int | None, error: Exception) -> DataError:
         """Return the error for a table that deltalake could not load."""
+        if refused := refusal(self.path, error):
+            return refused
         commits = self._commits()
         if not commits:
             return DataError(
@@ -203,7 +209,8 @@ class DeltaFiles(TableLister):
         scheme = match[0][:-2].lower()
         if scheme == "file":
             return "/" + text[match.end() :].lstrip("/")
-        return _HADOOP.get(scheme, scheme) + text[len(scheme) :] + "".join(split_query(self.path)[1:])
+        moved = _HADOOP.get(scheme, scheme) + text[len(scheme) :] + "".join(split_query(self.path)[1:])
+        return in_storage(split_storage(self.path)[0], moved)
 
     def _remaining(self) -> str:
         """Return which versions still have all their files: VACUUM removes the files of older versions first."""
@@ -248,11 +255,18 @@ def _bounds(added: dict[str, Any], fields: Iterable[pa.Field]) -> dict[str, tupl
     return found
 
 
-def _storage_options(query: str) -> dict[str, str]:
-    """Return deltalake's options for the options in a URI, such as ``s3://bucket/table?region=eu-west-1``."""
-    names = {"region": "AWS_REGION", "endpoint": "AWS_ENDPOINT_URL"}
-    options = {names[name]: value for name, value in s3_options(query).items()}
+@contextmanager
+def _storage_options(storage: str | None, query: str) -> Iterator[dict[str, str]]:
+    """Provide deltalake's options for a storage and the options in a URI, such as
+    ``s3://bucket/table?region=eu-west-1``."""
+    options = storage_options("deltalake", storage, query)
     # deltalake refuses HTTP unless it is told to allow it; pyarrow does not.
     if options.get("AWS_ENDPOINT_URL", os.environ.get("AWS_ENDPOINT_URL", "")).startswith("http://"):
         options["AWS_ALLOW_HTTP"] = "true"
-    return options
+    # deltalake would send the session token of this process's own keys with the keys of the storage.
+    own = os.environ.pop("AWS_SESSION_TOKEN", None) if "AWS_ACCESS_KEY_ID" in options else None
+    try:
+        yield options
+    finally:
+        if own is not None:
+            os.environ["AWS_SESSION_TOKEN"] = own

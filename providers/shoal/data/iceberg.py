@@ -12,9 +12,11 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
+from shoal.data import connections
+from shoal.data.connections import in_storage, refusal, split_storage
 from shoal.data.filters import Filters, columns_of, parse_moment
 from shoal.data.listing import DataFile, Listing, TableLister
-from shoal.data.parquet.files import join, need, resolve, s3_options, split_query
+from shoal.data.parquet.files import join, need, resolve, split_query
 from shoal.data.parquet.footers import FIELD_ID, NAMES_IN_FILES, THREADS, wrap_read_errors
 from shoal.errors import DataAccessError, DataError
 from shoal.lazy_imports import np, pa, pq
@@ -44,7 +46,8 @@ class IcebergFiles(TableLister):
     @property
     def options(self) -> dict[str, Any]:
         """The options of a `DatasetSpec` that describe the table."""
-        catalog = self.path.removeprefix(CATALOG_URI).partition("/")[0] if self.path.startswith(CATALOG_URI) else None
+        address = split_storage(self.path)[1]
+        catalog = address.removeprefix(CATALOG_URI).partition("/")[0] if address.startswith(CATALOG_URI) else None
         return {"format": "iceberg", "catalog": catalog, "version": self.version, "as_of": self.as_of}
 
     def find_version(self) -> tuple[int | str, str]:
@@ -73,8 +76,9 @@ class IcebergFiles(TableLister):
             self._refuse_equality_deletes(snapshot.manifests(table.io), table.io)
             tasks = list(table.scan(snapshot_id=snapshot.snapshot_id).plan_files())
             specs = table.specs()
-        query = _query_of(table.io.properties)
-        deleted = self._deleted_rows(tasks, query)
+        storage, address = split_storage(self.path)
+        query = _query_of(table.io.properties) if storage is None else "".join(split_query(address)[1:])
+        deleted = self._deleted_rows(tasks, query, storage)
         by_id = {field.field_id: (field, column) for field, column in zip(schema.fields, columns, strict=True)}
         named = set(columns_of(filters or ()))
         bounded = {number: pair for number, pair in by_id.items() if pair[1].name in named and _is_exact(pair[1].type)}
@@ -83,7 +87,7 @@ class IcebergFiles(TableLister):
             self._require_parquet(file)
             files.append(
                 DataFile(
-                    _path(file.file_path, query),
+                    _path(file.file_path, query, storage),
                     file.file_size_in_bytes,
                     partitions=_partition_values(file, specs[file.spec_id], by_id),
                     deleted=deleted.get(file.file_path),
@@ -100,13 +104,14 @@ class IcebergFiles(TableLister):
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
         from pyiceberg.table import StaticTable
 
-        if not self.path.startswith(CATALOG_URI):
-            head, _, query = split_query(self.path)
-            options = {f"s3.{name}": value for name, value in s3_options(query).items()}
+        storage, address = split_storage(self.path)
+        head, _, query = split_query(address)
+        options = connections.storage_options("pyiceberg", storage, query)
+        if not head.startswith(CATALOG_URI):
             return StaticTable.from_metadata(head if head.endswith(".json") else self._newest_metadata(), options)
-        catalog, _, name = self.path.removeprefix(CATALOG_URI).partition("/")
+        catalog, _, name = head.removeprefix(CATALOG_URI).partition("/")
         try:
-            return load_catalog(catalog).load_table(name)
+            return load_catalog(catalog, **connections.catalog_properties(catalog), **options).load_table(name)
         except (NoSuchTableError, NoSuchNamespaceError):
             raise DataError(f"the catalog {catalog} has no table {name}: write namespace.table") from None
 
@@ -121,7 +126,7 @@ class IcebergFiles(TableLister):
             if match := _METADATA_FILE.fullmatch(info.base_name):
                 names.setdefault(int(match[1]), []).append(info.base_name)
         if not names:
-            raise DataError(
+            raise refusal(self.path, "", filesystem, inner) or DataError(
                 f"{self.path} is not an Iceberg table, because it has no file metadata/*.metadata.json: check the "
                 "path, or give the name of the table's catalog as catalog"
             )
@@ -132,7 +137,7 @@ class IcebergFiles(TableLister):
                 f"the Iceberg table {self.path} has several newest metadata files ({', '.join(sorted(newest))}), and "
                 "only its catalog knows the current one: give the name of the catalog as catalog, or the path of a file"
             )
-        return join(split_query(folder)[0], newest[0])
+        return join(split_query(split_storage(folder)[1])[0], newest[0])
 
     def _select(self, table: Any) -> tuple[Any, Any]:
         """Return the snapshot (None if the table is empty) and the schema with which it is read."""
@@ -187,20 +192,20 @@ class IcebergFiles(TableLister):
                             "Spark or with the engine that writes the table"
                         )
 
-    def _deleted_rows(self, tasks: Sequence[Any], query: str) -> dict[str, np.ndarray]:
+    def _deleted_rows(self, tasks: Sequence[Any], query: str, storage: str | None) -> dict[str, np.ndarray]:
         """Read the delete files. Return the positions of the deleted rows of each data file, by the location that the
         table's metadata has for the file."""
         files = {file.file_path: file for task in tasks for file in task.delete_files}
         found: dict[str, list[np.ndarray]] = {}
         with ThreadPoolExecutor(THREADS, thread_name_prefix="shoal-deletes") as threads:
-            for part in threads.map(lambda file: self._positions(file, query), files.values()):
+            paths = [_path(file.file_path, query, storage) for file in files.values()]
+            for part in threads.map(self._positions, files.values(), paths):
                 for location, positions in part.items():
                     found.setdefault(location, []).append(positions)
         return {location: np.unique(np.concatenate(parts)) for location, parts in found.items()}
 
-    def _positions(self, file: Any, query: str) -> dict[str, np.ndarray]:
+    def _positions(self, file: Any, path: str) -> dict[str, np.ndarray]:
         """Read one delete file."""
-        path = _path(file.file_path, query)
         filesystem, inner = resolve(path)
         if file.file_format.value == "PUFFIN":
             from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
@@ -248,7 +253,7 @@ def _pyiceberg_errors(place: str) -> Iterator[None]:
             "path, and read a newer snapshot"
         ) from None
     except (OSError, RESTError, pa.ArrowException) as error:
-        raise DataAccessError(f"{place} cannot be read: {redact(str(error))}") from None
+        raise refusal(place, error) or DataAccessError(f"{place} cannot be read: {redact(str(error))}") from None
     # The exceptions of pyiceberg and of the libraries of its catalogs have no common base class.
     except Exception as error:
         raise DataError(f"{place} cannot be read with pyiceberg {__version__}: {redact(str(error))}") from error
@@ -274,12 +279,12 @@ def _existing(table: Any) -> str:
     )
 
 
-def _path(location: str, query: str) -> str:
+def _path(location: str, query: str, storage: str | None = None) -> str:
     """Return the path or URI of a file as shoal writes it. A location of Hadoop is not encoded as a URI is."""
     scheme, _, rest = location.partition(":")
     if scheme == "file":
         return f"/{rest.lstrip('/')}"
-    return f"s3:{rest}{query}" if scheme in ("s3", "s3a", "s3n") else location
+    return in_storage(storage, f"s3:{rest}{query}") if scheme in ("s3", "s3a", "s3n") else location
 
 
 def _query_of(properties: Mapping[str, str]) -> str:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shoal.data.connections import CONNECTION_PREFIX
 from shoal.data.filters import check_present
 from shoal.data.row_writer import write_tables
 from shoal.data.staged_data import staged
@@ -31,9 +32,6 @@ _FILE_OPTIONS = {
 """Options of URLs that name files, by dialect. libpq connects without the client's certificate, and may not check that
 of the server, if the file is missing."""
 
-
-CONNECTION_PREFIX = "SHOAL_CONNECTION_"
-"""Prefix of the names of environment variables that contain the URLs of database connections."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _LEADING_COMMENT = re.compile(r"\s*(--[^\n]*(\n|$)|/\*.*?\*/)", re.DOTALL)
@@ -117,11 +115,6 @@ def as_table(sql: str) -> str:
 def without_end(sql: str) -> str:
     """Return a query without a ``;`` at its end."""
     return sql.rstrip().removesuffix(";")
-
-
-def connection_variable(name: str) -> str:
-    """Return the name of the environment variable for a connection's URL, such as SHOAL_CONNECTION_WAREHOUSE."""
-    return CONNECTION_PREFIX + re.sub(r"[^A-Z0-9]", "_", name.upper())
 
 
 def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike[str] | None) -> str:

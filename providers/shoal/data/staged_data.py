@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from shoal.data.connections import refuse_storage
 from shoal.data.parquet.files import is_local, join, need, normalise, resolve
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 from shoal.lazy_imports import pa
@@ -156,6 +157,7 @@ def staged(staging_location: str | os.PathLike[str] | None = None, name: str | N
     """Create a directory for one staged dataset, and remove the directory if the ``with`` block raises an exception."""
     need("pyarrow", "numpy")
     base = default_location() if staging_location is None else normalise(staging_location)
+    refuse_storage(base, "staging_location")
     if not is_local(base) and any(character in base for character in _GLOB):
         raise InvalidArgumentError(
             f"staging_location {base} contains one of the characters {_GLOB}: use a URI without these characters"

@@ -25,7 +25,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import select, update
 
-from shoal.data.sql import CONNECTION_PREFIX, connection_variable
+from shoal.data.connections import (
+    CATALOG_PREFIX,
+    CONNECTION_PREFIX,
+    STORAGE_PREFIX,
+    connection_variable,
+    parse_settings,
+)
 from shoal.errors import InvalidArgumentError, JobError
 from shoal.jobs.journal.attempts import Key
 from shoal.jobs.journal.steps import JobStep, patiently, transaction
@@ -111,13 +117,19 @@ class Secrets:
         # `hide` removes a value for one of two reasons: the value contains a credential, or its key is a word such as
         # "password". In the second case the whole value is a secret.
         parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
-        parts += [redaction.secrets_in(url) for name, url in self.environment.items() if _is_connection(name)]
+        prefixes = (CONNECTION_PREFIX, STORAGE_PREFIX, CATALOG_PREFIX)
+        parts += [redaction.secrets_in(url) for name, url in self.environment.items() if name.startswith(prefixes)]
         return frozenset(named.union(*parts))
 
     def variables(self) -> dict[str, str]:
-        """Return the environment variables for the workers. Database URLs are left out, because only the driver uses
-        them."""
-        return {name: value for name, value in self.environment.items() if not _is_connection(name)}
+        """Return the environment variables for the workers. Database URLs and the properties of catalogs are left out,
+        because only the driver uses them."""
+        hidden = (CONNECTION_PREFIX, CATALOG_PREFIX)
+        return {name: value for name, value in self.environment.items() if not name.startswith(hidden)}
+
+    def catalogs(self) -> dict[str, str]:
+        """Return the environment variables with the properties of catalogs, for the driver."""
+        return {name: value for name, value in self.environment.items() if name.startswith(CATALOG_PREFIX)}
 
     @property
     def given(self) -> bool:
@@ -186,32 +198,47 @@ def secrets_of(
     return values
 
 
+_EXAMPLES = {
+    CONNECTION_PREFIX: "the SQLAlchemy URL of the connection, such as postgresql+psycopg://USER:PASSWORD@HOST/DATABASE",
+    STORAGE_PREFIX: 'its settings, such as {"aws_access_key_id": "...", "aws_secret_access_key": "..."}',
+}
+
+
 def connections(
-    names: Iterable[str], environment: Mapping[str, str], url_of: Callable[[str], str | None] | None = None
+    names: Iterable[tuple[str, str]],
+    environment: Mapping[str, str],
+    url_of: Callable[[str], str | None] | None = None,
 ) -> dict[str, str]:
-    """Find the URLs of the database connections that a spec names."""
+    """Find the URLs of the database connections, and the settings of storages and catalogs, that a spec names.
+
+    Args:
+        names: Prefix of the environment variable and name of each, as from `DatasetSpec.connections`.
+        environment: Environment of this process.
+        url_of: Function that returns the URL or the settings of a name that has no variable; None if there are none.
+
+    Returns:
+        Values of environment variables. A catalog without settings is left out: pyiceberg's configuration has it.
+    """
     found: dict[str, str] = {}
     named: dict[str, str] = {}
-    for name in dict.fromkeys(names):
-        variable = connection_variable(name)
+    for prefix, name in dict.fromkeys(names):
+        variable = connection_variable(name, prefix)
         if named.setdefault(variable, name) != name:
             raise InvalidArgumentError(
                 f'the connections "{named[variable]}" and "{name}" of the spec take their URL from the same '
                 f"environment variable, {variable}: rename one of the connections"
             )
         url = environment.get(variable) or (url_of(name) if url_of else None)
+        if prefix == CATALOG_PREFIX and (not url or (variable not in environment and not url.startswith("{"))):
+            continue  # an Airflow connection of this name that is no catalog
         if not url:
             raise InvalidArgumentError(
                 f'the connection "{name}" of a dataset is not known: set the environment variable {variable} to '
-                "the SQLAlchemy URL of the connection, such as postgresql+psycopg://USER:PASSWORD@HOST/DATABASE, or "
-                "create an Airflow connection or a Prefect Secret block of this name"
+                f"{_EXAMPLES[prefix]}, or create an Airflow connection or a Prefect Secret block of this name"
             )
-        found[variable] = absolute_database(url)
+        is_database = prefix == CONNECTION_PREFIX
+        found[variable] = absolute_database(url) if is_database else json.dumps(parse_settings(variable, url))
     return found
-
-
-def _is_connection(name: str) -> bool:
-    return name.startswith(CONNECTION_PREFIX)
 
 
 def hide(document: Any) -> tuple[Any, dict[str, str]]:

@@ -167,7 +167,7 @@ class Call:
         """
         environment = {**os.environ, **self.environment}
         hidden = credentials.secrets_of(spec.run_config.secret_env, environment, self.secret_of)
-        named = [dataset.connection for dataset in spec.datasets() if dataset.connection]
+        named = [each for dataset in spec.datasets() for each in dataset.connections()]
         databases = credentials.connections(named, environment, self.connection_url)
         return Secrets({**credentials.from_environment(environment), **databases, **hidden}, uris, frozenset(hidden))
 
@@ -213,8 +213,9 @@ def submit(
         key: Text that distinguishes tasks of one holder that submit the same spec, such as the id and map index of a
             task.
         task: The try of a workflow engine's task that submits the job. None: the job is found only by its spec.
-        connection_url: Function that returns the SQLAlchemy URL of a database connection by its name, or None if there
-            is none. It is called only for names without an environment variable ``SHOAL_CONNECTION_<NAME>``.
+        connection_url: Function that returns the SQLAlchemy URL of a database connection, or the settings of a storage
+            or catalog as JSON, by its name, or None if there is none. It is called only for names without an
+            environment variable ``SHOAL_CONNECTION_<NAME>``, ``SHOAL_STORAGE_<NAME>`` or ``SHOAL_CATALOG_<NAME>``.
         secret_of: Function that returns the value of a variable in ``run_config.secret_env``, or None if there is none.
             It is called only for variables that this process does not have.
         environment: Settings of storage and MLflow for the driver, in addition to those in the environment of this

@@ -11,10 +11,11 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+from shoal.data.connections import KNOWN, connection_variable
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.filters import Scalar, builtin_value, check_present, describe_filters
 from shoal.data.parquet.filter_matching import prepare
-from shoal.data.sql import connection_variable, count_values, narrowed_query, quoted_column
+from shoal.data.sql import count_values, narrowed_query, quoted_column
 from shoal.errors import DataError, InvalidArgumentError, shown
 from shoal.jobs import credentials
 from shoal.jobs.kind import parse_spec
@@ -221,8 +222,9 @@ class SharedColumn:
                 "a dataset of the spec is a staged copy (of a DataFrame or a query's result). shoal removes the copy "
                 "when the first of the jobs ends: write the rows to Parquet files, or give sql and a connection"
             )
-        named = [dataset.connection for dataset in datasets if dataset.connection]
+        named = [each for dataset in datasets for each in dataset.connections()]
         self._urls = credentials.connections(named, os.environ, connection_url)
+        KNOWN.update(self._urls)
         self._quoted: dict[str, str] = {}
         """Quoted name of the column for the database, by the key of the query."""
         self._types: list[tuple[str, Any]] = []

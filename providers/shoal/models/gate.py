@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self, get_args
 
 from sqlalchemy import select
 
+from shoal.data.connections import KNOWN, connection_variable
 from shoal.data.connector import DataConnector
-from shoal.data.sql import connection_variable
 from shoal.errors import DataError, InvalidArgumentError, JobError, ModelNotFoundError, RegistryError, shown
 from shoal.jobs import credentials, mlflow_run
 from shoal.jobs.journal import attempts, owners
@@ -447,15 +447,14 @@ def _present_holdout(register: Register, connection_url: Callable[[str], str | N
     """Return the options with a holdout that can be read now. Rows that are not read in place are copied again, and
     the copy exists until the end of the block."""
     holdout = register.holdout
+    urls = credentials.connections(holdout.connections(), os.environ, connection_url)
+    KNOWN.update(urls)
     if not holdout.is_copied:
         yield register
         return
     from shoal.data.row_copies import copy_rows
 
-    url = None
-    if holdout.connection is not None:
-        urls = credentials.connections([holdout.connection], os.environ, connection_url)
-        url = urls[connection_variable(holdout.connection)]
+    url = urls.get(connection_variable(holdout.connection or ""))
     with tempfile.TemporaryDirectory(prefix="shoal-holdout-") as folder:
         copy_rows(holdout, url, folder)
         staged = holdout.model_copy(update={"staging": folder})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 from prefect.blocks.core import Block
@@ -139,14 +140,30 @@ def secret_block(variable: str) -> str | None:
 
 
 def database_url(name: str) -> str | None:
-    """Return the database URL (for SQLAlchemy) from the Prefect Secret block of this name, or None if there is none."""
+    """Return the database URL (for SQLAlchemy), or the settings of a storage or catalog, from the Prefect Secret block
+    of this name, or the settings of a storage from the block AwsCredentials; None if there is none."""
     try:
         # In an async task, `load` would return a coroutine, even in a thread without an event loop. With `_sync`, an
         # argument of Prefect's decorator, `load` returns the block.
         block = cast("Secret[Any]", Secret.load(name, _sync=True))  # type: ignore[call-arg]
     except ValueError:  # The block does not exist.
+        return _aws_settings(name)
+    value = block.get()
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _aws_settings(name: str) -> str | None:
+    try:
+        from prefect_aws import AwsCredentials
+
+        block = AwsCredentials.load(name, _sync=True)
+    except (ImportError, ValueError):
         return None
-    return str(block.get())
+    secret = block.aws_secret_access_key
+    given = {each: getattr(block, each) for each in ("aws_access_key_id", "aws_session_token", "region_name")}
+    given["aws_secret_access_key"] = secret and secret.get_secret_value()
+    endpoint = block.aws_client_parameters.endpoint_url
+    return json.dumps({**given, "endpoint_url": endpoint, "role_arn": block.assume_role_arn})
 
 
 def defines(source: PoolSource) -> bool:

@@ -63,6 +63,12 @@ _USER_IS_NO_SECRET = frozenset(_STORAGE | _DATABASES)
 """Schemes in which the text before the ``@`` is no secret if there is no password. It is then the name of an Azure
 container or of a user. In other schemes, it may be a token."""
 
+STORAGE_SCHEMES = ("s3", "iceberg")
+"""Schemes in which the text before the ``@`` is the name of a storage, if it is a legal name."""
+STORAGE_NAME = r"(?![A-Z0-9]{16,}(?![\w.-])|[A-Za-z0-9]{32,}(?![\w.-]))[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
+"""Pattern of the names of storages. It matches no access key of AWS (20 capitals and digits) and no long token."""
+_STORAGE_USER = re.compile(STORAGE_NAME)
+
 _SCHEMES = "|".join(map(re.escape, sorted(_HTTP | _STORAGE | _DATABASES | {"file", "s3", "s3a", "gs", "gcs"})))
 _FEW_SLASHES = re.compile(
     rf"(?:(?<![:\w/])//|\b(?:{_SCHEMES}):/?(?!/))(?P<user>[^/?#@\s\"':]*:(?P<value>[^@\s\"'<>]+)@)", re.IGNORECASE
@@ -382,7 +388,8 @@ def _user_length(scheme: str, rest: str) -> int:
     user, at, _ = authority.rpartition("@")
     kinds = scheme.split("+")
     if at and ":" not in user:
-        return 0 if _USER_IS_NO_SECRET.intersection(kinds) else len(user) + 1
+        is_storage = scheme in STORAGE_SCHEMES and _STORAGE_USER.fullmatch(user)
+        return 0 if is_storage or _USER_IS_NO_SECRET.intersection(kinds) else len(user) + 1
     if not at and ":" not in authority:
         return 0
     if not at and kinds[-1] in _HTTP and _is_host_and_port(authority) and rest[len(authority) :][:1] in ("", "/"):

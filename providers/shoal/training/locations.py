@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from shoal.data.connections import refuse_storage
 from shoal.data.parquet.files import refuse_incomplete_address
 from shoal.errors import InvalidArgumentError
 from shoal.new_files import SHARED_MODE, create_folder
@@ -49,6 +50,7 @@ def resolved(location: str, option: str = "artifact_location") -> str:
     if not location.strip():
         raise InvalidArgumentError(f"{option} is blank: give a directory or a URI, or omit this option")
     refuse_incomplete_address(location, option)
+    refuse_storage(location, option)
     if location.startswith(_FILE):
         with redacted_errors(location):
             host = urlsplit(location).netloc

@@ -13,9 +13,9 @@ import pytest
 from pydantic import ValidationError
 
 from shoal.data import DataConnector
+from shoal.data.connections import storage_options
 from shoal.data.dataset_spec import DatasetSpec, version_of
 from shoal.data.iceberg import _path, _query_of
-from shoal.data.parquet.files import s3_options
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError
 from tests.data.tables.unpacking import cases, plain, unpack
@@ -184,5 +184,6 @@ def test_a_spec_of_an_iceberg_table_is_checked() -> None:
 def test_files_on_s3_are_read_from_the_server_of_the_catalog() -> None:
     query = _query_of({"s3.endpoint": "http://minio:9000", "s3.region": "eu-west-1", "s3.access-key-id": "key"})
     assert _path("s3a://lake/a=b%20c/x.parquet", query).startswith("s3://lake/a=b%20c/x.parquet?region=eu-west-1&")
-    assert s3_options(query.removeprefix("?")) == {"region": "eu-west-1", "endpoint": "http://minio:9000"}
+    found = {"s3.region": "eu-west-1", "s3.endpoint": "http://minio:9000"}
+    assert storage_options("pyiceberg", None, query.removeprefix("?")) == found
     assert _path("file:/lake/a=b%20c/x.parquet", query) == "/lake/a=b%20c/x.parquet" and _query_of({}) == ""

@@ -63,6 +63,7 @@ from shoal.training.reporting import MetricSink, OnProgress, Progress
 from shoal.training.run_config import RunConfig
 from tests.support.job_store import POOL, add_node
 from tests.support.postgres import PASSWORD
+from tests.support.s3_server import s3_server
 from tests.support.waiting import wait_until
 
 KEY = Key("job", 1)
@@ -988,6 +989,21 @@ class TestWindows:
         assert (code, job.state) == (1, JobState.FAILED)
         assert "no such table: gone" in job.error
         assert not list((tmp_path / "models" / "staging").iterdir())
+
+    @pytest.mark.server
+    def test_refused_credentials_of_a_storage_fail_the_job_before_training(self, store, window, monkeypatch, tmp_path):
+        monkeypatch.setattr("shoal.training.boosting.engine.train", lambda *_, **__: pytest.fail("it trains"))
+        monkeypatch.setattr(os, "environ", os.environ.copy())
+        dataset = DatasetSpec.model_validate({"paths": ["s3://air/flights"], "storage": "lake"})
+        with s3_server() as settings:
+            settings = {**settings, "aws_secret_access_key": "cAnArY-of-40-letters", "role_arn": ""}
+            secrets = Secrets({"SHOAL_STORAGE_LAKE": json.dumps(settings), "SHOAL_CATALOG_PROD": "{}"})
+            code, job = drive(store, window.model_copy(update={"dataset": dataset}), secrets)
+
+        assert (code, job.state, job.error_is_permanent) == (1, JobState.FAILED, True)
+        assert 's3://lake@air/flights cannot be read: the credentials of the storage "lake" are wrong' in job.error
+        assert "cAnArY" not in json.dumps([job.spec, job.error]) + log()
+        assert "SHOAL_STORAGE_LAKE" in secrets.variables() and "SHOAL_CATALOG_PROD" not in secrets.variables()
 
     def test_rows_that_a_killed_driver_staged_are_removed(self, store, window):
         dataset = DatasetSpec(sql="SELECT 1", connection="w")

@@ -28,6 +28,7 @@ from pydantic import BaseModel
 from shoal import jobs
 from shoal.airflow.deployment import holder_of, is_single_task_test, task_key, team_of, warn_of_copies
 from shoal.airflow.hooks import ComputePoolHook, database_url, environment_of, secret_variable
+from shoal.data.connections import CONNECTION_PREFIX, STORAGE_PREFIX, split_storage
 from shoal.data.dataset_spec import is_relative
 from shoal.data.parquet.files import refuse_credentials
 from shoal.errors import InvalidArgumentError, ShoalError, shown
@@ -262,19 +263,24 @@ def check_paths(fields: Any, script: Any = None) -> None:
             )
 
 
-def database_connections(value: Any) -> Iterator[str]:
-    """Yield the name of each database connection that a spec or dataset names, as far as the names are known."""
+def named_connections(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield each database connection and storage that a spec or dataset names, as far as the names are known: the
+    prefix of its environment variable, and its name."""
     value = value.to_spec() if hasattr(value, "to_spec") else value
     value = value.model_dump() if isinstance(value, BaseModel) else value
     if isinstance(value, list | tuple):
         for item in value:
-            yield from database_connections(item)
+            yield from named_connections(item)
     elif isinstance(value, Mapping):
         if value.get("sql") and isinstance(name := value.get("connection"), str) and is_known(name):
-            yield name
+            yield CONNECTION_PREFIX, name
+        paths = [path for path in value.get("paths") or () if isinstance(path, str)]
+        for name in (paths and value.get("storage"), *(split_storage(path)[0] for path in paths)):
+            if isinstance(name, str) and is_known(name):
+                yield STORAGE_PREFIX, name
         for option, item in value.items():
             if option not in _USERS_OWN:
-                yield from database_connections(item)
+                yield from named_connections(item)
 
 
 def _paths(value: Any, option: str) -> Iterator[tuple[str, str]]:

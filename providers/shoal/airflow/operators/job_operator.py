@@ -30,6 +30,7 @@ from shoal.airflow import results
 from shoal.airflow.deployment import has_teams
 from shoal.airflow.operators import base
 from shoal.airflow.operators.nodes import LeasePoolOperator, ScaleClusterOperator, outside_of_lease
+from shoal.data.connections import split_storage
 from shoal.errors import LeaseEndedError, NoTokenError, PoolDownError, PoolElsewhereError, ShoalError
 from shoal.links import dashboard_link, job_page, mlflow_run_link, model_link
 from shoal.pool.spec import PoolSpec, is_uri
@@ -446,7 +447,7 @@ def of_path(path: str) -> Named:
     """
     if (wildcard := _WILDCARD.search(path)) is not None:
         path = path[: wildcard.start()].rpartition("/")[0]
-    parts = urlsplit(path)
+    parts = urlsplit(split_storage(path)[1])
     if parts.scheme in ("", "file"):
         return Named("file", (unquote(parts.path) if parts.scheme else path).rstrip("/") or "/")
     scheme = _SCHEMES.get(parts.scheme, parts.scheme)

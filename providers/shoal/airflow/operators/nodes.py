@@ -85,7 +85,7 @@ def check_block(setup: BaseOperator, context: Context) -> None:
             task.check(task.task_id, {**vars(task), **rendered})
             # Only in a task are Airflow's secrets backends asked for database connections.
             if base.is_in_task():
-                named = base.database_connections([rendered.get("spec"), rendered.get("dataset")])
+                named = base.named_connections([rendered.get("spec"), rendered.get("dataset")])
                 try:
                     connections(named, os.environ, database_url)
                 except InvalidArgumentError as error:

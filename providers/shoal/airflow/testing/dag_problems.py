@@ -28,7 +28,7 @@ from shoal.airflow.operators.nodes import OF_THE_RUN, check_block
 from shoal.airflow.operators.training import same_output
 from shoal.airflow.results import no_retry_of_permanent_errors
 from shoal.airflow.testing.check import Rule
-from shoal.data.sql import connection_variable
+from shoal.data.connections import connection_variable
 from shoal.errors import InvalidArgumentError
 
 _Operator = BaseOperator | MappedOperator
@@ -89,8 +89,8 @@ def connections(task: _Operator) -> Iterator[tuple[str, bool]]:
     if base.is_a(task, JobOperator):
         specs = [base.arguments_of(task).get(name) for name in ("spec", "dataset")]
         mapped = task.expand_input.value if isinstance(task, MappedOperator) else None
-        for connection in base.database_connections([*specs, mapped]):
-            if connection_variable(connection) not in os.environ:
+        for prefix, connection in base.named_connections([*specs, mapped]):
+            if connection_variable(connection, prefix) not in os.environ:
                 yield connection, False
 
 

@@ -16,8 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
+from shoal.data.connections import refusal, s3_filesystem, split_storage, storage_options
 from shoal.data.filters import Filters
 from shoal.data.listing import DataFile, Listing
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, MissingExtraError, shown
@@ -164,15 +165,6 @@ def split_query(path: str) -> tuple[str, str, str]:
     return (head, mark, query) if _OPTION.match(query) and not is_local(path) else (path, "", "")
 
 
-def s3_options(query: str) -> dict[str, str]:
-    """Return the region and the endpoint that the options of a URI name, for libraries that do not read such URIs."""
-    given = {name: values[-1] for name, values in parse_qs(query).items()}
-    options = {"region": given["region"]} if "region" in given else {}
-    if endpoint := given.get("endpoint_override"):
-        options["endpoint"] = endpoint if "://" in endpoint else f"{given.get('scheme', 'https')}://{endpoint}"
-    return options
-
-
 # URI schemes that Arrow opens itself. fsspec opens all other schemes.
 _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 
@@ -183,11 +175,14 @@ def resolve(path: str) -> tuple[Any, str]:
 
     if is_local(path):
         return LocalFileSystem(), path
-    head, mark, query = split_query(path)
+    storage, address = split_storage(path)
+    head, mark, query = split_query(address)
     scheme, _, rest = head.partition("://")
     if scheme == PACKAGED_SCHEME:
         return LocalFileSystem(), unpacked_path(rest)
     netloc, slash, inner = rest.partition("/")
+    if storage is not None:
+        return s3_filesystem(netloc, tuple(storage_options("pyarrow", storage, query).items())), rest
     if scheme in _ARROW_SCHEMES:
         filesystem, base = _arrow_filesystem(f"{scheme}://{netloc}{mark}{query}")
         return filesystem, f"{base.rstrip('/')}{slash}{inner}"
@@ -262,9 +257,12 @@ def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
         filesystem, inner = resolve(path)
         try:
             files = _expand(filesystem, path, inner, checked)
-        except DataError:
-            raise
-        except (OSError, pa.ArrowException) as exc:
+        except (DataError, OSError, pa.ArrowException) as exc:
+            folder = "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), inner.split("/")))
+            if refused := refusal(path, exc, filesystem, folder):
+                raise refused from None
+            if isinstance(exc, DataError):
+                raise
             raise DataAccessError(f"{path} cannot be listed: {exc}") from None
         for file in files:
             if file.path in found:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.data.connections import refusal
 from shoal.data.listing import DataFile
 from shoal.data.parquet.files import resolve
 from shoal.errors import DataAccessError, DataError
@@ -91,7 +92,7 @@ def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
         # Arrow raises OSError mostly if the storage does not answer, but also for some corrupt files.
         kind = DataAccessError if isinstance(exc, OSError) else DataError
         first_line = next(iter(str(exc).splitlines()), type(exc).__name__)
-        raise kind(f"{what} is corrupt or not a Parquet file: {first_line}") from None
+        raise refusal(path, exc) or kind(f"{what} is corrupt or not a Parquet file: {first_line}") from None
 
 
 @contextlib.contextmanager

@@ -502,7 +502,7 @@ def _start(store: Store, key: Key, secrets: Secrets) -> int:
     if job is None:
         print(f"nothing to do: attempt {key.attempt} of job {key.job_id} has ended, or another driver runs it")
         return 0
-    os.environ.update(secrets.variables())
+    os.environ.update({**secrets.variables(), **secrets.catalogs()})
     if job.team is not None:
         os.environ[TEAM_VARIABLE] = job.team  # the job may scale its pool
     telemetry.job_queued(job.pool, job.framework, (job.admitted_at or job.created_at) - job.created_at)

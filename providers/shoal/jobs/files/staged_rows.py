@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from shoal.data import staged_data
+from shoal.data.connections import connection_variable
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.parquet.files import join, normalise
 from shoal.data.row_copies import copy_rows
-from shoal.data.sql import connection_variable
 from shoal.errors import DataError
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import storage
