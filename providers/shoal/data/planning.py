@@ -295,7 +295,9 @@ def deal_rows(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> tu
     for i, group in enumerate(groups):
         counts = [0] * num_workers
         for mine, subgang in zip(dealt, subgangs, strict=True):
-            each, extra = divmod(mine.get(i, 0), len(subgang))
+            if i not in mine:
+                continue
+            each, extra = divmod(mine[i], len(subgang))
             for place, rank in enumerate(sorted(subgang, key=lambda rank: loads[rank])):
                 counts[rank] = each + (place < extra)
         readers = [rank for rank in range(num_workers) if counts[rank]]

@@ -7,7 +7,7 @@ from shoal.jobs.driver.attempt_context import AttemptContext
 from shoal.jobs.kind import KindDriver
 from shoal.jobs.results import JobResult
 from shoal.kinds.plan.spec import PlanJobSpec
-from shoal.kinds.training.pool_plan import plan_on
+from shoal.kinds.training.pool_plan import memory_of, plan_on
 from shoal.pool.api import ComputePool
 from shoal.pool.spec import PoolSpec
 from shoal.training.host.imports import import_lean
@@ -28,7 +28,7 @@ class PlanDriver(KindDriver[PlanJobSpec, AttemptContext]):
         """
         pool = ComputePool(self.spec.run_config.pool_name, store=place.store, is_named=False)
         settings = PoolSpec.parse(pool.describe().uri)
-        found = plan_on(self.spec.training, settings, model=self.spec.model)
+        found = plan_on(self.spec.training, settings, memory_of(settings), model=self.spec.model)
         if found.chosen is None:
             raise DataError(found.reasoning())
         print(found.reasoning(), flush=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from shoal.data.connector import DataConnector
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.spec import AnyJobSpec, is_spec
 from shoal.kinds.training.spec import JobSpec
@@ -48,19 +49,27 @@ def plan(
     from shoal.jobs import parse_spec
     from shoal.pool.api import ComputePool
 
-    job = spec_of_path(spec) if isinstance(spec, str) else spec if is_spec(spec) else parse_spec(spec)
+    job, train = spec_of_path(spec) if isinstance(spec, str) else (spec if is_spec(spec) else parse_spec(spec), None)
     source = pool if pool is not None else job.run_config.pool_name
     settings = source if isinstance(source, PoolSpec) else ComputePool(source).settings()
-    return plan_on(plannable(job, settings), settings, model=job.registered_model, memory_per_node=memory_per_node)
+    training, node = plannable(job, settings), memory_of(settings, memory_per_node)
+    return plan_on(training, settings, node, model=job.registered_model, train=train)
 
 
 def plan_on(
-    spec: JobSpec, pool: PoolSpec, *, model: str | None = None, memory_per_node: str | None = None
+    spec: JobSpec, pool: PoolSpec, node: NodeMemory, *, model: str | None, train: DataConnector | None = None
 ) -> TrainingPlan:
-    """Plan a training of a registered model on a pool with these settings; see :func:`plan`."""
-    node = memory_of(pool, memory_per_node)
+    """Plan a training on a pool with these settings; see :func:`plan`.
+
+    Args:
+        spec: The training.
+        pool: The settings.
+        node: Memory of each node.
+        model: Registered model whose earlier trainings correct the prediction; None if there is none.
+        train: The training set, if it was opened before.
+    """
     scale = learned_scale(model, spec.framework) if model else 1.0
-    return plan_training(spec, node, cpus=pool.cpus_per_node, most_nodes=pool.max_nodes, scale=scale)
+    return plan_training(spec, node, train, cpus=pool.cpus_per_node, most_nodes=pool.max_nodes, scale=scale)
 
 
 _LEARNED_JOBS = 5
@@ -125,14 +134,13 @@ def plannable(spec: AnyJobSpec, pool: PoolSpec) -> JobSpec:
     return spec
 
 
-def spec_of_path(path: str) -> JobSpec:
-    """Return the spec of a training with XGBoost on the numeric columns of Parquet files; the last one is the label.
+def spec_of_path(path: str) -> tuple[AnyJobSpec, DataConnector]:
+    """Return the spec of a training with XGBoost on the numeric columns of Parquet files, of which the last one is the
+    label; and the dataset, whose footers are read.
 
     Raises:
         DataError: The files cannot be read, or have fewer than two numeric columns.
     """
-    from shoal.data.connector import DataConnector
-
     connector = DataConnector.from_parquet(path)
     types = pa.types
     numbers = [
@@ -142,4 +150,4 @@ def spec_of_path(path: str) -> JobSpec:
     ]
     if len(numbers) < 2:
         raise DataError(f"{path} has fewer than two numeric columns: write a spec that names the columns")
-    return JobSpec(dataset=connector.to_spec(), input_cols=tuple(numbers[:-1]), label_col=numbers[-1])
+    return JobSpec(dataset=connector.to_spec(), input_cols=tuple(numbers[:-1]), label_col=numbers[-1]), connector

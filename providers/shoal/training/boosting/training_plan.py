@@ -109,7 +109,13 @@ def shown(terms: dict[str, int]) -> str:
 
 
 def plan_training(
-    request: TrainRequest, node: NodeMemory, *, cpus: int, most_nodes: int, scale: float = 1.0
+    request: TrainRequest,
+    node: NodeMemory,
+    train: DataConnector | None = None,
+    *,
+    cpus: int,
+    most_nodes: int,
+    scale: float = 1.0,
 ) -> TrainingPlan:
     """Predict the memory of a training for 1, 2, 4 … nodes, for the largest number of nodes, and for those between from
     which the smallest on which it fits is found.
@@ -117,6 +123,7 @@ def plan_training(
     Args:
         request: The training. It is planned for CPUs.
         node: Memory of each node.
+        train: The training set, if it was opened before.
         cpus: CPUs of each node.
         most_nodes: Largest number of nodes.
         scale: Factor of all predictions, from earlier trainings of the model.
@@ -127,8 +134,9 @@ def plan_training(
     """
     claim = request.scaling_config.gang(use_gpu=False)
     cluster = [Node(name="", cpus=cpus, gpus=0)] * most_nodes
-    planner = _Planner.of(request, node, claim.size(cluster), scale)
-    rows, counts = planner.train.num_rows(), sorted({*(2**i for i in range(most_nodes.bit_length())), most_nodes})
+    train = train or DataConnector.from_spec(request.dataset)
+    planner = _Planner.of(request, node, claim.size(cluster), scale, train)
+    rows, counts = train.num_rows(), sorted({*(2**i for i in range(most_nodes.bit_length())), most_nodes})
     plan = TrainingPlan(request.framework, rows, len(request.input_cols), node, (), scale)
     for nodes in counts:
         with suppress(CapacityError):
@@ -155,8 +163,9 @@ class _Planner:
     seed: int
 
     @classmethod
-    def of(cls, request: TrainRequest, node: NodeMemory, largest: GangShape, scale: float) -> _Planner:
-        train = DataConnector.from_spec(request.dataset)
+    def of(
+        cls, request: TrainRequest, node: NodeMemory, largest: GangShape, scale: float, train: DataConnector
+    ) -> _Planner:
         known = set(train.schema().names)
         if missing := [name for name in request.columns.names if name not in known]:
             raise DataError(f"the dataset {train.source.place} has no column {', '.join(missing)}: correct the spec")

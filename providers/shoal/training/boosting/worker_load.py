@@ -34,9 +34,9 @@ def stored_row_bytes(part: Part, columns: Columns) -> int:
 def text_bytes(source: ParquetSource, columns: tuple[str, ...]) -> int:
     """Return the mean size of the texts among some columns in a row, from the first rows of a few row groups: footers
     show only the size of the encoded texts."""
-    ranges, kinds = source.ranges(), (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    kinds = pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view
     texts = [name for name in columns if any(is_kind(source.schema().field(name).type) for is_kind in kinds)]
-    if not texts or not ranges:
+    if not texts or not (ranges := source.ranges()):
         return 0
     some = ranges[:: math.ceil(len(ranges) / _SAMPLED_GROUPS)]
     tables = [*source.read([each.piece(0, min(each.rows, _SAMPLED_ROWS)) for each in some], texts)]
