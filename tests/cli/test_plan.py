@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shoal.kinds.training.pool_plan import learned_scale
+from shoal.kinds.training.pool_plan import learned_memory
 from shoal.state import Store
 from shoal.state.schema import Job
 from tests.cli.conftest import document
@@ -41,7 +41,7 @@ def test_what_cannot_be_planned_is_refused_with_what_to_do(shoal, fresh_home, fo
 
 
 def test_the_last_five_jobs_of_a_model_scale_its_next_plan(some_jobs):
-    assert learned_scale("flights", "xgboost") == 1.0
+    assert learned_memory("flights", "xgboost") == (0, 1)
     with Store().transaction() as session:
         good = session.get_one(Job, ("good", 1))
         good.result = {
@@ -49,11 +49,12 @@ def test_the_last_five_jobs_of_a_model_scale_its_next_plan(some_jobs):
             "model_name": "flights",
             "peak_memory_per_worker": [90, 120],
             "predicted_memory_per_worker": [100, 100],
+            "idle_memory_per_worker": [20, 20],
         }
-    assert learned_scale("flights", "xgboost") == 1.2
-    assert learned_scale("others", "xgboost") == learned_scale("flights", "lightgbm") == 1.0
+    assert learned_memory("flights", "xgboost") == (20, 1.25)
+    assert learned_memory("others", "xgboost") == learned_memory("flights", "lightgbm") == (0, 1)
     for change in ({"gang": {"gpus": 1}}, {"gang": {}, "result": good.result | {"predicted_memory_per_worker": [0]}}):
         with Store().transaction() as session:
             for name, value in change.items():
                 setattr(session.get_one(Job, ("good", 1)), name, value)
-        assert learned_scale("flights", "xgboost") == 1.0
+        assert learned_memory("flights", "xgboost") == (0, 1)

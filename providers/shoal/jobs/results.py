@@ -267,6 +267,9 @@ class JobResult(PlainResult):
     peak_memory_per_worker: tuple[int, ...] = Field(
         default=(), description="Highest resident memory of each worker in bytes, in the order of the ranks."
     )
+    idle_memory_per_worker: tuple[int, ...] = Field(
+        default=(), description="Resident memory of each worker of a boosting training in bytes before it read any row."
+    )
     predicted_memory_per_worker: tuple[int, ...] = Field(
         default=(),
         description="Highest resident memory that was predicted for each worker of a boosting training, in bytes, in "

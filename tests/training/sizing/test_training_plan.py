@@ -16,7 +16,7 @@ from shoal.errors import CapacityError, DataError
 from shoal.pool.spec import PoolSpec
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.boosting.training_plan import plan_training
+from shoal.training.boosting.training_plan import Learned, plan_training
 from shoal.training.boosting.worker_fit import WorkerFit
 from shoal.training.boosting.worker_load import text_bytes
 from shoal.training.sizing.node_memory import NodeMemory, node_memory
@@ -52,8 +52,10 @@ def test_the_smallest_size_with_a_reserve_is_chosen_from_footers_alone(
     idle = plan.chosen.terms["idle process"]
     need = round((plan.chosen.peak_bytes + 0.15 * idle) / MIB) + 2
     assert plan_training(request_of(), own(need), cpus=1, most_nodes=1).sizes[0].verdict == "tight"
-    doubled = plan_training(request_of(), own(2 * need), cpus=1, most_nodes=1, scale=2.0)
-    assert doubled.sizes[0].verdict == "tight"
+    learned = Learned(idle + 100 * MIB, scale=2.0)
+    above = round((plan.chosen.peak_bytes - idle) / MIB)
+    more = plan_training(request_of(), own(need + 115 + above), cpus=1, most_nodes=1, learned=learned).sizes[0]
+    assert (more.verdict, more.terms["idle process"]) == ("tight", idle + 100 * MIB)
 
 
 def test_the_smallest_size_between_powers_of_two_is_found(

@@ -215,6 +215,7 @@ def train_and_publish(spec: JobSpec, place: AttemptContext, *, selected_on: Data
         rows=trained.rows,
         data=checked.data,
         peak_memory_per_worker=tuple(worker.peak_rss_bytes for worker in trained.workers),
+        idle_memory_per_worker=tuple(worker.idle_rss_bytes for worker in trained.workers),
         predicted_memory_per_worker=tuple(worker.predicted_bytes for worker in trained.workers),
         memory_limit_per_worker=tuple(worker.limit_bytes for worker in trained.workers),
     )

@@ -16,7 +16,7 @@ from shoal.lazy_imports import pa
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Node
-from shoal.training.boosting.training_plan import TrainingPlan, plan_training
+from shoal.training.boosting.training_plan import NOTHING_LEARNED, Learned, TrainingPlan, plan_training
 from shoal.training.sizing.node_memory import NodeMemory, bytes_of, node_memory
 
 
@@ -68,16 +68,16 @@ def plan_on(
         model: Registered model whose earlier trainings correct the prediction; None if there is none.
         train: The training set, if it was opened before.
     """
-    scale = learned_scale(model, spec.framework) if model else 1.0
-    return plan_training(spec, node, train, cpus=pool.cpus_per_node, most_nodes=pool.max_nodes, scale=scale)
+    learned = learned_memory(model, spec.framework) if model else NOTHING_LEARNED
+    return plan_training(spec, node, train, cpus=pool.cpus_per_node, most_nodes=pool.max_nodes, learned=learned)
 
 
 _LEARNED_JOBS = 5
 
 
-def learned_scale(model: str, framework: str) -> float:
-    """Return the median of measured / predicted memory of the newest five trainings on CPUs with a library that
-    registered a model; 1 without such trainings."""
+def learned_memory(model: str, framework: str) -> Learned:
+    """Return the medians of the idle memory, and of measured / predicted memory above it, of the newest five trainings
+    on CPUs with a library that registered a model."""
     query = (
         select(Job.result)
         .where(Job.state == JobState.SUCCEEDED, Job.result["model_name"].as_string() == model)
@@ -88,10 +88,10 @@ def learned_scale(model: str, framework: str) -> float:
     )
     with Store().reading() as session:
         results = [result or {} for (result,) in session.execute(query)]
-    names = "peak_memory_per_worker", "predicted_memory_per_worker"
-    pairs = [[result.get(name) or [0] for name in names] for result in results]
-    known = [(peaks, predicted) for peaks, predicted in pairs if any(peaks) and any(predicted)]
-    return float(median([max(peaks) / max(predicted) for peaks, predicted in known] or [1.0]))
+    names = "idle_memory_per_worker", "peak_memory_per_worker", "predicted_memory_per_worker"
+    figures = [[max(result.get(name) or [0]) for name in names] for result in results]
+    known = [(idle, (peak - idle) / (need - idle)) for idle, peak, need in figures if peak and need > idle]
+    return Learned(*map(median, zip(*known, strict=True))) if known else NOTHING_LEARNED
 
 
 def memory_of(pool: PoolSpec, given: str | None = None) -> NodeMemory:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shoal.data.connector import DataConnector
 from shoal.errors import CapacityError, DataError
@@ -52,6 +52,21 @@ class PlannedSize:
     advice: str = ""
 
 
+class Learned(NamedTuple):
+    """What earlier trainings of a model have measured.
+
+    Args:
+        idle_bytes: Memory of a worker that has read nothing; 0: that of the constants.
+        scale: Factor of the predicted memory above it.
+    """
+
+    idle_bytes: float = 0.0
+    scale: float = 1.0
+
+
+NOTHING_LEARNED = Learned()
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
     """Predicted memory of a training on several sizes of a pool.
@@ -62,7 +77,7 @@ class TrainingPlan:
         features: Number of feature columns.
         node: Memory of a node.
         sizes: Predictions, by the number of nodes.
-        scale: Factor of all predictions, from earlier trainings of the model.
+        scale: Factor of the predicted memory above the idle process, from earlier trainings of the model.
     """
 
     framework: str
@@ -115,7 +130,7 @@ def plan_training(
     *,
     cpus: int,
     most_nodes: int,
-    scale: float = 1.0,
+    learned: Learned = NOTHING_LEARNED,
 ) -> TrainingPlan:
     """Predict the memory of a training for 1, 2, 4 … nodes, for the largest number of nodes, and for those between from
     which the smallest on which it fits is found.
@@ -126,7 +141,7 @@ def plan_training(
         train: The training set, if it was opened before.
         cpus: CPUs of each node.
         most_nodes: Largest number of nodes.
-        scale: Factor of all predictions, from earlier trainings of the model.
+        learned: What earlier trainings of the model have measured.
 
     Raises:
         CapacityError: The workers fit on no such number of nodes.
@@ -135,9 +150,9 @@ def plan_training(
     claim = request.scaling_config.gang(use_gpu=False)
     cluster = [Node(name="", cpus=cpus, gpus=0)] * most_nodes
     train = train or DataConnector.from_spec(request.dataset)
-    planner = _Planner.of(request, node, claim.size(cluster), scale, train)
+    planner = _Planner.of(request, node, claim.size(cluster), learned, train)
     rows, counts = train.num_rows(), sorted({*(2**i for i in range(most_nodes.bit_length())), most_nodes})
-    plan = TrainingPlan(request.framework, rows, len(request.input_cols), node, (), scale)
+    plan = TrainingPlan(request.framework, rows, len(request.input_cols), node, (), learned.scale)
     for nodes in counts:
         with suppress(CapacityError):
             shape = claim.size(cluster[:nodes])
@@ -156,7 +171,7 @@ def plan_training(
 class _Planner:
     request: TrainRequest
     node: NodeMemory
-    scale: float
+    learned: Learned
     train: DataConnector
     eval_sets: dict[str, DataConnector]
     params: dict[str, Any]
@@ -164,7 +179,7 @@ class _Planner:
 
     @classmethod
     def of(
-        cls, request: TrainRequest, node: NodeMemory, largest: GangShape, scale: float, train: DataConnector
+        cls, request: TrainRequest, node: NodeMemory, largest: GangShape, learned: Learned, train: DataConnector
     ) -> _Planner:
         known = set(train.schema().names)
         if missing := [name for name in request.columns.names if name not in known]:
@@ -175,23 +190,24 @@ class _Planner:
         }
         # The parameters on which memory depends are the same for all sizes.
         params, seed = library_of(request.framework).params(request, largest, UserCode())
-        return cls(request, node, scale, train, eval_sets, params, seed)
+        return cls(request, node, learned, train, eval_sets, params, seed)
 
     def planned(self, nodes: int, shape: GangShape) -> PlannedSize:
         workers, framework = shape.num_workers, self.request.framework
         room = self.node.usable_bytes // (workers if self.node.is_shared else math.ceil(workers / nodes))
-        task, idle = self._task(workers), IDLE_BYTES[framework]
-        room_above = int(room / self.scale - MARGIN * idle)
+        task, scale = self._task(workers), self.learned.scale
+        idle = int(self.learned.idle_bytes) or IDLE_BYTES[framework]
+        room_above = int((room - MARGIN * idle) / scale)
         found = fit_worker(framework, task, room_above, workers=workers, all_rows=self.train.num_rows())
-        terms = {"idle process": idle, **found.memory.terms()}
+        terms = {"idle process": idle, **{name: int(size * scale) for name, size in found.memory.terms().items()}}
         return PlannedSize(
             nodes=nodes,
             workers=workers,
             rows=task.train.shard.rows,
-            peak_bytes=int((idle + found.memory.above_idle) * self.scale),
+            peak_bytes=idle + int(found.memory.above_idle * scale),
             room_bytes=room,
             verdict=found.verdict,
-            terms={name: int(size * self.scale) for name, size in terms.items()},
+            terms=terms,
             disk_bytes=found.disk_bytes,
             advice=advice(framework, task, found) if found.verdict == "no" else "",
         )
