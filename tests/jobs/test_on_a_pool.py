@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -38,6 +39,7 @@ from shoal.training.demand import XGBScalingConfig
 from shoal.training.locations import MARKER
 from shoal.training.reporting import Progress
 from shoal.training.run_config import RunConfig
+from tests.support.s3_server import s3_server, upload
 from tests.support.waiting import wait_until
 from tests.support.wheels import write_wheel
 
@@ -101,6 +103,22 @@ def driver_of(handle: JobHandle) -> ProcessId:
         return ProcessId.from_json(job.driver) if begun else None
 
     return wait_until(training, "the first rounds", 120)
+
+
+@pytest.mark.server
+def test_workers_read_files_of_a_storage(spec: JobSpec, data: Path, monkeypatch: pytest.MonkeyPatch):
+    dataset = DatasetSpec.model_validate({"paths": ["s3://air/train.parquet"], "storage": "lake"})
+    with s3_server() as settings:
+        upload(settings, data, "air")
+        settings = {name: value for name, value in settings.items() if name != "role_arn"}
+        monkeypatch.setenv("SHOAL_STORAGE_LAKE", json.dumps(settings))
+
+        result = jobs.submit(plain(spec).model_copy(update={"dataset": dataset})).wait(on_log=None)
+
+    assert (result.rows, result.num_workers) == (20_000, 2)
+    assert result.model_digest == jobs.submit(plain(spec)).wait(on_log=None).model_digest
+    kept = [path for path in home().rglob("*") if path.is_file()]
+    assert not [path for path in kept if settings["aws_secret_access_key"].encode() in path.read_bytes()]
 
 
 def gang_is_gone(pool: ComputePool) -> bool:

@@ -208,6 +208,8 @@ def refusal(path: str, error: object, filesystem: Any = None, folder: str = "") 
         filesystem: Filesystem of pyarrow that is asked again if the error has no code, as after a request for HEAD.
         folder: Folder for this request.
     """
+    if _ADDRESS.match(path) is None:
+        return None
     name, bare = split_storage(path)
     no_code = re.search(r"in bucket '([^']+)'.*No response body", str(error), re.DOTALL)
     bucket = no_code[1] if no_code else urlsplit(bare).netloc

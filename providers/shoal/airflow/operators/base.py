@@ -274,10 +274,10 @@ def named_connections(value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, Mapping):
         if value.get("sql") and isinstance(name := value.get("connection"), str) and is_known(name):
             yield CONNECTION_PREFIX, name
-        paths = [path for path in value.get("paths") or () if isinstance(path, str)]
-        for name in (paths and value.get("storage"), *(split_storage(path)[0] for path in paths)):
-            if isinstance(name, str) and is_known(name):
-                yield STORAGE_PREFIX, name
+        if isinstance(paths := value.get("paths"), list | tuple):
+            found = (split_storage(path)[0] for path in paths if isinstance(path, str))
+            named = {name: None for name in (value.get("storage"), *found) if isinstance(name, str) and is_known(name)}
+            yield from ((STORAGE_PREFIX, name) for name in named)
         for option, item in value.items():
             if option not in _USERS_OWN:
                 yield from named_connections(item)
