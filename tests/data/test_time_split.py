@@ -88,9 +88,9 @@ def test_the_newest_time_is_that_of_the_selected_rows_and_later_files_change_no_
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("row", "1d"), DataError, "of integers: give numbers in the unit of the column"),
-        (("day", "12h"), DataError, "of dates: give whole days"),
-        (("day", 10_000_000), DataError, "reach before the year 1"),
+        (("row", "1d"), DataError, "whose newest value is 199: of integers give numbers"),
+        (("day", "12h"), DataError, "whose newest value is 2024-01-20: of integers give numbers, of dates whole days"),
+        (("day", 10_000_000), DataError, "none before the year 1"),
         (("dey", 1), DataError, 'has no column "dey"'),
         (("day", 0), InvalidArgumentError, "holdout must be positive"),
         (("day", "0d"), InvalidArgumentError, "holdout must be positive"),

@@ -43,6 +43,15 @@ def test_a_later_attempt_reads_the_version_of_the_first(tmp_path: Path, options:
     assert second.dataset.origin == (f"{tmp_path}, version 0",) and second.fingerprint == spec.fingerprint
 
 
+def test_each_dataset_of_a_table_keeps_its_own_selection(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"x": [1.0, 2.0, 3.0], "y": [0.0, 1.0, 2.0]}))
+    filtered = document(tmp_path, filters=[["x", ">", 2.5]])["dataset"]
+    spec = JobSpec.model_validate(document(tmp_path, filters=[["x", "<", 2.5]]) | {"eval_set": {"late": filtered}})
+    found = pinned(spec, None, lambda found: found)
+    rows = [DataConnector.from_spec(each).to_arrow().column("x").to_pylist() for each in found.inputs()]
+    assert rows == [[1.0, 2.0], [3.0]] and {each.version for each in found.inputs()} == {0}
+
+
 def test_another_table_at_the_same_path_is_noticed(tmp_path: Path) -> None:
     def write(*ids: int) -> None:
         shutil.rmtree(tmp_path / "table", ignore_errors=True)

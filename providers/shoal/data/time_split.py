@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from datetime import date, datetime, timedelta
+from operator import index
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
     from shoal.data.parquet.source import ParquetSource
 
 
-def _checked(text: str) -> str:
-    parse_moment(text, "the time")
-    return text
+def _checked(value: int | str | None) -> int | str | None:
+    if isinstance(value, str):
+        parse_moment(value, "the time")
+    return value
 
 
 Moment = Annotated[str, BeforeValidator(builtin_value), AfterValidator(_checked)]
@@ -42,7 +44,7 @@ class TimeSplit(Settings):
         default=0, description="Length of the time before the holdout whose rows are in neither part, as `holdout`."
     )
     part: Literal["train", "holdout"] = Field(description="Which part the dataset is.")
-    until: int | Moment | None = Field(
+    until: Annotated[int | str | None, BeforeValidator(builtin_value), AfterValidator(_checked)] = Field(
         default=None,
         description="Newest time that counts: a number, or a date or timestamp in ISO 8601. Later rows are in neither "
         "part. None: the newest time in the rows that the filters select when the job's first attempt starts. All "
@@ -68,22 +70,21 @@ class TimeSplit(Settings):
             return (((self.column, "<=", self._before(until, self.holdout, self.gap)),),)
         return (((self.column, ">", self._before(until, self.holdout)), (self.column, "<=", until)),)
 
-    def _before(self, until: int | str, *steps: int | str) -> int | str:
+    def _before(self, until: int | str, *steps: Any) -> int | str:
         """Return the time that is some steps before another one."""
-        given = f'holdout={shown(self.holdout)} and gap={shown(self.gap)} do not suit the column "{self.column}"'
-        if isinstance(until, int):
-            numbers = [step for step in steps if isinstance(step, int)]
-            if len(numbers) < len(steps):
-                raise DataError(f"{given} of integers: give numbers in the unit of the column")
-            return until - sum(numbers)
-        kind = date if len(until) == _DATE_LENGTH else datetime
         try:
+            if isinstance(until, int):
+                return until - sum(map(index, steps))
             step = sum((timedelta(days=each) if isinstance(each, int) else duration(each) for each in steps), _ZERO)
+            kind = date if len(until) == _DATE_LENGTH else datetime
             if kind is date and step % timedelta(days=1):
-                raise DataError(f"{given} of dates: give whole days")
+                raise TypeError
             return (kind.fromisoformat(until) - step).isoformat()
-        except OverflowError:
-            raise DataError(f"{given}: they reach before the year 1; give shorter ones") from None
+        except (TypeError, OverflowError):
+            raise DataError(
+                f'holdout={shown(self.holdout)} and gap={shown(self.gap)} do not suit "{self.column}", whose newest '
+                f"value is {until}: of integers give numbers, of dates whole days, and none before the year 1"
+            ) from None
 
 
 def newest_time(source: ParquetSource, column: str) -> int | str:

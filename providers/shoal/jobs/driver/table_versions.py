@@ -44,18 +44,21 @@ def pinned(spec: Spec, kept: Mapping[str, Any] | None, keep: Keep) -> Spec:
         kept, versions = None, keep({key: version_of(dataset) for key, dataset in unpinned.items()})
     else:
         versions = kept
-    fixed = {
-        key: dataset.model_copy(update={"version": versions[key][0], "as_of": None})
-        for key, dataset in unpinned.items()
-    }
-    for key, dataset in fixed.items():
-        if kept is not None and version_of(dataset)[1] != kept[key][1]:
+
+    def fixed(dataset: DatasetSpec) -> DatasetSpec:
+        # Several datasets may select other rows of one table.
+        version = versions.get(_key(dataset)) if _key(dataset) in unpinned else None
+        return dataset if version is None else dataset.model_copy(update={"version": version[0], "as_of": None})
+
+    for key, dataset in unpinned.items():
+        table = fixed(dataset)
+        if kept is not None and version_of(table)[1] != kept[key][1]:
             raise DataError(
-                f"the table {dataset.paths[0]} was replaced by another table since the job's first attempt, which read "
-                f"version {dataset.version}: submit the job again to read the new table"
+                f"the table {table.paths[0]} was replaced by another table since the job's first attempt, which read "
+                f"version {table.version}: submit the job again to read the new table"
             )
-        print(f"this job and its retries read version {dataset.version} of the table {dataset.paths[0]}", flush=True)
-    return spec.with_datasets(lambda dataset: fixed.get(_key(dataset), dataset))
+        print(f"this job and its retries read version {table.version} of the table {table.paths[0]}", flush=True)
+    return spec.with_datasets(fixed)
 
 
 def divided(spec: Spec, keep: Keep) -> Spec:
