@@ -31,6 +31,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "at": pa.array(hours, pa.timestamp("ns")),
             "zoned": pa.array([hour and hour.replace(tzinfo=UTC) for hour in hours], pa.timestamp("us", "Asia/Tokyo")),
             "week": pa.array([i // 70 for i in order], pa.uint8()),
+            "view": pa.array([f"row {i}" for i in order], pa.string_view()),
+            "code": pa.array([str(i % 3) for i in order]).dictionary_encode(),
         }
     )
     pq.write_table(table.slice(0, 120), made / "a.parquet", row_group_size=30)
@@ -63,6 +65,7 @@ def test_the_holdout_is_the_end_and_no_training_row_is_in_it_or_in_the_gap(
     times, later = values(train, column), values(held_out, column)
     assert max(times) < min(later) and (last is None or (max(times), min(later)) == (last, first))
     rows = {*values(train, "row")}, {*values(held_out, "row")}
+    assert {int(text.removeprefix("row ")) for text in values(train, "view")} == rows[0]
     assert rows[0].isdisjoint(rows[1]) and (column == "week" or 5 not in rows[0] | rows[1])
     assert len(rows[0] | rows[1]) == 200 - (column != "week") if gap == 0 else len(rows[0] | rows[1]) < 200
     assert (column == "week") != ("1 of 200 rows" in caplog.text)

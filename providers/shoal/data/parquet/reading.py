@@ -7,6 +7,7 @@ from typing import Any
 
 from shoal.data.parquet.filter_matching import Matcher, at_positions
 from shoal.data.parquet.footers import Footer, changed, open_planned, wrap_read_errors
+from shoal.data.parquet.schema import plain_type
 from shoal.data.parquet.table_types import buffer_bytes, in_types_of_table, piece_rows, read_batches
 from shoal.data.planning import RowRange
 from shoal.errors import DataError
@@ -106,7 +107,8 @@ def _read_part(
     last = part.stop if positions is None else int(positions[-1]) + 1
     kept: list[pa.RecordBatch] = []
     at = rows = 0
-    for start, batch in read_batches(file, footer, part.row_group, wanted):
+    for start, decoded in read_batches(file, footer, part.row_group, wanted):
+        batch = _without_views(decoded)
         found = batch.filter(matcher.mask(batch, part.row_group, start)) if matcher else batch
         if positions is None:
             skipped = min(max(part.start - at, 0), found.num_rows)
@@ -120,9 +122,19 @@ def _read_part(
         if rows_here.num_rows:
             kept.append(rows_here)
             rows += rows_here.num_rows
-        del batch, found, rows_here
+        del batch, decoded, found, rows_here
         if at >= last:
             break
     if at < last:
         raise changed(footer, f"{last} rows of row group {part.row_group} matched the filters then, {at} now")
     yield pa.Table.from_batches(kept).select(columns)
+
+
+def _without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose texts and bytes are no views, of which Arrow cannot filter rows."""
+    if not any(str(type_) in ("string_view", "binary_view") for type_ in batch.schema.types):
+        return batch
+    arrays = [
+        column if pa.types.is_dictionary(column.type) else column.cast(plain_type(column.type)) for column in batch
+    ]
+    return pa.RecordBatch.from_arrays(arrays, batch.schema.names)
