@@ -36,16 +36,21 @@ class LostJobs:
     def __init__(self) -> None:
         self._silent = SilentJobs()
         self._look_at = self._settle_at = 0.0
+        self._sign: object = None
+        self._unfinished: list[Job] = []
 
-    def look(self, store: Store, pools: list[str]) -> None:
+    def look(self, store: Store, pools: list[str], sign: object) -> None:
         """Check the jobs of the given pools, at most every 10 s; ask heads about silent jobs, at most every 60 s."""
         now = time.monotonic()
         if now < self._look_at:
             return
         self._look_at = now + SILENT_JOBS_PERIOD
         try:
-            with store.reading() as session:
-                silent = self._silent.among(rows.unfinished_jobs(session, pools))
+            if sign != self._sign:
+                with store.reading() as session:
+                    self._unfinished = list(rows.unfinished_jobs(session, pools))
+                self._sign = sign
+            silent = self._silent.among(self._unfinished)
             if silent and now >= self._settle_at:
                 self._settle_at = now + LOST_JOBS_PERIOD
                 log.info(

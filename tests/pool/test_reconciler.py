@@ -12,10 +12,11 @@ from shoal import ComputePool
 from shoal.pool import reconciling
 from shoal.pool.reconciling import reconcile
 from shoal.state import Store, home
+from shoal.state.home import open_locked
 from tests.support.waiting import wait_until
 
 
-def watch_no_jobs(_store: Store, _pools: list[str]) -> None:
+def watch_no_jobs(_store: Store, _pools: list[str], _sign: object) -> None:
     """In place of the check for lost jobs."""
 
 
@@ -39,6 +40,34 @@ def test_a_killed_one_is_replaced_by_any_nodes_supervisor(real_pool):
     assert wait_until(reconcilers, "another one")[0].pid != one.pid
 
 
+def test_rows_are_read_again_only_after_a_change(either_tiny, monkeypatch):
+    pool = ComputePool("local://quiet")
+    pool.up()
+    pool.wait_for_nodes(1, timeout=60)
+    store, lock = Store(), reconciling.lock_path()
+    read = []
+    reading = Store.reading
+    monkeypatch.setattr(Store, "reading", lambda store, **options: read.append(None) or reading(store, **options))
+    kept = reconciling.KeptReadings(store)
+
+    def has_read() -> int:
+        read.clear()
+        assert kept.active_pools(lock) == ["quiet"]
+        kept.of("quiet")
+        return len(read)
+
+    with open_locked(lock, wait=False):
+        seen = wait_until(lambda: has_read() == 0 and reconciling.changes_seen(lock), "a store that nobody changes")
+        assert (has_read(), reconciling.changes_seen(lock)) == (0, seen)
+        lease = pool.lease(size=1)
+        assert has_read() == 2
+        wait_until(lambda: has_read() == 1, "a store that nobody changes")
+        assert reconciling.changes_seen(lock) != seen
+        lease.release()
+    assert reconciling.changes_seen(lock) != reconciling.changes_seen(lock), "no reconciler runs"
+    pool.down()
+
+
 def test_a_pool_that_takes_its_time_holds_up_no_other(tiny, monkeypatch):
     """A foreign cluster that falls silent takes up to 45 s a round."""
     slow, quick = (ComputePool(f"local://{name}") for name in ("slow", "quick"))
@@ -46,11 +75,11 @@ def test_a_pool_that_takes_its_time_holds_up_no_other(tiny, monkeypatch):
     quick.up()
     answers, begun = threading.Event(), []
 
-    def round_of(store, name):
+    def round_of(store, name, *, reading):
         begun.append(name)
         if name == "slow":
             assert answers.wait(60)
-        return reconcile(store, name)
+        return reconcile(store, name, reading=reading)
 
     monkeypatch.setattr(reconciling, "reconcile", round_of)
     detached = threading.Thread(target=reconciling.run, args=(watch_no_jobs,), daemon=True)
@@ -77,7 +106,7 @@ def test_it_ends_when_the_home_is_removed_though_the_store_is_elsewhere(tmp_path
         shutil.rmtree(fresh_home)
         home()  # what else runs makes the folder anew
 
-    monkeypatch.setattr(reconciling, "_active_pools", outage)
+    monkeypatch.setattr(reconciling, "_all_pools", outage)
     reconciling.run(watch_no_jobs)
     assert len(polls) == 1
 
@@ -85,7 +114,7 @@ def test_it_ends_when_the_home_is_removed_though_the_store_is_elsewhere(tmp_path
 def test_it_ends_when_the_store_has_been_silent_for_as_long_as_nodes_wait(fresh_home, monkeypatch, caplog):
     Store()
     polls = []
-    monkeypatch.setattr(reconciling, "_active_pools", polls.append)
+    monkeypatch.setattr(reconciling, "_all_pools", polls.append)
     monkeypatch.setattr(reconciling, "STORE_PATIENCE", 0.0)
     monkeypatch.setattr(reconciling, "RECONCILE_PERIOD", 0.01)
     reconciling.run(watch_no_jobs)
@@ -96,6 +125,6 @@ def test_a_short_outage_of_the_store_does_not_end_it(fresh_home, monkeypatch):
     Store()
     monkeypatch.setattr(reconciling, "RECONCILE_PERIOD", 0.01)
     answers = iter([None, [], []])
-    monkeypatch.setattr(reconciling, "_active_pools", lambda _store: next(answers))
+    monkeypatch.setattr(reconciling, "_all_pools", lambda _store: next(answers))
     reconciling.run(watch_no_jobs)
     assert next(answers, "all asked for") == "all asked for"

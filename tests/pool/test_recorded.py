@@ -84,10 +84,15 @@ def program(tmp_path: Path) -> tuple[Path, Path]:
     return path, ran
 
 
+def active(store: Store) -> list[str]:
+    """Names of the pools that a reconciler would reconcile."""
+    return reconciling._active(reconciling._all_pools(store)) or []
+
+
 def background(store: Store) -> list[str]:
     """All that shoal does by itself."""
-    for name in reconciling._active_pools(store) or ():
-        reconciling._reconcile_one(store, name, tidy=True)
+    for name in active(store):
+        reconciling._reconcile_one(store, name, reconciling.KeptReadings(store), tidy=True)
     list_pools(store)
     return [*map(str, settle_jobs(store)), *map(str, sweep(store))]
 
@@ -111,7 +116,7 @@ def test_another_program_of_a_recorded_pool_is_not_started(planted, program):
     python, ran = program
     bound_host.record(PoolSpec.parse("local://mine?ray=false"))
     planted("local://mine?ray=false&max_nodes=9")
-    assert "mine" in (reconciling._active_pools(Store()) or ())
+    assert "mine" in active(Store())
 
     planted(f"local://mine?python={python}&ray=false")
 
@@ -139,20 +144,20 @@ def test_a_pool_that_all_hosts_may_use_is_recorded_by_its_name_or_settings(plant
     url, sent = requests
     for uri in (f"ray://named?address={url}", f"ray://given?address={url}"):
         planted(uri)
-    assert reconciling._active_pools(Store()) == []
+    assert active(Store()) == []
 
     ComputePool("named")
     ComputePool(f"ray://given?address={url}&max_nodes=2")
     ComputePool(f"ray://other?address={url}")
 
-    assert reconciling._active_pools(Store()) == ["given", "named"]
+    assert active(Store()) == ["given", "named"]
     background(Store())
     assert sent != []
     planted("ray://named?address=http://127.0.0.1:2")
     ComputePool("named")  # the name alone is no answer to another address
-    assert reconciling._active_pools(Store()) == ["given"]
+    assert active(Store()) == ["given"]
     ComputePool("ray://named?address=http://127.0.0.1:2")
-    assert reconciling._active_pools(Store()) == ["given", "named"]
+    assert active(Store()) == ["given", "named"]
 
 
 def test_the_token_is_sent_to_the_address_of_the_settings_and_not_of_a_row(planted, requests, tmp_path):
@@ -192,10 +197,10 @@ def test_the_pools_of_a_home_of_the_version_before_stay_in_use(planted):
     planted("local://mine?ray=false")
     lock_file("reconciler").touch()
 
-    assert reconciling._active_pools(Store()) == ["mine"]
+    assert active(Store()) == ["mine"]
     planted("local://later?ray=false")
     planted("local://mine?ray=false&python=/another/python")
-    assert reconciling._active_pools(Store()) == []
+    assert active(Store()) == []
 
 
 def test_a_new_home_adopts_nothing_when_its_reconciler_starts(planted):
@@ -203,4 +208,4 @@ def test_a_new_home_adopts_nothing_when_its_reconciler_starts(planted):
 
     reconciling.lock_path().touch()
 
-    assert reconciling._active_pools(Store()) == []
+    assert active(Store()) == []

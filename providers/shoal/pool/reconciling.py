@@ -50,6 +50,7 @@ from shoal.pool.scaling_plan import Snapshot
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import RECONCILE_PERIOD, STORE_PATIENCE
 from shoal.state import Store, stamps
+from shoal.state.changes import UNCHANGED_PERIOD, StoreChanges, file_sign
 from shoal.state.home import file_name, lock_file, open_locked, subfolder
 from shoal.state.schema import Node, NodeState, Pool, PoolState
 
@@ -80,17 +81,45 @@ class Changes:
         return [*self.decided, *(f"started {name}" for name in self.started), *(f"ended {name}" for name in self.ended)]
 
 
-def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
+@dataclass(frozen=True)
+class Reading:
+    """The rows of a pool, as they were read without a lock.
+
+    Attributes:
+        snapshot: The rows.
+        ahead_s: Seconds by which the clock that all hosts share is ahead of this host's.
+        spent: Whether the lifetime or budget of a lease is used up.
+    """
+
+    snapshot: Snapshot
+    ahead_s: float
+    spent: bool
+
+    @classmethod
+    def of(cls, store: Store, name: str, clock: Clock = time.time) -> Reading:
+        """Read the rows of a pool."""
+        with store.reading() as session:
+            snapshot = rows.load(session, name, lock=False)
+            now = clock()
+            ahead_s = stamps.shared_now(session, now) - now
+            return cls(snapshot, ahead_s, bool(usage.spent_leases(session, snapshot, now)))
+
+
+def reconcile(store: Store, name: str, *, clock: Clock = time.time, reading: Reading | None = None) -> Changes:
     """Start the missing nodes and end the surplus nodes of one pool. Return without waiting until the started nodes are
     ready.
+
+    Args:
+        store: The store with the pool's rows.
+        name: Name of the pool.
+        clock: Function that returns the present time.
+        reading: The rows, if they have been read and have not changed since.
 
     Raises:
         PoolNotFoundError: No pool has this name.
     """
-    with store.reading() as session:
-        snapshot = rows.load(session, name, lock=False)
-        shared_now = stamps.shared_now(session, clock())
-        spent = bool(usage.spent_leases(session, snapshot, clock()))
+    reading = reading or Reading.of(store, name, clock)
+    snapshot = reading.snapshot
     if not is_here(snapshot.pool):
         return Changes()
     spec = PoolSpec.model_validate(snapshot.pool.spec)
@@ -104,7 +133,8 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time) -> Changes:
         backend.renew(PoolRef.of(snapshot.pool, len(refs), clock()))
         seen = backend.look(spec, refs)
     abandoned = is_abandoned(snapshot)
-    if not abandoned and not spent and not is_due(snapshot, refs, seen, clock(), shared_now=shared_now):
+    now = clock()
+    if not abandoned and not reading.spent and not is_due(snapshot, refs, seen, now, shared_now=now + reading.ahead_s):
         return Changes()
     with transaction(store, JournalStep.INTEND) as session:
         now = clock()
@@ -243,9 +273,9 @@ log = logging.getLogger("shoal.reconciler")
 
 COMMAND = python_command("-m", "shoal.reconciler")
 
-Watch = Callable[[Store, list[str]], None]
-"""Function that is called in every round with the names of the pools, such as the check for lost jobs: `shoal.pool`
-must not import `shoal.jobs`."""
+Watch = Callable[[Store, list[str], object], None]
+"""Function that is called in every round with the names of the pools and the sign of :class:`StoreChanges`, such as the
+check for lost jobs: `shoal.pool` must not import `shoal.jobs`."""
 
 _MOST_AT_ONCE = 32
 """Largest number of pools that are reconciled at the same time. Each pool has its own thread, so that a cluster that
@@ -256,6 +286,17 @@ def lock_path() -> Path:
     """Return the path of the file that this process keeps locked while it reconciles pools."""
     bound_host.adopt()  # before the lock of this version exists
     return lock_file(bound_host.RECONCILER)
+
+
+def changes_seen(lock: Path) -> object:
+    """Return a value that is equal to an earlier one only if the reconciler of this host has seen no change of the
+    store between the two calls.
+
+    Args:
+        lock: Path of the reconciler's lock file; see :func:`lock_path`.
+    """
+    with open_locked(lock, wait=False) as free:
+        return (None if free else file_sign(lock)) or object()
 
 
 def ensure_running() -> None:
@@ -287,7 +328,7 @@ def run(watch: Watch) -> None:
         # Another process may have started a pool after `_reconcile_all` returned, but before this process released the
         # lock. That process started no reconciler, because the lock was still held. So look for active pools again
         # before this process ends.
-        if not store.exists() or _active_pools(store) == []:
+        if not store.exists() or _active(_all_pools(store)) == []:
             return
 
 
@@ -304,8 +345,9 @@ def _reconcile_all(store: Store, lock: Path, watch: Watch) -> None:
     retained_at: dict[str, float] = {}
     locked = lock.stat()
     answered_at = time.monotonic()
+    kept = KeptReadings(store)
     with ThreadPoolExecutor(_MOST_AT_ONCE, thread_name_prefix="pool") as executor:
-        while store.exists() and (names := _active_pools(store)) != []:
+        while store.exists() and (names := kept.active_pools(lock)) != []:
             if not _is_file(lock, locked):
                 # The lock file was removed, usually because a user has removed $SHOAL_HOME. The lock on a removed
                 # file does not stop other reconcilers from starting, so this reconciler ends.
@@ -321,9 +363,53 @@ def _reconcile_all(store: Store, lock: Path, watch: Watch) -> None:
                 tidy = now - retained_at.setdefault(name, now) > RETENTION_PERIOD
                 if tidy:
                     retained_at[name] = now
-                rounds[name] = executor.submit(_reconcile_one, store, name, tidy=tidy)
-            watch(store, names or [])
+                rounds[name] = executor.submit(_reconcile_one, store, name, kept, tidy=tidy)
+            watch(store, names or [], kept.sign)
             time.sleep(RECONCILE_PERIOD)
+
+
+class KeptReadings:
+    """The rows that a reconciler has read, until the store changes.
+
+    Args:
+        store: The store.
+
+    Attributes:
+        sign: Sign of the store's changes at the beginning of the round; see :meth:`StoreChanges.sign`.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._changes = StoreChanges(store)
+        self.sign: object = None
+        self._pools: list[Pool] | None = None
+        self._readings: dict[str, Reading] = {}
+        self._read_at = 0.0
+
+    def active_pools(self, lock: Path) -> list[str] | None:
+        """Begin a round. Return the names of this host's pools that need a reconciler, or None if the store does not
+        answer.
+
+        Args:
+            lock: The file that this reconciler keeps locked. Its time is that of the last change that this reconciler
+                has seen, so the supervisors of this host need not read their rows before.
+        """
+        sign, now = self._changes.sign(), time.monotonic()
+        if sign != self.sign or now > self._read_at + UNCHANGED_PERIOD:
+            self.sign, self._read_at, self._pools, self._readings = sign, now, None, {}
+            with suppress(FileNotFoundError):
+                os.utime(lock)
+        if self._pools is None:
+            self._pools = _all_pools(self._store)
+        return _active(self._pools)
+
+    def of(self, name: str) -> Reading:
+        """Return the rows of a pool. Those of a pool with a lease are read again, because its budget is used up while
+        the rows do not change."""
+        kept = self._readings
+        if name not in kept or kept[name].snapshot.leases:
+            kept[name] = Reading.of(self._store, name)
+        return kept[name]
 
 
 def log_path() -> Path:
@@ -331,9 +417,9 @@ def log_path() -> Path:
     return subfolder("logs") / "reconciler.log"
 
 
-def _reconcile_one(store: Store, name: str, *, tidy: bool) -> None:
+def _reconcile_one(store: Store, name: str, kept: KeptReadings, *, tidy: bool) -> None:
     try:
-        changes = reconcile(store, name)
+        changes = reconcile(store, name, reading=kept.of(name))
         if tidy:
             retain(store, name, time.time())
     except PoolNotFoundError:
@@ -348,17 +434,23 @@ def _reconcile_one(store: Store, name: str, *, tidy: bool) -> None:
         log.info("pool %s: %s", name, sentence)
 
 
-def _active_pools(store: Store) -> list[str] | None:
-    """Return the names of this host's pools that need a reconciler, or None if the store does not answer."""
+def _all_pools(store: Store) -> list[Pool] | None:
+    """Return the rows of all pools, or None if the store does not answer."""
     try:
         with store.reading() as session:
-            rows = session.scalars(select(Pool).order_by(Pool.name))
-            # A pool that belongs to a process (`owner`) stays in the list even while the pool is down, because the
-            # reconciler has to remove the pool's row when the process ends.
-            return [pool.name for pool in rows if is_here(pool) and (pool.state is not PoolState.DOWN or pool.owner)]
+            return list(session.scalars(select(Pool).order_by(Pool.name)))
     except StoreError as error:
         log.warning("%s", error)
         return None if store.exists() else []
+
+
+def _active(pools: list[Pool] | None) -> list[str] | None:
+    """Return the names of this host's pools that need a reconciler, or None if the store does not answer."""
+    # A pool that belongs to a process (`owner`) stays in the list even while the pool is down, because the reconciler
+    # has to remove the pool's row when the process ends.
+    if pools is None:
+        return None
+    return [pool.name for pool in pools if is_here(pool) and (pool.state is not PoolState.DOWN or pool.owner)]
 
 
 def _node_counts(store: Store) -> dict[tuple[str, str], int]:

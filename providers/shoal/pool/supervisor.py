@@ -2,9 +2,10 @@
 EPOCH is how many times the pool had been started when the node was planned.
 
 The supervisor claims its node's row (writes its own process id there) before it starts the node. Then it reads the row
-every second. It ends the node and itself when the row is deleted, belongs to another supervisor, or has the state
-`ending`. So a node without a valid row does not keep running, even if the process that planned the node was paused or
-killed. While the store cannot be reached, the node keeps running, for at most an hour (STORE_PATIENCE).
+every second, unless the host's reconciler runs and has seen no change of the store. It ends the node and itself when
+the row is deleted, belongs to another supervisor, or has the state `ending`. So a node without a valid row does not
+keep running, even if the process that planned the node was paused or killed. While the store cannot be reached, the
+node keeps running, for at most an hour (STORE_PATIENCE).
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.endpoint import MLFLOW_STORE, NO_GCS, REGISTER
 from shoal.pool.journal import sizes
 from shoal.pool.journal.rows import JournalStep, transaction
-from shoal.pool.reconciling import ensure_running
+from shoal.pool.reconciling import changes_seen, ensure_running, lock_path
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
+from shoal.state.changes import UNCHANGED_PERIOD
 from shoal.state.home import open_locked
 from shoal.state.private_folders import remove_own_folder, turn_lock
 from shoal.state.schema import Node, NodeState, Pool
@@ -267,6 +269,9 @@ class Supervisor:
         self._gpus: gpus.GpuClaim | None = None
         self._stopping = False
         self._store_seen = self._begun = time.monotonic()
+        self._lock = lock_path()
+        self._sign: object = None
+        self._row: Node | None = None
 
     def run(self) -> int:
         """Start the node, watch the node until it ends, and return the exit code for the supervisor process."""
@@ -361,14 +366,18 @@ class Supervisor:
             raise _Ended("the supervisor received SIGTERM")
         if not self._store.exists():
             raise _Ended("the state store does not exist any more")
-        try:
-            with self._store.reading() as session:
-                node = session.get(Node, self._id)
-        except StoreError:
-            if waited_since(self._store_seen) > timeouts.STORE_PATIENCE:
-                raise _Ended(f"the store could not be reached for {timeouts.STORE_PATIENCE:.0f} s") from None
-            return None
-        self._store_seen = time.monotonic()
+        sign, now = changes_seen(self._lock), time.monotonic()
+        if sign != self._sign or now > self._store_seen + UNCHANGED_PERIOD:
+            try:
+                with self._store.reading(snapshot=False) as session:
+                    self._row = session.get(Node, self._id)
+            except StoreError:
+                self._sign = None
+                if waited_since(self._store_seen) > timeouts.STORE_PATIENCE:
+                    raise _Ended(f"the store could not be reached for {timeouts.STORE_PATIENCE:.0f} s") from None
+                return None
+            self._sign, self._store_seen = sign, now
+        node = self._row
         if node is None or node.epoch != self._epoch:
             raise _Ended("the node's row in the database was deleted or replaced")
         if node.supervisor != self._me.to_json():

@@ -130,10 +130,13 @@ belongs to this process."""
 _WRITERS_LOCK = int.from_bytes(b"shoal")
 """Key of the advisory lock: a number that other programs in the same database are unlikely to use."""
 
+CHANGED = "shoal_changed"
+"""Name of the channel to which each write transaction sends a notification, when it is committed."""
+
 _BEGIN_WRITING = (
     f"SET LOCAL lock_timeout = '{_QUEUE_WAIT_S}s'; "
     f"SET LOCAL idle_in_transaction_session_timeout = '{_PAUSED_WRITER_S}s'; "
-    f"SELECT pg_advisory_xact_lock({_WRITERS_LOCK})"
+    f"NOTIFY {CHANGED}; SELECT pg_advisory_xact_lock({_WRITERS_LOCK})"
 )
 
 _CONNECT = {

@@ -99,6 +99,12 @@ class Store:
         with self._explained(), _ThreadSession(databases.reading(self._engine, snapshot=snapshot)) as session:
             yield session
 
+    def listening(self) -> Connection:
+        """Open a connection of its own, without transactions, for notifications of PostgreSQL."""
+        connection = databases.reading(self._engine, snapshot=False).connect()
+        connection.detach()
+        return connection
+
     def exists(self) -> bool:
         """Return whether the SQLite file still exists. For PostgreSQL, the result is always True."""
         return self._file is None or self._file.exists()
