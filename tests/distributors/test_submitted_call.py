@@ -250,6 +250,14 @@ def test_in_a_ray_cluster_a_submission_is_refused_before_anything_starts(fresh_h
     assert list_pools() == []
 
 
+def test_in_a_ray_cluster_expectations_of_a_spec_are_refused(fresh_home, monkeypatch):
+    """No driver would check them."""
+    monkeypatch.setattr("shoal.distributors.call.is_connected", lambda: True)
+    rows = DataConnector.from_spec({"paths": ["/rows"], "expect": {"rows": {"min": 1}}})
+    with pytest.raises(InvalidArgumentError, match="option expect, which only a job checks"):
+        XGBEstimator().fit(rows, ["x"], "y")
+
+
 @pytest.fixture
 def sent(outside: None, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs on pools of tiny nodes, which have no head: each job counts as sent."""

@@ -61,6 +61,7 @@ class DataConnector:
 
     sharded: ClassVar[bool] = False
     TORCH_DEFAULTS: ClassVar[TorchDefaults] = TorchDefaults()
+    _expect: Expectations | None = None  # of the spec that this connector was made from
 
     def __init__(
         self,
@@ -445,7 +446,9 @@ class DataConnector:
             source = source.restricted_to(spec.time_split.filters(source))
         source.splits = tuple(splits)
         source.staged_copy = spec.staged_copy
-        return kind(source, INGESTERS[spec.ingester], spec.staging, spec.torch)
+        connector = kind(source, INGESTERS[spec.ingester], spec.staging, spec.torch)
+        connector._expect = spec.expect
+        return connector
 
     @classmethod
     def _of_table(cls, table: dict[str, Any], filters: Sequence[Any] | None, ingestor_class: IngesterClass) -> Self:
@@ -475,6 +478,7 @@ class DataConnector:
             filters=self.source.filters,
             torch=self.torch_defaults,
             staging=self.staging,
+            expect=self._expect,
             **self.source.lister.options,
         ).holding(self.source.staged_copy)
 

@@ -75,6 +75,11 @@ class Call(Generic[T]):
         """
         if is_connected():
             config = self.parts.spec.run_config
+            if any(dataset.expect for dataset in self.parts.spec.datasets()):
+                raise InvalidArgumentError(
+                    "a dataset has the option expect, which only a job checks, but this process is connected to a Ray "
+                    "cluster, where calls do not run as jobs: remove expect, and call DataConnector.expect before"
+                )
             env = worker_environment(config)
             name = config.job_id or f"{self.parts.spec.framework}-{secrets.token_hex(6)}"
             # The values of `secret_env` are hidden in the errors of the run.
