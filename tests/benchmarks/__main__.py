@@ -26,6 +26,7 @@ BENCHMARKS = (
     "pytorch",
     "store_load",
     "batch_prediction",
+    "sql_rows",
     "tuning",
     "job_queue",
     "deferred_waits",

@@ -54,7 +54,7 @@ def rows_in(url: str) -> int:
         ({"sql": "SELECT 1", "connection": None}, "sql requires the option connection"),
         ({"sql": "SELECT 1", "paths": ("/x",)}, "give only one of these options"),
         ({"sql": "SELECT 1", "filters": [["x", "=", 1]]}, "write the conditions into the WHERE clause of sql"),
-        ({"sql": None, "paths": ("/x",)}, "connection and params can be given only with the option sql"),
+        ({"sql": None, "paths": ("/x",)}, "params and partition_by can be given only with the option sql"),
         ({"sql": None, "connection": None}, "set the option paths, or the options sql and connection"),
     ],
 )
@@ -151,7 +151,7 @@ def test_postgresql_refuses_writes_and_shows_no_password(postgres: Postgres, tmp
         postgres.run("CREATE SEQUENCE ids", "warehouse")
         url = postgres.url("warehouse")
         for sql, said in (
-            (WRITES, "must not contain data-modifying statements"),
+            (WRITES, "in a read-only transaction"),
             ("SELECT nothing FROM trips", 'column "nothing" does not exist'),
             ("SELECT * FROM dropped", 'relation "dropped" does not exist'),
             ("SELECT nextval('ids')", r"cannot execute nextval\(\) in a read-only transaction"),

@@ -152,6 +152,13 @@ class DatasetSpec(Settings):
         description="Values of the parameters of `sql`. The values are passed to the database as bound parameters and"
         " are not inserted into the text of the statement.",
     )
+    partition_by: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Name of a column of `sql`, by whose ranges several connections read the rows, all of the same "
+        "snapshot. The rows are in the order of this column, nulls last. Only with PostgreSQL and the extra adbc. "
+        "None: one connection reads all rows.",
+    )
     time_col: str | None = Field(
         default=None,
         min_length=1,
@@ -236,9 +243,10 @@ class DatasetSpec(Settings):
                 raise ValueError(
                     "the dataset has neither paths nor sql: set the option paths, or the options sql and connection"
                 )
-            if self.connection is not None or self.params is not None:
+            if any(option is not None for option in (self.connection, self.params, self.partition_by)):
                 raise ValueError(
-                    "connection and params can be given only with the option sql: add sql, or omit these options"
+                    "connection, params and partition_by can be given only with the option sql: add sql, or omit these "
+                    "options"
                 )
             return self
         if self.paths and self.staging is None:
@@ -324,13 +332,19 @@ class DatasetSpec(Settings):
         # Without options that have their default values, the fingerprints of jobs of earlier versions stay as they are.
         if self.torch == TorchDefaults():
             document.pop("torch", None)
-        for name in ("catalog", "storage", "version", "as_of", "columns", "delimiter", "stage", "time_split", "expect"):
+        for name in (
+            "catalog", "storage", "version", "as_of", "columns", "delimiter", "stage", "time_split", "expect",
+            "partition_by",
+        ):  # fmt: skip
             if document.get(name) == type(self).model_fields[name].default:
                 document.pop(name, None)
         return document
 
 
-_SOURCE = ("format", "paths", "catalog", "version", "as_of", "columns", "delimiter", "sql", "connection", "params")
+_SOURCE = (
+    "format", "paths", "catalog", "version", "as_of", "columns", "delimiter", "sql", "connection", "params",
+    "partition_by",
+)  # fmt: skip
 """Fields that determine the rows before filters and splits."""
 
 

@@ -95,6 +95,12 @@ class Expectations(Settings):
         "registers its model can have it.",
     )
 
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns that are checked, without duplicates."""
+        keys = [name for each in self.unique for name in ((each,) if isinstance(each, str) else each)]
+        return list(dict.fromkeys([*self.nulls, *self.range, *([self.fresh.column] if self.fresh else []), *keys]))
+
     def check_rows(self, source: ParquetSource, place: str, now: float) -> None:
         """Check the rows of a dataset. Each column that is named, and each key, is read once.
 
@@ -109,8 +115,7 @@ class Expectations(Settings):
         keys = [(each,) if isinstance(each, str) else each for each in self.unique]
         fresh = [self.fresh.column] if self.fresh else []
         singles = list(dict.fromkeys([*self.nulls, *self.range, *fresh]))
-        columns = list(dict.fromkeys([*singles, *(name for key in keys for name in key)]))
-        for name in columns:
+        for name in self.columns:
             check_present(source.reference().path, name, source.schema().names)
         rows, faults = source.num_rows(), []
         limits = self.rows or RowLimits()
@@ -118,7 +123,7 @@ class Expectations(Settings):
             faults.append(f"{rows:,} rows, at least {limits.min:,} expected")
         if limits.max is not None and rows > limits.max:
             faults.append(f"{rows:,} rows, at most {limits.max:,} expected")
-        check_same_schema(source, columns)
+        check_same_schema(source, self.columns)
         for name in singles:
             faults += self._faults_of(name, source, rows, now)
         for key in keys:

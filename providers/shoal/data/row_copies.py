@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from shoal.data.connector import DataConnector
 from shoal.data.csv_files import stage_csv
 from shoal.data.dataset_spec import DatasetSpec
@@ -11,19 +13,20 @@ from shoal.data.row_writer import write_rows
 from shoal.data.sql import stage_select
 
 
-def copy_rows(dataset: DatasetSpec, url: str | None, directory: str) -> int:
+def copy_rows(dataset: DatasetSpec, url: str | None, directory: str, columns: Sequence[str] | None = None) -> int:
     """Copy the rows of a dataset, before its filters and splits, to a Parquet file in a directory of staged data.
 
     Args:
         dataset: The dataset.
         url: URL of the database, if the dataset has a query.
         directory: Directory of staged data.
+        columns: Columns of a query's result to copy, if it has all of them; None: all.
 
     Returns:
         Number of rows.
     """
     if dataset.sql is not None:
-        return stage_select(dataset.sql, dataset.params or {}, str(url), directory)
+        return stage_select(dataset.sql, dataset.params or {}, str(url), directory, columns, dataset.partition_by)
     if dataset.format == "csv":
         return stage_csv(dataset.paths, dataset.columns, dataset.delimiter, directory)
     if dataset.format == "json":

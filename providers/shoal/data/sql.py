@@ -7,11 +7,16 @@ import logging
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import repeat, takewhile
 from typing import Any
 
 from shoal.data.connections import CONNECTION_PREFIX
 from shoal.data.filters import check_present
+from shoal.data.parquet.files import need
+from shoal.data.postgresql import read_tables
+from shoal.data.query_text import ROWS, as_table, check_result_names, is_select, used_names, without_end
 from shoal.data.row_writer import write_tables
 from shoal.data.staged_data import staged
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
@@ -34,14 +39,9 @@ of the server, if the file is missing."""
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_LEADING_COMMENT = re.compile(r"\s*(--[^\n]*(\n|$)|/\*.*?\*/)", re.DOTALL)
 _EXECUTABLE_COMMENT = re.compile(r"/\*M?!")
-_ROWS = "shoal_rows"
-"""Alias of the user's query when it is a subquery in the FROM clause of another query."""
-
 _TABLE_NAME = re.compile(r"""\s*["`\[]?\w+["`\]]?(\.["`\[]?\w+["`\]]?)*\s*;?\s*""")
 _ORDER_BY = re.compile(r"\border\s+by\b", re.IGNORECASE)
-_SELECT = re.compile(r"\s*(select|with)\b", re.IGNORECASE)
 
 
 def check_connection_name(name: str) -> None:
@@ -76,12 +76,9 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
             "comment. If it belongs to a text value, pass the value as a parameter, such as :name with "
             "params={'name': ...}"
         )
-    rest = body
-    while comment := _LEADING_COMMENT.match(rest):
-        rest = rest[comment.end() :]
-    if not _SELECT.match(rest):
+    if not is_select(body):
         raise InvalidArgumentError(
-            f"sql must be a SELECT, or a WITH clause followed by a SELECT, not {shown(rest.strip())}"
+            f"sql must be a SELECT, or a WITH clause followed by a SELECT, not {shown(body.strip())}"
         )
     named = set(sa.text(body).compile().params)
     if missing := sorted(named - set(params)):
@@ -103,32 +100,27 @@ def narrowed_query(
     name = "each_value"
     while name in params:
         name += "_"
-    return f"SELECT * FROM {as_table(sql)} WHERE {_ROWS}.{column} = :{name}", {**params, name: value}
+    return f"SELECT * FROM {as_table(sql)} WHERE {ROWS}.{column} = :{name}", {**params, name: value}
 
 
-def as_table(sql: str) -> str:
-    """Return a query as a subquery (in parentheses, with an alias) for the FROM clause of another query."""
-    # The closing parenthesis is on a line of its own, because the query may end in a comment.
-    return f"(\n{without_end(sql)}\n) {_ROWS}"
+def stage_query(
+    query: Any, connection: Any, staging_location: str | os.PathLike[str] | None, partition_by: str | None = None
+) -> str:
+    """Run a SQL query and write its rows to a Parquet file in a new staging directory."""
+    import sqlalchemy as sa
 
-
-def without_end(sql: str) -> str:
-    """Return a query without a ``;`` at its end."""
-    return sql.rstrip().removesuffix(";")
-
-
-def stage_query(query: Any, connection: Any, staging_location: str | os.PathLike[str] | None) -> str:
-    """Run a SQL query and write its rows to a Parquet file in a new staging directory.
-
-    The result of a query does not contain complete SQL types, so the types of the columns are inferred from the values.
-    """
-    with staged(staging_location) as directory:
-        _write(query, connection, directory)
+    with staged(staging_location) as directory, _reading(query) as stack:
+        tables, is_url = None, isinstance(connection, str | sa.URL)
+        # PostgreSQL has further statements that return rows, such as SHOW, which ADBC cannot copy.
+        if is_url and isinstance(query, str) and is_select(query) and not sa.text(query).compile().params:
+            tables = read_tables(sa.text(query), {}, _checked(connection), stack, partition_by=partition_by)
+        write_tables(tables or _run(query, connection, stack, partition_by=partition_by), directory)
     return directory
 
 
-def _write(query: Any, connection: Any, directory: str) -> int:
-    """Run a query, write the rows to a Parquet file, and return their number."""
+@contextlib.contextmanager
+def _reading(query: Any) -> Iterator[contextlib.ExitStack]:
+    """Check a query, yield a stack that closes connections at the end, and convert SQLAlchemy's errors."""
     import sqlalchemy as sa
 
     if isinstance(query, str) and _TABLE_NAME.fullmatch(query):
@@ -142,8 +134,7 @@ def _write(query: Any, connection: Any, directory: str) -> int:
         )
     with contextlib.ExitStack() as stack:
         try:
-            names, chunks = _run(query, connection, stack)
-            return write_tables((_to_table(names, chunk) for chunk in chunks), directory)
+            yield stack
         except UnicodeEncodeError:
             raise InvalidArgumentError(
                 "the query contains a lone surrogate (an invalid Unicode character): remove this character"
@@ -154,22 +145,43 @@ def _write(query: Any, connection: Any, directory: str) -> int:
             raise _query_error(exc) from exc
 
 
-def stage_select(sql: str, params: Mapping[str, Any], url: str, directory: str) -> int:
-    """Run a SELECT that must not change the database, and write its rows to Parquet files.
+def stage_select(
+    sql: str,
+    params: Mapping[str, Any],
+    url: str,
+    directory: str,
+    columns: Sequence[str] | None = None,
+    partition_by: str | None = None,
+) -> int:
+    """Run a SELECT that must not change the database, write its rows to Parquet files, and return their number.
 
     PostgreSQL, MySQL and MariaDB run the SELECT in a read-only transaction, SQLite on a connection with ``PRAGMA
     query_only``. On any other database the transaction is rolled back at its end. The rollback does not undo a
     statement that commits by itself (such as DDL in Oracle), a function that commits, or values taken from a sequence.
     No transaction prevents writes outside of the tables, such as to a file on the server (``INTO OUTFILE``) or to
     another server. Therefore use a database account that is allowed only to read.
+
+    Args:
+        sql: The SELECT.
+        params: Values of its parameters.
+        url: SQLAlchemy's URL of the database.
+        directory: Directory of staged data.
+        columns: Columns to keep, if the result has all of them; None: all.
+        partition_by: Column by whose ranges several connections read the rows; only of PostgreSQL by ADBC.
     """
     import sqlalchemy as sa
 
-    try:
-        with _read_only(url) as connection:
-            return _write(_statement(sql, params), connection, directory)
-    except sa.exc.SQLAlchemyError as exc:
-        raise DataAccessError(f"the database cannot be reached: {str(exc).splitlines()[0]}") from None
+    statement = _statement(sql, params)
+    options: dict[str, Any] = {"columns": columns, "partition_by": partition_by}
+    with _reading(statement) as stack:
+        tables = read_tables(statement, params, _checked(url), stack, read_only=True, **options)
+        if tables is None:
+            try:
+                connection = stack.enter_context(_read_only(url))
+            except sa.exc.SQLAlchemyError as exc:
+                raise DataAccessError(f"the database cannot be reached: {str(exc).splitlines()[0]}") from None
+            tables = _run(statement, connection, stack, **options)
+        return write_tables(tables, directory)
 
 
 def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) -> str:
@@ -248,9 +260,21 @@ def _read_only(url: str) -> Iterator[Any]:
         yield connection
 
 
-def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list[str], Iterator[list[Any]]]:
+def _run(
+    query: Any, connection: Any, stack: contextlib.ExitStack, *, columns: Any = None, partition_by: Any = None
+) -> Iterator[pa.Table]:
+    """Run a query with SQLAlchemy, and return an iterator of its rows; see :func:`read_tables`.
+
+    The result of most drivers does not contain complete SQL types, so the types are inferred from the values.
+    """
     import sqlalchemy as sa
 
+    if partition_by is not None:
+        need("adbc_driver_postgresql", extra="adbc")
+        raise InvalidArgumentError(
+            "partition_by is possible only for a SELECT in text form from PostgreSQL, with a URL as connection, and if "
+            "no column is of a type such as json or an array: omit partition_by, or CAST such columns in the query"
+        )
     if isinstance(connection, str | sa.URL):
         engine = _engine(connection)
         stack.callback(engine.dispose)
@@ -272,26 +296,54 @@ def _run(query: Any, connection: Any, stack: contextlib.ExitStack) -> tuple[list
         # Without `sqlite_raw_colnames`, SQLAlchemy shortens the name "a.b" of a SQLite column to "b".
         "sqlite_raw_colnames": True,
     }
-    result = connection.execute(statement, execution_options=options)
+    execute = partial(connection.execute, statement, execution_options=options)
+    result = execute()
     stack.callback(result.close)
     if not result.returns_rows:
         raise InvalidArgumentError("the query is not a statement that returns rows: pass a SELECT statement")
     names = [str(name) for name in result.keys()]  # noqa: SIM118 - not a dict
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f'the query returns several columns named "{name}": rename all but one with AS')
-
-    def chunks() -> Iterator[list[Any]]:
-        # The first chunk is yielded even if it is empty, so that the columns are known if the query returns no rows.
-        chunk = result.fetchmany(CHUNK_ROWS)
-        yield list(chunk)
-        while chunk := result.fetchmany(CHUNK_ROWS):
-            yield list(chunk)
-
-    return names, chunks()
+    check_result_names(names)
+    return _tables(result, execute, names, used_names(names, columns))
 
 
-def _engine(url: Any, **options: Any) -> Any:
+def _tables(result: Any, execute: Callable[[], Any], names: list[str], kept: list[str]) -> Iterator[pa.Table]:
+    """Yield the rows of a result, in the types of the server if the driver returns Arrow data."""
+    begun = False
+    try:
+        for batch in _ARROW_BATCHES.get(result.context.dialect.name, lambda cursor: ())(result.cursor):
+            table = batch if isinstance(batch, pa.Table) else pa.Table.from_batches([batch])
+            begun = True
+            yield table.rename_columns(names).select(kept)
+    except Exception as exc:  # each driver has errors of its own, also if one of its optional packages is missing
+        message = str(exc).partition("\n")[0]
+        if begun:
+            raise DataAccessError(f"the query failed: {message}") from None
+        log.info("the driver returns no Arrow data, so the types of the columns follow from the values: %s", message)
+        # The driver may have taken rows from the old result.
+        result = execute()
+    if begun:
+        return
+    # The first table is yielded even if it is empty, so that the columns are known if the query returns no rows.
+    rows = result.fetchmany(CHUNK_ROWS)
+    while rows or not begun:
+        begun = True
+        yield _to_table(names, kept, rows)
+        rows = result.fetchmany(CHUNK_ROWS)
+
+
+_ARROW_BATCHES: dict[str, Callable[[Any], Iterable[Any]]] = {
+    "snowflake": lambda cursor: cursor.fetch_arrow_batches(),
+    "databricks": lambda cursor: takewhile(len, map(cursor.fetchmany_arrow, repeat(CHUNK_ROWS))),
+    # Small results have no job. Without the client of the Storage API, which has no public name, rows come as JSON.
+    "bigquery": lambda cursor: (
+        job.result().to_arrow_iterable(cursor.connection._bqstorage_client) if (job := cursor.query_job) else ()
+    ),
+}
+"""Functions that return the rows of a driver's cursor as Arrow data, by the name of SQLAlchemy's dialect."""
+
+
+def _checked(url: Any) -> Any:
+    """Parse and check a URL."""
     import sqlalchemy as sa
 
     try:
@@ -307,6 +359,13 @@ def _engine(url: Any, **options: Any) -> Any:
     if "@" in (found.host or ""):
         raise InvalidArgumentError('the password in connection contains an "@": write %40 for the "@"')
     _check_files(found)
+    return found
+
+
+def _engine(url: Any, **options: Any) -> Any:
+    import sqlalchemy as sa
+
+    found = _checked(url)
     try:
         return sa.create_engine(found, **options)
     except sa.exc.NoSuchModuleError:
@@ -334,9 +393,11 @@ def _check_files(url: Any) -> None:
             )
 
 
-def _to_table(names: list[str], rows: list[Any]) -> pa.Table:
+def _to_table(names: list[str], kept: list[str], rows: Sequence[Any]) -> pa.Table:
     columns: dict[str, Any] = {}
     for j, name in enumerate(names):
+        if name not in kept:
+            continue
         try:
             columns[name] = pa.array([row[j] for row in rows])
         except (pa.ArrowInvalid, pa.ArrowTypeError) as exc:

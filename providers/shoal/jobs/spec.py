@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -211,6 +211,26 @@ class AnyJobSpec(Settings, ABC):
         for name, value in self:
             if name != "register_as":
                 yield from _datasets_in(value)
+
+    def used_columns(self) -> list[str] | None:
+        """Return the columns that the job reads of its `inputs`; None if that is not known, or if it compares whole
+        rows.
+
+        A job that registers a model compares rows of its datasets with the holdout's: by their times, or else by
+        whether a file with the same columns has them.
+        """
+        named = self._named_columns()
+        if named is None or (self.register_as is not None and None in (each.time_col for each in self.datasets())):
+            return None
+        checked = [name for each in self.datasets() if each.expect for name in each.expect.columns]
+        times = [
+            name for each in self.datasets() for name in (each.time_col, each.time_split and each.time_split.column)
+        ]
+        return list(dict.fromkeys([*named, *filter(None, times), *checked]))
+
+    def _named_columns(self) -> Sequence[str] | None:
+        """Return the columns that the spec names as those that the job reads of its `inputs`; None: all."""
+        return [name for training in self.trainings() for name in training.columns.names] or None
 
     def datasets(self) -> Iterator[DatasetSpec]:
         """Yield all datasets that the spec names, the holdout included."""

@@ -923,6 +923,7 @@ class TestWindows:
         sql, params = WINDOW
         dataset = DatasetSpec(sql=sql, params=params, connection="ware-house")
         secrets = Secrets({"SHOAL_CONNECTION_WARE_HOUSE": url})
+        used = DataConnector.from_dataframe(frame[frame["month"] >= 4][["a", "b", "y"]], staging_location=tmp_path)
 
         changes = {"dataset": dataset, "eval_set": {"same": dataset}}
 
@@ -933,7 +934,7 @@ class TestWindows:
 
         assert code == 0, log()
         result = JobResult.model_validate(job.result)
-        assert result.data.digest == DataConnector.from_spec(window.dataset).digest()
+        assert result.data.digest == used.digest()
         assert result.model_digest == hashlib.sha256(plain_xgboost(window).model).hexdigest()
         assert log().count("copied 60 rows of connection ware-house") == 1
         assert not list((tmp_path / "models" / "staging").iterdir())
@@ -972,6 +973,30 @@ class TestWindows:
 
         assert len({each.files for each in found.datasets()}) == 1
         assert found.eval_set["in_place"].files != window.dataset.files
+
+    @pytest.mark.parametrize(
+        ("times", "registers", "columns"),
+        [
+            ((None, None), False, [["a", "b", "y"], ["a", "b", "y"]]),
+            (("row", None), False, [["row", "a", "b", "y"], ["row", "a", "b", "y"]]),
+            (("row", "row"), True, [["row", "a", "b", "y"], ["row", "a", "b", "month", "y"]]),
+            (("row", None), True, [["row", "a", "b", "month", "y"]] * 2),
+        ],
+    )
+    def test_only_columns_that_the_job_uses_are_copied(
+        self, store, window, tmp_path, flights, times, registers, columns
+    ):
+        flights.reset_index(names="row")[["row", "a", "b", "month", "y"]].to_sql(
+            "flights", sa.create_engine(url := f"sqlite:///{tmp_path}/w.db"), index=False
+        )
+        first, second = (
+            DatasetSpec(sql=f"SELECT * FROM flights WHERE month {part} 4 ORDER BY row", connection="w", time_col=time)
+            for part, time in zip(("<", ">="), times, strict=True)
+        )
+        changes = {"register_as": Register(model="m", metric="rmse", holdout=second)} if registers else {}
+        changes |= {"dataset": first, "eval_set": {} if registers else {"second": second}}
+        found = staged_rows.staged(window.model_copy(update=changes), KEY, Secrets({"SHOAL_CONNECTION_W": url}))
+        assert [DataConnector.from_spec(each).schema().names for each in found.datasets()] == columns
 
     def test_a_dropped_table_fails_the_job_before_training_and_leaves_nothing(
         self, store, window, tmp_path, monkeypatch

@@ -122,8 +122,7 @@ def _kind_and_converter(type_: pa.DataType) -> tuple[str, Callable[[Any], tuple[
         kind = f"timestamp {unit} {zone}"
         return kind, lambda values: _fixed(values.cast(pa.timestamp(unit, zone), safe=False), pa.int64())
     if types.is_decimal(type_):
-        # The text does not depend on the scale of the decimal: 1.5 and 1.50 both become "1.5".
-        return "decimal", lambda values: _texts(values, lambda value: f"{value.normalize(_EXACT):f}")
+        return "decimal", _decimals
     if types.is_struct(type_):
         return f"struct<{', '.join(f'{field.name}: {kind_of(field.type)}' for field in type_)}>", lambda values: ()
     if is_list(type_):
@@ -141,6 +140,14 @@ def _floats(values: pa.Array) -> tuple[bytes]:
     found = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
     # NaN has many bit patterns, which are replaced by one pattern, so that every NaN gives the same hash.
     return (np.where(np.isnan(found), np.nan, found).tobytes(),)
+
+
+def _decimals(values: pa.Array) -> tuple[bytes | memoryview, ...]:
+    # The text does not depend on the scale of the decimal: 1.5 and 1.50 both become "1.5".
+    if not 0 < values.type.scale <= 6:  # Arrow writes smaller numbers with an exponent
+        return _texts(values, lambda value: f"{value.normalize(_EXACT):f}")
+    texts = values.drop_null().cast(pa.large_string())
+    return _variable(pc.replace_substring_regex(texts, r"\.?0*$", "\0"), "")[1:]
 
 
 def _variable(values: pa.Array, missing: str | bytes) -> tuple[bytes | memoryview, ...]:

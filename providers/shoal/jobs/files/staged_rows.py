@@ -42,6 +42,8 @@ def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
     """
     done: set[str] = set()
     where = locations(spec, key)
+    # The champion may have other input columns than the job's model.
+    whole = spec.register_as.holdout.source_key() if spec.register_as else None
 
     def replaced(dataset: DatasetSpec) -> DatasetSpec:
         source = dataset.source_key()
@@ -56,7 +58,8 @@ def staged(spec: Spec, key: Key, secrets: Secrets) -> Spec:
                 )
             base, _, name = where[source].rpartition("/")
             with staged_data.staged(base, name) as directory:
-                rows = copy_rows(dataset, url, directory)
+                columns = None if source == whole else spec.used_columns()
+                rows = copy_rows(dataset, url, directory, columns)
             print(f"copied {rows} rows of {dataset.origin[0]}", flush=True)
             done.add(source)
         is_staged = dataset.stage or not dataset.is_copied

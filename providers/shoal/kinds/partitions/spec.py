@@ -250,6 +250,11 @@ class PartitionsJobSpec(AnyJobSpec):
         if self.estimator is not None:
             yield self.estimator.request(self.dataset, self.run_config)
 
+    def _named_columns(self) -> Sequence[str] | None:
+        """Return the columns of the keys and of the function or the estimator."""
+        named = self.estimator.columns if self.estimator else self.columns
+        return None if named is None else (*self.by, *named, *self.input_cols)
+
     def has_failed(self, counts: Mapping[str, int]) -> bool:
         """Return whether more partitions have failed than `max_failed` allows, from their numbers by status."""
         total = sum(counts.values())
