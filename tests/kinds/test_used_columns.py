@@ -26,8 +26,8 @@ REGISTER = {"model": "m", "metric": "rmse"}
          ["a", "b", "y", "w", "t", "c", "id"]),
         # Without times, only whole rows show that the holdout has rows of the training.
         ({**TRAINING, "dataset": TIMED, "register": {**REGISTER, "holdout": QUERY}}, None),
-        ({"framework": "search", "train": TRAINING, "space": {"eta": [0.1, 0.3]}}, ["a", "b", "y", "w"]),
-        ({"framework": "search", "train_func": "p:f", "dataset_map": {"train": QUERY}, "space": {"x": [1, 2]}}, None),
+        ({"framework": "tune", "train": TRAINING, "space": {"eta": [0.1, 0.3]}}, ["a", "b", "y", "w"]),
+        ({"framework": "tune", "train_func": "p:f", "dataset_map": {"train": QUERY}, "space": {"x": [1, 2]}}, None),
         (BY_STORE, None),
         ({**BY_STORE, "columns": ["a"]}, ["store", "a"]),
         (

@@ -223,10 +223,9 @@ class AnyJobSpec(Settings, ABC):
         if named is None or (self.register_as is not None and None in (each.time_col for each in self.datasets())):
             return None
         checked = [name for each in self.datasets() if each.expect for name in each.expect.columns]
-        times = [
-            name for each in self.datasets() for name in (each.time_col, each.time_split and each.time_split.column)
-        ]
-        return list(dict.fromkeys([*named, *filter(None, times), *checked]))
+        splits = [each.time_split.column for each in self.datasets() if each.time_split]
+        times = [each.time_col for each in self.datasets() if each.time_col]
+        return list(dict.fromkeys([*named, *times, *splits, *checked]))
 
     def _named_columns(self) -> Sequence[str] | None:
         """Return the columns that the spec names as those that the job reads of its `inputs`; None: all."""
