@@ -124,6 +124,8 @@ def test_keys_are_compared_by_their_values_and_not_by_their_hashes(tmp_path: Pat
         ({"fresh": {"column": "day", "within": "2 months"}}, InvalidArgumentError, "is not a duration"),
         ({"fresh": {"column": "day", "within": "2d", "at": "soon"}}, InvalidArgumentError, "'soon' is not a time"),
         ({"nulls": {"x": 2}}, InvalidArgumentError, "nulls.x=2"),
+        ({"range": {"x": (float("nan"), None)}}, InvalidArgumentError, "range.x.0"),
+        ({"range": {"x": (0, float("inf"))}}, InvalidArgumentError, "range.x.1"),
         ({"rows": {"least": 2}}, InvalidArgumentError, 'unknown option "rows.least"'),
     ],
 )
@@ -132,6 +134,13 @@ def test_an_expectation_that_cannot_be_checked_is_refused(
 ) -> None:
     with pytest.raises(error, match=re.escape(message)):
         DataConnector.from_parquet(folder).expect(**expected)
+
+
+def test_a_share_that_is_just_allowed_passes_and_the_last_day_is_an_age(tmp_path: Path) -> None:
+    rows = pa.table({"x": [None] * 29 + [1] * 71, "until": [date(9999, 12, 31)] * 100})
+    pq.write_table(rows, tmp_path / "a.parquet")
+    assert 0.29 * 100 < 29
+    DataConnector.from_parquet(tmp_path).expect(nulls={"x": 0.29}, fresh={"column": "until", "within": "2d"})
 
 
 def test_a_spec_without_expectations_is_stored_as_by_earlier_versions() -> None:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from shoal.data import DataConnector
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import DataError, InvalidArgumentError
 
 BEGIN = datetime(2024, 1, 1)
@@ -106,6 +107,14 @@ def test_a_split_that_does_not_suit_the_column_is_refused(
 ) -> None:
     with pytest.raises(error, match=re.escape(message)):
         DataConnector.from_parquet(folder).time_split(*arguments)
+
+
+def test_a_date_until_which_timestamps_count_takes_hours(folder: Path) -> None:
+    whole = DataConnector.from_parquet(folder)
+    split = {"column": "at", "holdout": "12h", "until": "2024-01-04"}
+    parts = [{**whole.to_spec().model_dump(), "time_split": {**split, "part": part}} for part in ("train", "holdout")]
+    train, held_out = (values(DataConnector.from_spec(DatasetSpec.parse(part)), "at") for part in parts)
+    assert (max(train), min(held_out), max(held_out)) == tuple(BEGIN + timedelta(hours=hours) for hours in (60, 62.4, 72))
 
 
 def test_a_part_of_a_random_split_and_a_column_without_times_are_not_divided(tmp_path: Path) -> None:

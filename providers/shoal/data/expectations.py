@@ -8,19 +8,10 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, FiniteFloat
 
 from shoal.data.checks import check_same_schema
-from shoal.data.filters import (
-    Operator,
-    Scalar,
-    Term,
-    builtin_value,
-    check_present,
-    describe_term,
-    parse_moment,
-    parse_time,
-)
+from shoal.data.filters import Operator, Term, builtin_value, check_present, describe_term, parse_moment
 from shoal.data.parquet.filter_matching import prepare
 from shoal.data.parquet.schema import plain_type
 from shoal.data.time_split import Moment, time_text
@@ -30,8 +21,6 @@ from shoal.option_validation import Duration, Settings, duration
 
 if TYPE_CHECKING:
     from shoal.data.parquet.source import ParquetSource
-
-_STEP = timedelta(microseconds=1)
 
 _KEYS_AT_ONCE = 10_000
 """Number of repeated hashes whose keys are compared in one pass, so that few keys are in memory."""
@@ -68,7 +57,7 @@ class Drift(Settings):
     )
 
 
-Bound = Annotated[Scalar | None, BeforeValidator(builtin_value)]
+Bound = Annotated[bool | int | FiniteFloat | str | None, BeforeValidator(builtin_value)]
 
 
 class Expectations(Settings):
@@ -155,9 +144,9 @@ class Expectations(Settings):
                 outside[term] += len(values) - (pc.sum(test.mask(values)).as_py() or 0)
             if tests or fresh:
                 ends += pc.min_max(values).values()
-        if (nulls := rows - present) > (allowed := self.nulls.get(name, 1)) * rows:
-            share = f"a share of {nulls / rows:.3g}, at most {allowed:g} expected"
-            yield f'{nulls:,} of {rows:,} rows have no "{name}" ({share})'
+        nulls, allowed = rows - present, self.nulls.get(name, 1)
+        if rows and (share := nulls / rows) > allowed:
+            yield f'{nulls:,} of {rows:,} rows have no "{name}" (a share of {share:.3g}, at most {allowed:g} expected)'
         found = pc.min_max(pa.array(ends, ends[0].type)) if ends else {}
         for term in terms:
             if outside[term]:
@@ -169,8 +158,8 @@ class Expectations(Settings):
         if fresh:
             at = parse_moment(fresh.at) if fresh.at else datetime.fromtimestamp(now, UTC)
             newest = time_text(found["max"]) if present else None
-            # A date ends a microsecond before midnight.
-            if newest is None or at - parse_time(str(newest))[2] - _STEP > duration(fresh.within):
+            longest = duration(fresh.within) + timedelta(days=pa.types.is_date(type_))
+            if newest is None or at - parse_moment(newest) > longest:
                 yield f'the newest "{name}" is {newest}, more than {fresh.within} before {at.isoformat()}'
 
 

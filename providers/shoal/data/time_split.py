@@ -65,18 +65,19 @@ class TimeSplit(Settings):
         Raises:
             DataError: The length of the holdout or of the gap does not suit the column; see also :func:`newest_time`.
         """
+        type_ = _type_of(source, self.column)
         until = newest_time(source, self.column) if self.until is None else self.until
         if self.part == "train":
-            return (((self.column, "<=", self._before(until, self.holdout, self.gap)),),)
-        return (((self.column, ">", self._before(until, self.holdout)), (self.column, "<=", until)),)
+            return (((self.column, "<=", self._before(until, type_, self.holdout, self.gap)),),)
+        return (((self.column, ">", self._before(until, type_, self.holdout)), (self.column, "<=", until)),)
 
-    def _before(self, until: int | str, *steps: Any) -> int | str:
-        """Return the time that is some steps before another one."""
+    def _before(self, until: int | str, type_: pa.DataType, *steps: Any) -> int | str:
+        """Return the time that is some steps before another one, for a column of a type."""
         try:
             if isinstance(until, int):
                 return until - sum(map(index, steps))
             step = sum((timedelta(days=each) if isinstance(each, int) else duration(each) for each in steps), _ZERO)
-            kind = date if len(until) == _DATE_LENGTH else datetime
+            kind = date if len(until) == _DATE_LENGTH and pa.types.is_date(type_) else datetime
             if kind is date and step % timedelta(days=1):
                 raise TypeError
             return (kind.fromisoformat(until) - step).isoformat()
@@ -93,14 +94,7 @@ def newest_time(source: ParquetSource, column: str) -> int | str:
     Raises:
         DataError: There is no such column, its values are no dates, timestamps or integers, or all are null.
     """
-    path, schema = source.reference().path, source.schema()
-    check_present(path, column, schema.names)
-    type_ = schema.field(column).type
-    if not (pa.types.is_date(type_) or pa.types.is_timestamp(type_) or pa.types.is_integer(type_)):
-        raise DataError(
-            f'{path}: column "{column}" is of type {type_}, by which rows cannot be divided: name a column of dates, '
-            "timestamps or integers"
-        )
+    path, type_ = source.reference().path, _type_of(source, column)
     newest, nulls = [], 0
     for _, table in source.read_pieces(source.ranges(), [column]):
         nulls += table.column(0).null_count
@@ -112,6 +106,19 @@ def newest_time(source: ParquetSource, column: str) -> int | str:
         log.warning('%s of %s rows of %s have no "%s" and are in no part', nulls, source.num_rows(), path, column)
     until: int | str = time_text(latest)
     return until
+
+
+def _type_of(source: ParquetSource, column: str) -> pa.DataType:
+    """Return the type of a column by which rows can be divided."""
+    path, schema = source.reference().path, source.schema()
+    check_present(path, column, schema.names)
+    type_ = schema.field(column).type
+    if pa.types.is_date(type_) or pa.types.is_timestamp(type_) or pa.types.is_integer(type_):
+        return type_
+    raise DataError(
+        f'{path}: column "{column}" is of type {type_}, by which rows cannot be divided: name a column of dates, '
+        "timestamps or integers"
+    )
 
 
 def time_text(value: pa.Scalar) -> Any:
