@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from airflow.sdk import DAG, task
 
-from shoal.airflow.operators import BatchPredictOperator, DistributedTrainOperator, TuneOperator
+from shoal.airflow.operators import BatchPredictOperator, DistributedTrainOperator, ScaleClusterOperator, TuneOperator
 from shoal.airflow.operators.job_operator import digest_as_written
 from tests.support.job_store import POOL
 
@@ -40,6 +40,10 @@ def predict(dataset="/data/{{ ds }}"):
 
 def tune(trials=2, **others):
     TuneOperator(task_id="train", **{"train": FIELDS, "space": {"eta": [0.1, 0.3]}, "trials": trials, **others})
+
+
+def scale(plan_for):
+    ScaleClusterOperator(task_id="train", expected_cluster_size="auto", plan_for=plan_for, pool_name=POOL)
 
 
 def decorated(rate=1, expanded=None, values=(1, 2)):
@@ -104,6 +108,7 @@ def test_rendered_and_mapped_values_do_not_count(make, given, rendered):
         (decorated, {"expanded": True}, {"expanded": True, "values": (3, 4)}),
         (mapped, {"train_func": one}, {"train_func": two}),
         (mapped, {}, {"values": ([1], [3])}),
+        (scale, {"plan_for": FIELDS}, {"plan_for": FIELDS | {"label_col": "z"}}),
     ],
 )
 def test_the_function_and_the_arguments_count(make, before, after):

@@ -15,10 +15,12 @@ from shoal import ComputePool, jobs
 from shoal.errors import DataError, InvalidArgumentError, JobFailedError
 from shoal.jobs.kind import driver_of, parse_spec
 from shoal.kinds.plan.call import planned_size
+from shoal.pool.journal import usage
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.host import memory
 from tests.support.pool_processes import nothing_left
+from tests.support.ui_systems import job
 
 URI = "local://planned?max_nodes=3&ray=false"
 TWO = {"num_workers": 2, "num_cpu_per_worker": 1}
@@ -68,6 +70,21 @@ def test_a_pool_that_is_down_plans_on_its_first_node(planned: ComputePool, field
         jobs.submit(parse_spec(function)).wait(on_log=None)
         assert planned_size(planned, function) == 1, "as many as its last run has used"
     assert planned.describe().leases == ()
+
+
+def test_a_run_that_was_skipped_does_not_say_how_many_nodes_are_needed(
+    fresh_home: Path, fields: dict[str, Any]
+) -> None:
+    spec, pool = parse_spec({**fields, "scaling_config": {"use_gpu": True}}), ComputePool(URI)
+    about = {"label": spec.label, "spec": spec.document()}
+    runs = ("trained", 60, None, 3), ("skipped", 1, "no new rows", 1), ("failed", 0, None, 2)
+    with Store().transaction() as session:
+        for name, ago, why, nodes in runs:
+            state = JobState.FAILED if name == "failed" else JobState.SUCCEEDED
+            run = job(name, pool.name, state, ago, result={"skipped": why}, **about)
+            session.add(run)
+            usage.job_uses(session, run, nodes, run.created_at)
+    assert planned_size(pool, spec) == 3
 
 
 @pytest.mark.parametrize(

@@ -371,23 +371,9 @@ def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
 
 
 _ARGUMENTS = (
-    "framework",
-    "train_func",
-    "op_args",
-    "op_kwargs",
-    "spec",
-    "model",
-    "dataset",
-    "output_path",
-    "by",
-    "function",
-    "function_kwargs",
-    "estimator",
-    "max_failed",
-    "train",
-    "space",
-    "trials",
-)
+    "framework train_func op_args op_kwargs spec model dataset output_path by function "
+    "function_kwargs estimator max_failed train space trials"
+).split()
 """Arguments of operators that say what a job does."""
 
 _OF_MAPPED = ("expand_input", "op_kwargs_expand_input", "python_callable")
@@ -404,7 +390,9 @@ def digest_as_written(operator: BaseOperator) -> str:
     dag = operator.get_dag()
     task = operator if dag is None else dag.task_dict[operator.task_id]
     arguments = base.arguments_of(task)
-    written: dict[str, Any] = {name: arguments.get(name) for name in _ARGUMENTS}
+    # Only operators without a spec have `plan_for`: it does not change the digests of jobs of other versions of shoal.
+    plan_for = {"plan_for": arguments["plan_for"]} if "plan_for" in arguments else {}
+    written: dict[str, Any] = {name: arguments.get(name) for name in _ARGUMENTS} | plan_for
     script = written["train_func"]
     if isinstance(script, str | os.PathLike) and base.is_known(script) and not is_name(script):
         written["train_func"] = Script.read(script).text

@@ -34,28 +34,11 @@ if TYPE_CHECKING:
 
 
 OF_THE_RUN = frozenset(
-    {
-        "conn",
-        "dag",
-        "dag_run",
-        "data_interval_end",
-        "data_interval_start",
-        "ds",
-        "ds_nodash",
-        "logical_date",
-        "macros",
-        "params",
-        "prev_data_interval_end_success",
-        "prev_data_interval_start_success",
-        "prev_end_date_success",
-        "prev_start_date_success",
-        "run_id",
-        "triggering_asset_events",
-        "ts",
-        "ts_nodash",
-        "ts_nodash_with_tz",
-        "var",
-    }
+    (
+        "conn dag dag_run data_interval_end data_interval_start ds ds_nodash logical_date macros params "
+        "prev_data_interval_end_success prev_data_interval_start_success prev_end_date_success "
+        "prev_start_date_success run_id triggering_asset_events ts ts_nodash ts_nodash_with_tz var"
+    ).split()
 )
 """Names that templates can use, and that have the same value in all tasks of a DAG run."""
 
@@ -197,11 +180,13 @@ class _NodesOperator(base.WaitingOperator):
         size = getattr(self, self.size_argument)
         if not is_auto(size, self.plan_for, self.size_argument):
             return {self.size_argument: base.node_count(size, self.size_argument)}
+        from shoal.airflow.operators.job_operator import digest_as_written
         from shoal.kinds.plan.call import planned_size
 
         plan_for = cast("AnyJobSpec | Mapping[str, Any]", self.plan_for)
         base.check_paths(plan_for)
-        planner = partial(planned_size, pool, plan_for, self.log.info, **self.submission(context, self.hook))
+        submission = self.submission(context, self.hook, digest=digest_as_written(self))
+        planner = partial(planned_size, pool, plan_for, self.log.info, **submission)
         return {self.size_argument: size, "plan_for": planner}
 
     def _defer_to_nodes(self, pool: ComputePool) -> None:

@@ -57,7 +57,8 @@ def planned_size(pool: ComputePool, plan_for: Any, on_log: Callable[[str], Any] 
 
 def _nodes_of_last_run(spec: AnyJobSpec, pool: str) -> int | None:
     of_spec = Job.label == spec.label, Job.spec["framework"].as_string() == spec.framework
-    runs = select(Job.id, Job.attempt).where(Job.state == JobState.SUCCEEDED, Job.pool == pool, *of_spec)
+    has_run = Job.state == JobState.SUCCEEDED, Job.result["skipped"].as_string().is_(None)
+    runs = select(Job.id, Job.attempt).where(*has_run, Job.pool == pool, *of_spec)
     last = runs.order_by(Job.created_at.desc()).limit(1).subquery()
     with Store().reading() as session:
         used = select(func.max(Usage.nodes)).join(last, Usage.job_id == last.c.id)
