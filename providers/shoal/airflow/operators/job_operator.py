@@ -370,10 +370,24 @@ def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
     )
 
 
-_ARGUMENTS = (
-    "framework train_func op_args op_kwargs spec model dataset output_path by function "
-    "function_kwargs estimator max_failed train space trials"
-).split()
+_ARGUMENTS = [
+    "framework",
+    "train_func",
+    "op_args",
+    "op_kwargs",
+    "spec",
+    "model",
+    "dataset",
+    "output_path",
+    "by",
+    "function",
+    "function_kwargs",
+    "estimator",
+    "max_failed",
+    "train",
+    "space",
+    "trials",
+]
 """Arguments of operators that say what a job does."""
 
 _OF_MAPPED = ("expand_input", "op_kwargs_expand_input", "python_callable")

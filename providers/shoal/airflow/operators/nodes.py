@@ -34,11 +34,28 @@ if TYPE_CHECKING:
 
 
 OF_THE_RUN = frozenset(
-    (
-        "conn dag dag_run data_interval_end data_interval_start ds ds_nodash logical_date macros params "
-        "prev_data_interval_end_success prev_data_interval_start_success prev_end_date_success "
-        "prev_start_date_success run_id triggering_asset_events ts ts_nodash ts_nodash_with_tz var"
-    ).split()
+    [
+        "conn",
+        "dag",
+        "dag_run",
+        "data_interval_end",
+        "data_interval_start",
+        "ds",
+        "ds_nodash",
+        "logical_date",
+        "macros",
+        "params",
+        "prev_data_interval_end_success",
+        "prev_data_interval_start_success",
+        "prev_end_date_success",
+        "prev_start_date_success",
+        "run_id",
+        "triggering_asset_events",
+        "ts",
+        "ts_nodash",
+        "ts_nodash_with_tz",
+        "var",
+    ]
 )
 """Names that templates can use, and that have the same value in all tasks of a DAG run."""
 
