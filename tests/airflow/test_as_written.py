@@ -6,7 +6,7 @@ import pytest
 from airflow.sdk import DAG, task
 
 from shoal.airflow.operators import BatchPredictOperator, DistributedTrainOperator, ScaleClusterOperator, TuneOperator
-from shoal.airflow.operators.job_operator import digest_as_written
+from shoal.airflow.operators.base import digest_as_written
 from tests.support.job_store import POOL
 
 DATA = {"dataset_map": {"train": {"paths": ["/data/{{ ds }}"]}}}

@@ -1,6 +1,7 @@
 """Base classes of operators, and the checks of arguments that are known while Airflow loads the DAG.
 
-Templates and results of other tasks are known only when the task starts, and are checked there.
+Templates and results of other tasks are known only when the task starts, and are checked there. Also here: the digest
+of a task as it is written in the DAG file, by which a retry recognises its job.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import jinja2
-from airflow.sdk import BaseOperator, get_current_context
+from airflow.sdk import DAG, BaseOperator, TaskGroup, XComArg, get_current_context
 from airflow.sdk.configuration import conf
 from airflow.sdk.definitions.mappedoperator import MappedOperator, OperatorPartial
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
@@ -35,7 +36,8 @@ from shoal.errors import InvalidArgumentError, ShoalError, shown
 from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
 from shoal.secrets.redaction import has_credentials, redact
 from shoal.training.locations import SQLITE
-from shoal.training.pytorch.program import is_name
+from shoal.training.pickling import code_digest
+from shoal.training.pytorch.program import Script, is_name
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.context import Context
@@ -361,6 +363,52 @@ def _results_of(template: jinja2.nodes.Template) -> Iterator[str]:
             ids = named.as_const()
             found = ids if isinstance(ids, list | tuple) else [ids]
             yield from (each for each in found if isinstance(each, str))
+
+
+_ARGUMENTS = (
+    "framework",
+    "train_func",
+    "op_args",
+    "op_kwargs",
+    "spec",
+    "model",
+    "dataset",
+    "output_path",
+    "by",
+    "function",
+    "function_kwargs",
+    "estimator",
+    "max_failed",
+    "train",
+    "space",
+    "trials",
+)
+"""Arguments of operators that say what a job does."""
+
+_OF_MAPPED = ("expand_input", "op_kwargs_expand_input", "python_callable")
+"""Attributes of a mapped task that say the same. Only those of decorated functions have the last two."""
+
+
+def digest_as_written(operator: BaseOperator) -> str:
+    """Return the digest of a task's framework, of its function's code, and of its arguments before Airflow renders
+    templates and maps values.
+
+    :param operator: Operator of the task, whose templates may be rendered already.
+    """
+    # Airflow renders a copy of the DAG's task.
+    dag = operator.get_dag()
+    task = operator if dag is None else dag.task_dict[operator.task_id]
+    arguments = arguments_of(task)
+    # Only operators without a spec have `plan_for`: it does not change the digests of jobs of other versions of shoal.
+    plan_for = {"plan_for": arguments["plan_for"]} if "plan_for" in arguments else {}
+    written: dict[str, Any] = {name: arguments.get(name) for name in _ARGUMENTS} | plan_for
+    script = written["train_func"]
+    if isinstance(script, str | os.PathLike) and is_known(script) and not is_name(script):
+        written["train_func"] = Script.read(script).text
+    if isinstance(task, MappedOperator):
+        written["mapped"] = [getattr(task, name, None) for name in _OF_MAPPED]
+    parts_of_dag = XComArg | BaseOperator | MappedOperator | TaskGroup | DAG
+    return code_digest(written, lambda value: repr(value) if isinstance(value, parts_of_dag) else None)
 
 
 class CheckedOperator(BaseOperator):

@@ -1,13 +1,11 @@
 """Base class of operators that run a job on a pool, with the links and the lineage of the job.
 
-Also here: the digest of a task as it is written in the DAG file, by which a retry recognises its job, and a check that
-the DAG leases nodes of the task's pool.
+Also here: a check that the DAG leases nodes of the task's pool.
 """
 
 from __future__ import annotations
 
 import difflib
-import os
 import re
 import time
 import warnings
@@ -19,7 +17,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
-from airflow.sdk import DAG, BaseOperator, BaseOperatorLink, TaskGroup, XComArg, get_current_context
+from airflow.sdk import BaseOperator, BaseOperatorLink, get_current_context
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.sdk.definitions.context import Context
 from airflow.sdk.definitions.mappedoperator import MappedOperator
@@ -34,8 +32,6 @@ from shoal.data.connections import split_storage
 from shoal.errors import LeaseEndedError, NoTokenError, PoolDownError, PoolElsewhereError, ShoalError
 from shoal.links import dashboard_link, job_page, mlflow_run_link, model_link
 from shoal.pool.spec import PoolSpec, is_uri
-from shoal.training.pickling import code_digest
-from shoal.training.pytorch.program import Script, is_name
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -246,7 +242,7 @@ class JobOperator(base.LabelledOperator, base.WaitingOperator):
         if self.pool_name or self.compute_pool_conn_id or (not spec.run_config.pool_name and hook.spec):
             spec = spec.on_pool(hook.pool().name)
         ti = context["ti"]
-        digest = None if self._is_resumed else digest_as_written(self)
+        digest = None if self._is_resumed else base.digest_as_written(self)
         submission = self.submission(context, hook, durable=self.durable, digest=digest)
         try:
             handle = jobs.submit(
@@ -368,52 +364,6 @@ def missing_lease(task: BaseOperator | MappedOperator) -> str | None:
         if near
         else "use pool_for_run; if the pool is always up, pass only its name as pool_name instead"
     )
-
-
-_ARGUMENTS = [
-    "framework",
-    "train_func",
-    "op_args",
-    "op_kwargs",
-    "spec",
-    "model",
-    "dataset",
-    "output_path",
-    "by",
-    "function",
-    "function_kwargs",
-    "estimator",
-    "max_failed",
-    "train",
-    "space",
-    "trials",
-]
-"""Arguments of operators that say what a job does."""
-
-_OF_MAPPED = ("expand_input", "op_kwargs_expand_input", "python_callable")
-"""Attributes of a mapped task that say the same. Only those of decorated functions have the last two."""
-
-
-def digest_as_written(operator: BaseOperator) -> str:
-    """Return the digest of a task's framework, of its function's code, and of its arguments before Airflow renders
-    templates and maps values.
-
-    :param operator: Operator of the task, whose templates may be rendered already.
-    """
-    # Airflow renders a copy of the DAG's task.
-    dag = operator.get_dag()
-    task = operator if dag is None else dag.task_dict[operator.task_id]
-    arguments = base.arguments_of(task)
-    # Only operators without a spec have `plan_for`: it does not change the digests of jobs of other versions of shoal.
-    plan_for = {"plan_for": arguments["plan_for"]} if "plan_for" in arguments else {}
-    written: dict[str, Any] = {name: arguments.get(name) for name in _ARGUMENTS} | plan_for
-    script = written["train_func"]
-    if isinstance(script, str | os.PathLike) and base.is_known(script) and not is_name(script):
-        written["train_func"] = Script.read(script).text
-    if isinstance(task, MappedOperator):
-        written["mapped"] = [getattr(task, name, None) for name in _OF_MAPPED]
-    parts_of_dag = XComArg | BaseOperator | MappedOperator | TaskGroup | DAG
-    return code_digest(written, lambda value: repr(value) if isinstance(value, parts_of_dag) else None)
 
 
 MODELS = "shoal://models"

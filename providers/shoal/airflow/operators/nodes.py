@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 OF_THE_RUN = frozenset(
-    [
+    {
         "conn",
         "dag",
         "dag_run",
@@ -55,7 +55,7 @@ OF_THE_RUN = frozenset(
         "ts_nodash",
         "ts_nodash_with_tz",
         "var",
-    ]
+    }
 )
 """Names that templates can use, and that have the same value in all tasks of a DAG run."""
 
@@ -197,12 +197,11 @@ class _NodesOperator(base.WaitingOperator):
         size = getattr(self, self.size_argument)
         if not is_auto(size, self.plan_for, self.size_argument):
             return {self.size_argument: base.node_count(size, self.size_argument)}
-        from shoal.airflow.operators.job_operator import digest_as_written
         from shoal.kinds.plan.call import planned_size
 
         plan_for = cast("AnyJobSpec | Mapping[str, Any]", self.plan_for)
         base.check_paths(plan_for)
-        submission = self.submission(context, self.hook, digest=digest_as_written(self))
+        submission = self.submission(context, self.hook, digest=base.digest_as_written(self))
         planner = partial(planned_size, pool, plan_for, self.log.info, **submission)
         return {self.size_argument: size, "plan_for": planner}
 
