@@ -47,7 +47,6 @@ class ParquetSource:
         splits: Random splits that are applied one after the other; see :meth:`split`.
         filters: Filters of the rows, which are applied before the splits; None for all rows. See
             :mod:`shoal.data.parquet.filter_matching`.
-        by_value: Whether :meth:`digest` is computed from the values of the rows even if there are no filters.
         lister: Lister of the table at the path; None if the paths are Parquet files. The digest of a table is always
             computed from the values.
 
@@ -64,7 +63,6 @@ class ParquetSource:
         splits: Sequence[Split] = (),
         filters: Filters | None = None,
         *,
-        by_value: bool = False,
         lister: Lister | None = None,
     ) -> None:
         several = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
@@ -76,8 +74,7 @@ class ParquetSource:
         self.lister = lister or ParquetPaths(self.paths)
         self.is_table = lister is not None
         self.staged_copy: Any = None
-        self.staged = by_value
-        self._by_value = by_value or self.is_table
+        self.staged = False
         self._footers: tuple[Footer, ...] | None = None
         self._table: pa.Schema | None = None
         self._version: str | None = None
@@ -393,7 +390,7 @@ class ParquetSource:
         options = [repr((split.weights, split.index, split.seed)) for split in self.splits]
         if (stored := self._stored_digest()) is not None:
             return texts_digest([stored, *options]) if options else stored
-        if self._by_value or self.filters is not None:
+        if self.is_table or self.filters is not None:
             schema = self.schema()
             if not self.is_table:
                 schema = common_schema(schema, self.partition_fields(), self.used_footers())
@@ -421,7 +418,7 @@ class ParquetSource:
 
         The time of a file is None if the filesystem does not report it.
         """
-        if self._by_value or self.filters is not None or self._stored_digest() is not None:
+        if self.is_table or self.filters is not None or self._stored_digest() is not None:
             return ()
         return tuple(file.modified_ns for file in list_files(self.paths))
 
@@ -525,11 +522,7 @@ class ParquetSource:
             # files.
             footers = sorted(self.footers(), key=lambda footer: footer.path)
             keys = [(i, footer.path, group) for i, footer in enumerate(footers) for group in range(len(footer.groups))]
-            rows = [
-                footer.groups[group][0] if matching is None else matching[footer.path][group]
-                for footer in footers
-                for group in range(len(footer.groups))
-            ]
+            rows = [footers[i].groups[at][0] if matching is None else matching[path][at] for i, path, at in keys]
             chosen = select(rows, [f"{i}/{group}" for i, _, group in keys], self.splits)
             self._selections = {(path, group): one for (_, path, group), one in zip(keys, chosen, strict=True)}
         return self._selections
