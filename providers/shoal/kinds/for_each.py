@@ -246,7 +246,7 @@ class SharedColumn:
         if dataset.sql is None:
             rows_of = DataConnector.from_spec(dataset).value_counts(self._column)
         else:
-            column = self._quoted[_key(dataset)]
+            column = self._quoted[dataset.source_key()]
             rows_of = count_values(dataset.sql, dataset.params or {}, self._url(dataset), column)
         counts: dict[Scalar, int] = {}
         nulls = 0
@@ -301,7 +301,7 @@ class SharedColumn:
             if dataset.sql is None:
                 filters = tuple((*terms, (self._column, "=", value)) for terms in dataset.filters or ((),))
                 return dataset.model_copy(update={"filters": filters})
-            sql, params = narrowed_query(dataset.sql, dataset.params or {}, self._quoted[_key(dataset)], value)
+            sql, params = narrowed_query(dataset.sql, dataset.params or {}, self._quoted[dataset.source_key()], value)
             return dataset.model_copy(update={"sql": sql, "params": params})
 
         return restricted
@@ -312,9 +312,11 @@ class SharedColumn:
         seen: set[tuple[str, ...]] = set()
         for dataset in datasets:
             if dataset.sql is not None:
-                if _key(dataset) not in self._quoted:
+                if dataset.source_key() not in self._quoted:
                     url = self._url(dataset)
-                    self._quoted[_key(dataset)] = quoted_column(dataset.sql, dataset.params or {}, url, self._column)
+                    self._quoted[dataset.source_key()] = quoted_column(
+                        dataset.sql, dataset.params or {}, url, self._column
+                    )
             elif dataset.paths not in seen:
                 seen.add(dataset.paths)
                 # The filters and splits of the dataset do not change its columns. They are left out here, because
@@ -372,7 +374,3 @@ def _plain(value: Any) -> Scalar:
         f"the value {shown(value)} is not supported: a value must be a bool, an integer, a finite number, a text or a "
         "date"
     )
-
-
-def _key(dataset: DatasetSpec) -> str:
-    return dataset.source_key()

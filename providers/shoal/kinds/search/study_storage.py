@@ -183,20 +183,13 @@ class Ended:
     def of(cls, trial: optuna.trial.FrozenTrial) -> Ended:
         """Return a trial of the study that has ended."""
         state = {"COMPLETE": "complete", "PRUNED": "pruned"}.get(trial.state.name, "failed")
-        found = trial.user_attrs
-        return cls(
-            found[NUMBER],
-            state,
-            found.get(PARAMS, trial.params),
-            trial.value,
-            found.get(METRICS, {}),
-            found.get(ROUNDS),
-            found.get(SECONDS),
-            found.get(ERROR),
-            found.get(MODEL),
-            found.get(MODEL_DIGEST),
-            found.get(MLFLOW_RUN),
-        )
+        return cls.described(trial.user_attrs, state, trial.value, trial.params)
+
+    @classmethod
+    def described(cls, found: Mapping[str, Any], state: str, value: float | None, suggested: dict[str, Any]) -> Ended:
+        """Return a trial by the attributes that shoal has set, its state, its value and its suggested parameters."""
+        others = (found.get(name) for name in (ROUNDS, SECONDS, ERROR, MODEL, MODEL_DIGEST, MLFLOW_RUN))
+        return cls(found[NUMBER], state, found.get(PARAMS, suggested), value, found.get(METRICS, {}), *others)
 
 
 def best_first(trials: Iterable[Ended], direction: Direction) -> list[Ended]:
@@ -236,14 +229,7 @@ def of_entries(entries: Iterable[Mapping[str, Any]]) -> list[Ended]:
             values = entry["values"] or [None]
             trials[entry["trial_id"]] |= {"state": entry["state"], "value": values[0]}
     found = [
-        Ended(
-            each[NUMBER],
-            _STATES[each["state"]],
-            each.get(PARAMS, {}),
-            each.get("value"),
-            each.get(METRICS, {}),
-            *(each.get(name) for name in (ROUNDS, SECONDS, ERROR, MODEL, MODEL_DIGEST, MLFLOW_RUN)),
-        )
+        Ended.described(each, _STATES[each["state"]], each.get("value"), {})
         for each in trials
         if each["state"] in _STATES and NUMBER in each and REPEATED not in each
     ]
