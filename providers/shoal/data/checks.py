@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shoal.data.filters import check_present, describe_filters
 from shoal.data.numpy_columns import OBJECTS, category_type, dtype_of, list_shape
-from shoal.data.parquet.schema import common_type, distinct, largest_integer, lossy
+from shoal.data.parquet.schema import common_type, distinct, is_number, largest_integer, lossy
 from shoal.data.planning import RowRange
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import np, pa, pc, pq
@@ -360,9 +360,7 @@ def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:
 def _advice(type_: pa.DataType, what: str, takes_categories: bool) -> str | None:
     """Return a text that tells the user how to convert a column of an unsupported type; None for supported types."""
     types = pa.types
-    if types.is_integer(type_) or types.is_floating(type_) or types.is_boolean(type_) or types.is_null(type_):
-        return None
-    if types.is_decimal(type_):
+    if is_number(type_) or types.is_boolean(type_) or types.is_null(type_):
         return None  # Decimals are read as float64.
     if category_type(type_) is not None:
         if what == "label":

@@ -13,13 +13,13 @@ from shoal.data.connections import in_storage
 from shoal.data.dataset_spec import DatasetSpec, SplitSpec, TorchDefaults, lister_of
 from shoal.data.expectations import Expectations
 from shoal.data.filters import Filters, TimeRange, check_present, columns_of, parse_filters, time_column
-from shoal.data.ingest import INGESTERS, ArrowIngester, Ingester, IngesterClass, RayDataIngester
+from shoal.data.ingest import INGESTERS, ArrowIngester, Ingester, IngesterClass, RayDataIngester, ranges_dataset
 from shoal.data.parquet.files import need, normalise
 from shoal.data.parquet.reading import take_rows
 from shoal.data.parquet.source import ParquetSource, find_groups
 from shoal.data.planning import Shard, Split, current_position, deal_rows, plan_groups, plan_shards
 from shoal.data.shards import DataShard
-from shoal.data.staged_data import staged
+from shoal.data.staged_data import StagedCopy, discard, staged
 from shoal.data.time_split import TimeSplit, newest_time
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import pa, pc, pd
@@ -356,8 +356,7 @@ class DataConnector:
         """
         from shoal.data.frames import source_in_place, stage_arrow_dataset
 
-        source = source_in_place(dataset)
-        if source is not None:
+        if (source := source_in_place(dataset)) is not None:
             return cls(source, ingestor_class)
         return cls._of_staged(stage_arrow_dataset(dataset, staging_location), ingestor_class)
 
@@ -447,12 +446,11 @@ class DataConnector:
                 f"the {what} of a dataset spec can be read only by a job: submit the spec as a job, or use "
                 f"DataConnector.from_{what}"
             )
-        splits = [Split(split.weights, split.index, split.seed) for split in spec.splits]
         kind = ShardedDataConnector if spec.sharded else DataConnector
         source = ParquetSource(spec.files, (), spec.filters, lister=lister_of(spec))
         if spec.time_split is not None:
             source = source.restricted_to(spec.time_split.filters(source))
-        source.splits = tuple(splits)
+        source.splits = tuple(Split(split.weights, split.index, split.seed) for split in spec.splits)
         source.staged_copy = spec.staged_copy
         connector = kind(source, INGESTERS[spec.ingester], spec.staging, spec.torch)
         connector._expect = spec.expect
@@ -465,8 +463,6 @@ class DataConnector:
 
     @classmethod
     def _of_staged(cls, directory: str, ingestor_class: IngesterClass) -> Self:
-        from shoal.data.staged_data import StagedCopy
-
         source = ParquetSource(directory)
         source.staged_copy = StagedCopy(directory)
         return cls(source, ingestor_class, directory)
@@ -480,9 +476,7 @@ class DataConnector:
             paths=self.source.paths,
             ingester="ray" if self.ingestor_class is RayDataIngester else "arrow",
             sharded=self.sharded,
-            splits=tuple(
-                SplitSpec(weights=split.weights, index=split.index, seed=split.seed) for split in self.source.splits
-            ),
+            splits=tuple(SplitSpec.model_validate(split, from_attributes=True) for split in self.source.splits),
             filters=self.source.filters,
             torch=self.torch_defaults,
             staging=self.staging,
@@ -744,8 +738,6 @@ class DataConnector:
         Raises:
             InvalidArgumentError: If this process is not connected to Ray.
         """
-        from shoal.data.ingest import ranges_dataset
-
         # Ray's tasks read the staged files later, when this connector may no longer exist, and Ray's dataset does not
         # refer to the connector. Therefore the staged copy is kept until this process exits.
         if self.source.staged_copy is not None:
@@ -765,10 +757,7 @@ class DataConnector:
         Returns:
             One connector per weight. All parts share the staged copy of this connector, if there is one.
         """
-        return [
-            type(self)(part, self.ingestor_class, self.staging, self.torch_defaults)
-            for part in self.source.split(weights, seed)
-        ]
+        return [self._part(source) for source in self.source.split(weights, seed)]
 
     def time_split(self, column: str, holdout: int | str, gap: int | str = 0) -> tuple[Self, Self]:
         """Divide the rows by their time into a part for the training and a later part for the holdout.
@@ -802,11 +791,11 @@ class DataConnector:
         option["until"] = newest_time(self.source, column)
 
         parts = [TimeSplit.parse({**option, "part": part}).filters(self.source) for part in ("train", "holdout")]
-        first, second = (
-            type(self)(self.source.restricted_to(part), self.ingestor_class, self.staging, self.torch_defaults)
-            for part in parts
-        )
+        first, second = (self._part(self.source.restricted_to(part)) for part in parts)
         return first, second
+
+    def _part(self, source: ParquetSource) -> Self:
+        return type(self)(source, self.ingestor_class, self.staging, self.torch_defaults)
 
     def expect(
         self,
@@ -852,11 +841,7 @@ class DataConnector:
         """
         if self.source.staged_copy is not None:
             return bool(self.source.staged_copy.discard())
-        if self.staging is None:
-            return False
-        from shoal.data.staged_data import discard
-
-        return discard(self.staging)
+        return self.staging is not None and discard(self.staging)
 
     def _everything(self) -> DataShard:
         return DataShard(

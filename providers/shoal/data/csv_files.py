@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from shoal.data.listing import DataFile
@@ -213,7 +214,7 @@ def _converted(
             columns.append(converted(texts, field.type, exact=exact))
         except pa.ArrowInvalid:
             row = first_wrong(texts, field.type, exact=exact)
-            line = _nth(_records(file, delimiter), first + row + 1)[0]
+            line, _ = next(islice(_records(file, delimiter), first + row + 1, None))
             raise wrong_value(file, line, field, texts[row].as_py()) from None
     return pa.record_batch(columns, schema=schema)
 
@@ -224,7 +225,3 @@ def wrong_value(file: DataFile, line: int, field: pa.Field, value: object) -> Da
         f'{file.path}, line {line}: column "{field.name}" has the value {shown(value)}, which {field.type} cannot '
         "hold: correct the value, or give the column another type with columns="
     )
-
-
-def _nth(records: Iterable[tuple[int, list[str]]], number: int) -> tuple[int, list[str]]:
-    return next(record for i, record in enumerate(records) if i == number)

@@ -200,14 +200,10 @@ class DatasetSpec(Settings):
     @field_validator("as_of", mode="before")
     @classmethod
     def _time_as_text(cls, value: Any) -> Any:
-        return value.isoformat() if isinstance(value, datetime) else value
-
-    @field_validator("as_of")
-    @classmethod
-    def _is_time(cls, value: str | None) -> str | None:
-        if value is not None:
-            parse_moment(value)
-        return value
+        text = value.isoformat() if isinstance(value, datetime) else value
+        if isinstance(text, str):
+            parse_moment(text)
+        return text
 
     @field_validator("filters", mode="before")
     @classmethod
@@ -355,17 +351,15 @@ def is_relative(path: str) -> bool:
 
 def lister_of(spec: DatasetSpec) -> TableLister | None:
     """Return the lister of the table that a spec describes; None for Parquet files and copies."""
-    if spec.staging is not None:
+    if spec.staging is not None or not spec.is_table:
         return None
     if spec.format == "delta":
         from shoal.data.delta import DeltaFiles
 
         return DeltaFiles(spec.paths[0], spec.version, spec.as_of)
-    if spec.format == "iceberg":
-        from shoal.data.iceberg import IcebergFiles
+    from shoal.data.iceberg import IcebergFiles
 
-        return IcebergFiles(spec.paths[0], spec.version, spec.as_of)
-    return None
+    return IcebergFiles(spec.paths[0], spec.version, spec.as_of)
 
 
 def version_of(table: DatasetSpec) -> tuple[int | str, str]:

@@ -207,9 +207,7 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
         check_parents(filesystem, (file.rpartition("/")[0] for file in dataset.files))
     # A dataset with a filter cannot be read directly. `Dataset.filter()` stores the filter's expression in the private
     # attribute `_scan_options`, and no public attribute shows whether a dataset has a filter.
-    if not isinstance(filesystem, LocalFileSystem) or getattr(dataset, "_scan_options", True):
-        return None
-    if not dataset.files:
+    if not dataset.files or not isinstance(filesystem, LocalFileSystem) or getattr(dataset, "_scan_options", True):
         return None
     source = ParquetSource(dataset.files)
     try:

@@ -11,7 +11,7 @@ from shoal.data.csv_files import open_text, refuse_partitions, wrong_value
 from shoal.data.listing import DataFile
 from shoal.data.parquet.files import list_files
 from shoal.data.row_writer import write_rows
-from shoal.data.text_columns import converted, first_wrong, given_types, widened_by
+from shoal.data.text_columns import converted, first_failing, first_wrong, given_types, widened_by
 from shoal.errors import DataError, shown
 from shoal.lazy_imports import pa
 
@@ -129,16 +129,9 @@ def _parsed(file: DataFile, line: int, block: bytes, types: Mapping[str, pa.Data
         return _read(block, schema)
     except pa.ArrowInvalid:
         lines = block.splitlines(keepends=True)
-        # The first lines up to this one can be read, and one line more cannot.
-        low, high = 0, len(lines)
-        while high - low > 1:
-            middle = (low + high) // 2
-            try:
-                _read(b"".join(lines[:middle]), schema)
-                low = middle
-            except pa.ArrowInvalid:
-                high = middle
-        raise _refused(file, line + low, lines[:high], schema) from None
+        # The types of a column follow from the lines before, so that each part begins with the first line.
+        at = first_failing(len(lines), lambda _, stop: _read(b"".join(lines[:stop]), schema))
+        raise _refused(file, line + at, lines[: at + 1], schema) from None
 
 
 def _check_lines(file: DataFile, line: int, block: bytes, rows: int) -> None:

@@ -3,7 +3,7 @@ values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
 from shoal.errors import InvalidArgumentError, shown
@@ -77,11 +77,16 @@ def converted(values: pa.Array, type_: pa.DataType, *, exact: bool = False) -> p
 
 def first_wrong(values: pa.Array, type_: pa.DataType, *, exact: bool = False) -> int:
     """Return the index of the first text that :func:`converted` refuses."""
-    low, high = 0, len(values)
+    return first_failing(len(values), lambda start, stop: converted(values[start:stop], type_, exact=exact))
+
+
+def first_failing(number: int, read: Callable[[int, int], object]) -> int:
+    """Return the index of the first of `number` items for which ``read(start, stop)`` of a part raises ArrowInvalid."""
+    low, high = 0, number
     while high - low > 1:
         middle = (low + high) // 2
         try:
-            converted(values[low:middle], type_, exact=exact)
+            read(low, middle)
             low = middle
         except pa.ArrowInvalid:
             high = middle

@@ -372,10 +372,8 @@ def _min_and_max(stats: Any, type_: pa.DataType) -> tuple[Any, Any] | None:
     if types.is_date32(type_):
         return stats.min_raw, stats.max_raw
     ends = (stats.min, stats.max)
-    if types.is_integer(type_) and all(isinstance(end, int) for end in ends):
-        return ends
-    if types.is_boolean(type_) and all(isinstance(end, bool) for end in ends):
-        return ends
+    if types.is_integer(type_) or types.is_boolean(type_):
+        return ends if all(isinstance(end, int) for end in ends) else None
     if types.is_floating(type_) and all(isinstance(end, float) and not math.isnan(end) for end in ends):
         return ends
     if types.is_decimal(type_) and all(isinstance(end, Decimal) for end in ends):

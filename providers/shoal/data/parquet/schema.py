@@ -78,7 +78,7 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
             return values
         index = _common_number(one.index_type, other.index_type)
         return pa.dictionary(index, values, ordered=one.ordered and other.ordered)
-    if _is_number(one) and _is_number(other):
+    if is_number(one) and is_number(other):
         return _common_number(one, other)
     for kind, wide in (("text", pa.large_string()), ("bytes", pa.large_binary())):
         if kind_of(one) == kind_of(other) == kind:
@@ -169,7 +169,8 @@ def lossy(path: str, column: str, type_: pa.DataType, wide: pa.DataType, reason:
     )
 
 
-def _is_number(type_: pa.DataType) -> bool:
+def is_number(type_: pa.DataType) -> bool:
+    """Return whether a type is one of integers, floats or decimals."""
     types = pa.types
     return bool(types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_))
 
