@@ -32,21 +32,13 @@ _OWN_ARGUMENTS = {
 
 Operator: TypeAlias = BaseOperator | MappedOperator
 
-_RULES_REFUSED_AFTER_SETUP = frozenset(
-    {
-        TriggerRule.ONE_SUCCESS,
-        TriggerRule.ONE_FAILED,
-        TriggerRule.ONE_DONE,
-        TriggerRule.ALL_FAILED,
-        TriggerRule.ALL_SKIPPED,
-    }
-)
+_RULES_OF_EARLY_STARTS = frozenset({TriggerRule.ONE_SUCCESS, TriggerRule.ONE_FAILED, TriggerRule.ONE_DONE})
+"""Trigger rules with which a task starts as soon as one of its upstream tasks has ended."""
+
+_RULES_REFUSED_AFTER_SETUP = _RULES_OF_EARLY_STARTS | {TriggerRule.ALL_FAILED, TriggerRule.ALL_SKIPPED}
 """Trigger rules that `pool_for_run` rejects for a task directly after the setup task. With such a rule, the task could
 start before the setup task ends (``one_success``), or would never start, because the setup task succeeds
 (``all_failed``)."""
-
-_RULES_OF_EARLY_STARTS = frozenset({TriggerRule.ONE_SUCCESS, TriggerRule.ONE_FAILED, TriggerRule.ONE_DONE})
-"""Trigger rules with which a task starts as soon as one of its upstream tasks has ended."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ time and unique keys."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,8 +126,7 @@ class Expectations(Settings):
     def _faults_of(self, name: str, source: ParquetSource, rows: int, now: float) -> Iterator[str]:
         """Read a column, and yield its faults."""
         path, type_ = source.reference().path, source.schema().field(name).type
-        operators: tuple[Operator, ...] = (">=", "<=")
-        limits = zip(operators, self.range.get(name, ()), strict=False)
+        limits: Iterable[tuple[Operator, Any]] = zip((">=", "<="), self.range.get(name, ()), strict=False)
         terms: list[Term] = [(name, operator, bound) for operator, bound in limits if bound is not None]
         tests = [(prepare(path, term, type_), term) for term in terms]
         fresh = self.fresh if self.fresh and self.fresh.column == name else None

@@ -97,8 +97,8 @@ def profiled(
     if version is None:
         return TrainingProfile(found)
     indices = {name: stability_index(theirs[name], sample.column(name)) for name in names if name in theirs}
-    drift = {name: index for name, index in indices.items() if index is not None}
-    drift = dict(sorted(drift.items(), key=lambda each: -each[1]))
+    known = ((name, index) for name, index in indices.items() if index is not None)
+    drift = dict(sorted(known, key=lambda each: -each[1]))
     if others := names - drift.keys():
         print(f"no drift is known of {', '.join(sorted(others))}: version {version} has other columns or types")
     limit = expected.max if expected else math.inf
@@ -116,15 +116,12 @@ def profiled(
 
 def _of_champion(run: Run, register: Register) -> tuple[str | None, Mapping[str, Any]]:
     """Return the number of the champion's version and the profiles of its columns; None if it has no profile."""
-    version, found = None, None
     with answering(run.uri), missing_ignored():
-        version = champion_of(run.client, register)
-        if version is None:
-            return None, {}
-        name = f"{register.alias} version {version} of {register.model}"
-        uri = run.client.get_model_version(register.model, version.number).tags.get(PROFILE_TAG)
-        if uri is None:
-            print(f"{name} has no profile, so no drift is measured", flush=True)
-        else:
-            found = load_record(run, uri, f"the distributions in the training rows of {name}")
-    return (None, {}) if version is None or found is None else (version.number, found["columns"])
+        if (version := champion_of(run.client, register)) is not None:
+            name = f"{register.alias} version {version} of {register.model}"
+            uri = run.client.get_model_version(register.model, version.number).tags.get(PROFILE_TAG)
+            if uri is None:
+                print(f"{name} has no profile, so no drift is measured", flush=True)
+            elif found := load_record(run, uri, f"the distributions in the training rows of {name}"):
+                return version.number, found["columns"]
+    return None, {}

@@ -20,13 +20,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from shoal.background_threads import BackgroundThread
-from shoal.errors import (
-    FencedError,
-    InvalidArgumentError,
-    ScaleError,
-    StoreError,
-    shown,
-)
+from shoal.errors import FencedError, InvalidArgumentError, ScaleError, StoreError, shown
 from shoal.os_processes import ProcessId
 from shoal.pool import bound_host, reconciling
 from shoal.pool.backends import backend_of
@@ -328,19 +322,14 @@ class ComputePool:
     ) -> bool:
         """Set the number of nodes that the pool should have; see `scale_cluster`."""
         ScaleOptions.parse(options or {})
-        size = self._planned(plan_for) if is_auto(expected_cluster_size, plan_for) else expected_cluster_size
-        size = checked_size(size)
+        is_planned = is_auto(expected_cluster_size, plan_for)
+        size = checked_size(self._planned(plan_for) if is_planned else expected_cluster_size)
         parsed = ScaleOptions.for_size(options, size)
         self._requests.admit(size)
 
         def request(session: Session) -> str:
             operation_id = commands.scale(
-                session,
-                self.name,
-                size,
-                holder=self.holder,
-                options=parsed,
-                now=self._clock(),
+                session, self.name, size, holder=self.holder, options=parsed, now=self._clock()
             )
             before = session.get_one(Operation, operation_id).replaced_size
             change = _nodes(size) if before is None else f"{before} -> {_nodes(size)}"

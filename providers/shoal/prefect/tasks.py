@@ -17,15 +17,7 @@ from shoal.pool.status import NodeInfo
 from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.prefect.blocks import PoolSource, database_url, pool_of
 from shoal.prefect.current_run import current_holder, lease_holder
-from shoal.prefect.job_task import (
-    TrainingTask,
-    failure_event,
-    job_task,
-    name_runs,
-    planner_of,
-    run_job,
-    twin,
-)
+from shoal.prefect.job_task import TrainingTask, failure_event, job_task, name_runs, planner_of, run_job, twin
 from shoal.prefect.reports import NodeLog, emit_outcome
 from shoal.training.pytorch.program import TrainFunc
 
@@ -252,12 +244,7 @@ apromote_model = twin(promote_model)
 
 @partial(job_task, run_name=name_runs("batch_predict", lambda model, **_: f"predict {model}"))
 def batch_predict(
-    model: str,
-    dataset: Any,
-    output_path: str,
-    *,
-    spec: Mapping[str, Any] | None = None,
-    pool_name: PoolSource = None,
+    model: str, dataset: Any, output_path: str, *, spec: Mapping[str, Any] | None = None, pool_name: PoolSource = None
 ) -> dict[str, Any]:
     """Predict the rows of a dataset on a pool, and write the predictions as Parquet; see `shoal.distributors.predict`.
 

@@ -132,13 +132,7 @@ class JobOperator(base.LabelledOperator, base.WaitingOperator):
 
     operator_extra_links = LINKS
 
-    def __init__(
-        self,
-        *,
-        durable: bool = True,
-        cancel_on_kill: bool = True,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, durable: bool = True, cancel_on_kill: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.durable = durable
         self.cancel_on_kill = cancel_on_kill

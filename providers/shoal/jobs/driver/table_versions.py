@@ -103,15 +103,12 @@ def check_expectations(spec: AnyJobSpec, created_at: float, keep: Keep) -> None:
         DataError: The rows are not as expected.
     """
     expecting = {each.model_dump_json(): each for each in spec.datasets() if each.expect is not None}
-    now = keep({_CREATED: created_at})[_CREATED] if expecting else created_at
+    now = keep({"created_at": created_at})["created_at"] if expecting else created_at
     for dataset in expecting.values():
         assert dataset.expect is not None
         source = DataConnector.from_spec(dataset).source
         dataset.expect.check_rows(source, dataset.origin[0], now)
         print(f"the {source.num_rows():,} rows of {dataset.origin[0]} are as expected", flush=True)
-
-
-_CREATED = "created_at"
 
 
 def _time_key(dataset: DatasetSpec) -> str:

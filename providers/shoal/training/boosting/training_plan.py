@@ -150,7 +150,7 @@ def plan_training(
     claim = request.scaling_config.gang(use_gpu=False)
     cluster = [Node(name="", cpus=cpus, gpus=0)] * most_nodes
     train = train or DataConnector.from_spec(request.dataset)
-    planner = _Planner.of(request, node, claim.size(cluster), learned, train)
+    planner = _Planner(request, node, claim.size(cluster), learned, train)
     rows, counts = train.num_rows(), sorted({*(2**i for i in range(most_nodes.bit_length())), most_nodes})
     plan = TrainingPlan(request.framework, rows, len(request.input_cols), node, (), learned.scale)
     for nodes in counts:
@@ -167,30 +167,20 @@ def plan_training(
     return plan
 
 
-@dataclass(frozen=True)
 class _Planner:
-    request: TrainRequest
-    node: NodeMemory
-    learned: Learned
-    train: DataConnector
-    eval_sets: dict[str, DataConnector]
-    params: dict[str, Any]
-    seed: int
-
-    @classmethod
-    def of(
-        cls, request: TrainRequest, node: NodeMemory, largest: GangShape, learned: Learned, train: DataConnector
-    ) -> _Planner:
+    def __init__(
+        self, request: TrainRequest, node: NodeMemory, largest: GangShape, learned: Learned, train: DataConnector
+    ) -> None:
+        self.request, self.node, self.learned, self.train = request, node, learned, train
         known = set(train.schema().names)
         if missing := [name for name in request.columns.names if name not in known]:
             raise DataError(f"the dataset {train.source.place} has no column {', '.join(missing)}: correct the spec")
-        eval_sets = {
+        self.eval_sets = {
             name: train if spec == request.dataset else DataConnector.from_spec(spec)
             for name, spec in request.eval_set.items()
         }
         # The parameters on which memory depends are the same for all sizes.
-        params, seed = library_of(request.framework).params(request, largest, UserCode())
-        return cls(request, node, learned, train, eval_sets, params, seed)
+        self.params, self.seed = library_of(request.framework).params(request, largest, UserCode())
 
     def planned(self, nodes: int, shape: GangShape) -> PlannedSize:
         workers, framework = shape.num_workers, self.request.framework
@@ -214,15 +204,14 @@ class _Planner:
 
     def _task(self, workers: int) -> Task:
         """Return the task of rank 0, which needs the most memory."""
-        request, params, library = self.request, self.params, library_of(self.request.framework)
-        user_code, seed = UserCode(), self.seed
+        request, params, library, user_code = self.request, self.params, library_of(self.request.framework), UserCode()
         rows = sum(dataset.num_rows() for dataset in (self.train, *self.eval_sets.values()))
         by_columns = workers > 1 and library.splits_columns(request, params, user_code, rows)
         whole = workers > 1 and not by_columns and bool(library.whole_metrics(request, params, user_code))
         # Rows of a group stay together, which changes the sizes of shards little; to find the groups would take a read.
-        parts = shard_datasets(self.train, self.eval_sets, workers, seed, None, by_columns=by_columns, whole=whole)
+        split = {"by_columns": by_columns, "whole": whole}
+        [(part, evals), *_] = shard_datasets(self.train, self.eval_sets, workers, self.seed, None, **split)
         # The categories are in the rows: as many are assumed as there are bins.
         categories = dict.fromkeys(request.categorical_cols, range(int(params.get("max_bin") or 256)))
         columns = replace(request.columns, categories=categories)
-        part, evals = parts[0]
         return Task(part, evals, columns, params, external_memory=request.external_memory, by_columns=by_columns)
