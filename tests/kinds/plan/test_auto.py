@@ -64,6 +64,8 @@ def test_a_pool_that_is_down_plans_on_its_first_node(planned: ComputePool, field
             planned.scale("auto", plan_for=missing)
         assert planned.scale("auto", plan_for=parse_spec({**fields, "scaling_config": {"num_workers": 3}}))
         assert len(planned.get_nodes()) == 3
+        planned.alter(min_nodes=2)
+        assert planned_size(planned, {**fields, "scaling_config": {**TWO, "num_workers": 1}}) == 2, "MIN_NODES now"
         function = {"framework": "pytorch", "train_func": "os:getpid", "run_config": {"pool_name": "planned"}}
         with pytest.raises(InvalidArgumentError, match="give the number of nodes"):
             planned_size(planned, function)

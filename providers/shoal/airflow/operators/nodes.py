@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from shoal.jobs import AnyJobSpec
     from shoal.pool.api import ComputePool
-    from shoal.pool.status import PoolStatus
+    from shoal.pool.waiting import OnProgress
 
 
 OF_THE_RUN = frozenset(
@@ -234,11 +234,7 @@ class _NodesOperator(base.WaitingOperator):
         )
 
     def _finish_request(
-        self,
-        pool: ComputePool,
-        event: Mapping[str, Any],
-        request: Mapping[str, Any],
-        on_progress: Callable[[PoolStatus], None],
+        self, pool: ComputePool, event: Mapping[str, Any], request: Mapping[str, Any], on_progress: OnProgress
     ) -> None:
         """Continue the task after its deferral: return when the nodes are ready, or raise the error of the request.
 

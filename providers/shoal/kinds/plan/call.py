@@ -52,7 +52,7 @@ def planned_size(pool: ComputePool, plan_for: Any, on_log: Callable[[str], Any] 
         return nodes
     spec, asked_by = PlanJobSpec.of(training).on_pool(pool.name), {"holder": pool.holder, "team": pool.team}
     plan = submit(spec, **{**asked_by, **submission}).wait(on_log=on_log).plan or {}
-    return max(int(plan["chosen"]), pool.settings().min_nodes)
+    return max(int(plan["chosen"]), pool.describe().min_nodes)
 
 
 def _nodes_of_last_run(spec: AnyJobSpec, pool: str) -> int | None:
