@@ -34,12 +34,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "operators": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.operators"]}],
         "sensors": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.sensors"]}],
-        "triggers": [
-            {
-                "integration-name": "shoal",
-                "python-modules": ["shoal.airflow.triggers"],
-            }
-        ],
+        "triggers": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.triggers"]}],
         "task-decorators": [
             {"name": name, "class-name": f"shoal.airflow.task_decorators.{name}_task"}
             for name in ("distributed", "ray_launch")

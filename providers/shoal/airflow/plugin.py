@@ -57,10 +57,7 @@ class LazyApp:
         self._app: _App | None = None
 
     async def __call__(
-        self,
-        scope: _Message,
-        receive: Callable[[], Awaitable[_Message]],
-        send: Callable[[_Message], Awaitable[None]],
+        self, scope: _Message, receive: Callable[[], Awaitable[_Message]], send: Callable[[_Message], Awaitable[None]]
     ) -> None:
         """Build the other application if necessary, and pass the request to that application."""
         if self._app is None:
@@ -107,10 +104,7 @@ class ShoalPlugin(AirflowPlugin):
     # allows no new windows, so links to other services work only in the tab.
     _entry = {"href": page_path(), "destination": "nav", "category": "browse"}  # noqa: RUF012
     external_views: list[Any] = (
-        [
-            {"name": "Compute pools", "url_route": "shoal", **_entry},
-            {"name": "Compute pools (own tab)", **_entry},
-        ]
+        [{"name": "Compute pools", "url_route": "shoal", **_entry}, {"name": "Compute pools (own tab)", **_entry}]
         if has_extra()
         else []
     )

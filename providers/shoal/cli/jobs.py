@@ -180,11 +180,7 @@ def show_(job_id: JobId, as_json: output.Json = False) -> None:
 
 
 @app.command()
-def logs(
-    job_id: JobId,
-    follow: Follow = False,
-    as_json: output.Json = False,
-) -> None:
+def logs(job_id: JobId, follow: Follow = False, as_json: output.Json = False) -> None:
     """Print a job's log."""
     handle = _attach(job_id)
     with output.on_interrupt("stopped following the log", f"interrupted: job {job_id} goes on"):
@@ -194,11 +190,7 @@ def logs(
 
 
 @app.command()
-def metrics(
-    job_id: JobId,
-    follow: Follow = False,
-    as_json: output.Json = False,
-) -> None:
+def metrics(job_id: JobId, follow: Follow = False, as_json: output.Json = False) -> None:
     """Print a job's metrics by step: each boosting round, counted from 0, or what a function has logged."""
 
     def str_of(point: MetricPoint) -> str:

@@ -26,8 +26,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the registere
 TrackingUri = Annotated[
     str | None,
     typer.Option(
-        metavar="URI",
-        help="MLflow server or database. Default: $MLFLOW_TRACKING_URI, or the database in $SHOAL_HOME.",
+        metavar="URI", help="MLflow server or database. Default: $MLFLOW_TRACKING_URI, or the database in $SHOAL_HOME."
     ),
 ]
 
@@ -92,12 +91,7 @@ def show_(name: Name, tracking_uri: TrackingUri = None, as_json: Json = False) -
 
 
 @app.command()
-def history(
-    name: Name,
-    limit: Limit = 100,
-    tracking_uri: TrackingUri = None,
-    as_json: Json = False,
-) -> None:
+def history(name: Name, limit: Limit = 100, tracking_uri: TrackingUri = None, as_json: Json = False) -> None:
     """List a model's versions with their metric, the newest first. The list includes deleted versions that were
     promoted."""
 

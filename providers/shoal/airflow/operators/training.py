@@ -148,11 +148,7 @@ class DistributedTrainOperator(JobOperator):
         given = cast("jobs.AnyJobSpec | Mapping[str, Any] | None", self.spec)
         base.check_paths(given)
         spec = jobs.spec_of(
-            given,
-            framework=self.framework,
-            train_func=self.train_func,
-            args=tuple(self.op_args),
-            kwargs=self.op_kwargs,
+            given, framework=self.framework, train_func=self.train_func, args=tuple(self.op_args), kwargs=self.op_kwargs
         )
         return jobs.skipping_if_unchanged(spec, self.skip_if_unchanged)
 

@@ -34,8 +34,7 @@ def command(
         typer.Option(metavar="POOL", help="Pool, or connection of a pool, that is always up. May be repeated."),
     ] = None,
     connection: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ID", help="Connection that exists where the DAGs run. May be repeated."),
+        list[str] | None, typer.Option(metavar="ID", help="Connection that exists where the DAGs run. May be repeated.")
     ] = None,
     ignore: Annotated[
         list[str] | None, typer.Option(metavar="RULE", help="Rule that is not checked. May be repeated.")
