@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pyiceberg.catalog import load_catalog
 
 from shoal.data import DataConnector
-from shoal.data.connections import in_storage, parse_settings, storage_options
+from shoal.data.connections import KNOWN, in_storage, parse_settings, storage_options
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
 from shoal.secrets.redaction import redact
@@ -135,6 +135,23 @@ def test_keys_of_a_role_are_renewed(s3: dict[str, str], storage: Any, monkeypatc
 
 
 @pytest.mark.server
+def test_a_catalog_may_repeat_settings_and_be_found_elsewhere(
+    s3: dict[str, str], storage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    properties = {"type": "sql", "uri": s3["uri"], "s3.region": "eu-west-1", "s3.endpoint": "http://127.0.0.1:9"}
+    monkeypatch.delenv("SHOAL_CATALOG_PROD")
+    monkeypatch.setitem(KNOWN, "SHOAL_CATALOG_PROD", json.dumps(properties))
+    assert DataConnector.from_iceberg("db.flights", catalog="prod", storage="lake").num_rows() == 1000
+
+
+def test_a_role_needs_keys(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    storage(role_arn="arn:aws:iam::1:role/x", aws_access_key_id="", aws_secret_access_key="")
+    with pytest.raises(DataError, match="cannot assume the role arn:aws:iam::1:role/x: Unable to locate credentials"):
+        DataConnector.from_parquet("s3://lake@air/parquet").num_rows()
+
+
+@pytest.mark.server
 def test_a_role_that_may_not_be_assumed_is_named(s3: dict[str, str], storage: Any) -> None:
     storage(role_arn=s3["role_arn"], aws_secret_access_key=SECRET)
     with pytest.raises(DataError, match=r'role/reader cannot be read: the credentials of the storage "lake" are wrong'):
@@ -154,8 +171,12 @@ def test_a_name_is_a_part_of_the_path() -> None:
     assert spec.paths == ("s3://lake@air/a", "s3://lake@air/b") and "storage" not in spec.model_dump()
     assert redact(spec.paths[0]) == spec.paths[0]
     for name, paths in (("lake", ["/data"]), ("lake", ["s3://sea@air/a"]), ("AKIAIOSFODNN7EXAMPLE", ["s3://air/a"])):
-        with pytest.raises(ValidationError, match="does not fit the path"):
+        with pytest.raises(ValidationError, match="does not fit the path") as caught:
             DatasetSpec.model_validate({"paths": paths, "storage": name})
+        assert "AKIA" not in str(caught.value)
+    for wrong in ({"paths": [3]}, {"sql": "SELECT 1", "connection": "w"}):
+        with pytest.raises(ValidationError, match=r"does not fit the path 3|together with paths or storage"):
+            DatasetSpec.model_validate({**wrong, "storage": "lake"})
     with pytest.raises(InvalidArgumentError, match="staging_location s3://lake@air/x names a storage"):
         DataConnector.from_dataframe(ROWS, staging_location="s3://lake@air/x")
     assert in_storage("lake", "iceberg://prod/db.flights") == "iceberg://lake@prod/db.flights"
@@ -171,6 +192,10 @@ def test_settings_are_json_or_a_uri() -> None:
         ('{"aws_access_key_id": ', "neither JSON nor a URI"),
         ('{"verify": false}', "the unknown settings verify"),
         ("aws://AKIA@/", "only one of two keys"),
+        # With a part of the secret lost, the keys of the process would be used.
+        ("aws://AKIA:a/b@/?region_name=eu-west-1", "without a host"),
+        ("aws://AKIA:a?b@/?region_name=eu-west-1", "without a host"),
+        ("postgresql://me:word@db/x", "without a host"),
     ):
         with pytest.raises(InvalidArgumentError, match=f"SHOAL_STORAGE_X, .* has a? ?.*{said}"):
             parse_settings("SHOAL_STORAGE_X", text)

@@ -345,15 +345,16 @@ class TestSubmit:
         found = {"lake": "aws://AKIA:cAnArY-word@/?region_name=eu-west-1", "prod": "postgresql://db/x"}
         assert list(credentials.connections(spec.dataset.connections(), {}, found.get)) == ["SHOAL_STORAGE_LAKE"]
 
-        handle = submit(spec, holder=ENGINE, connection_url={**found, "prod": '{"token": "cAnArY-token"}'}.get)
+        catalog = '{"credential": "me:cAnArY-half", "gcs.oauth2.token": "cAnArY-token"}'
+        handle = submit(spec, holder=ENGINE, connection_url={**found, "prod": catalog}.get)
 
         with store.reading() as session:
             stored = json.dumps(session.get_one(Job, (handle.job_id, 1)).spec)
         assert "iceberg://lake@prod/db.flights" in stored and "cAnArY" not in stored
         secrets = credentials.take(Key(handle.job_id, 1).submission_id)
         assert json.loads(secrets.variables()["SHOAL_STORAGE_LAKE"])["region_name"] == "eu-west-1"
-        assert secrets.catalogs() == {"SHOAL_CATALOG_PROD": '{"token": "cAnArY-token"}'}
-        assert "cAnArY" not in secrets.redact("cAnArY-word and cAnArY-token are wrong")
+        assert secrets.catalogs() == {"SHOAL_CATALOG_PROD": catalog}
+        assert "cAnArY" not in secrets.redact("cAnArY-word, cAnArY-half and cAnArY-token are wrong")
 
     def test_a_pool_that_is_not_there(self, store, submit, spec):
         elsewhere = spec.model_copy(update={"run_config": RunConfig(pool_name="nowhere")})

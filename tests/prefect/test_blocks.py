@@ -149,3 +149,6 @@ def test_a_block_has_the_settings_of_a_storage(server):
     aws.AwsCredentials(**keys, aws_client_parameters=endpoint).save("sea", _sync=True)
     assert parse_settings("SHOAL_STORAGE_LAKE", database_url("lake")) == keys
     assert parse_settings("SHOAL_STORAGE_SEA", database_url("sea")) == {**keys, **endpoint}
+    aws.AwsCredentials(profile_name="dev").save("profile", _sync=True)
+    with pytest.raises(InvalidArgumentError, match="the unknown settings profile_name"):
+        parse_settings("SHOAL_STORAGE_PROFILE", database_url("profile"))

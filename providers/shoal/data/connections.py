@@ -75,9 +75,10 @@ def in_storage(name: str | None, path: str) -> str:
         return path
     match = _ADDRESS.match(path)
     if not re.fullmatch(STORAGE_NAME, name) or match is None or match[2] not in (None, name):
+        # The message does not show the value, because the value may be a key.
         raise InvalidArgumentError(
-            f"storage={redact(repr(name))} does not fit the path {redact(path)}: a storage is a name of letters, "
-            f'digits, "_", "-" and ".", whose settings are in {STORAGE_PREFIX}<NAME>, and opens s3://bucket/key'
+            f"the value of storage does not fit the path {redact(path)}: a storage is a name of letters, digits, "
+            f'"_", "-" and ".", whose settings are in {STORAGE_PREFIX}<NAME>, and opens s3://bucket/key'
         )
     return f"{match[1]}://{name}@{path[match.end() :]}"
 
@@ -109,9 +110,12 @@ def parse_settings(variable: str, text: str) -> dict[str, str]:
             given = {"uri": text}
         else:
             parts = urlsplit(text)
+            # The rest of a secret whose "/", "?" or "#" is not encoded is a path; and a URL of a database has a host.
+            if parts.netloc.rpartition("@")[2] or parts.path.strip("/"):
+                raise ValueError
             given = {**dict(parse_qsl(parts.query)), _KEYS[0]: parts.username, _KEYS[1]: unquote(parts.password or "")}
     except ValueError:
-        problem = "a value that is neither JSON nor a URI"
+        problem = "a value that is neither JSON nor a URI with encoded keys and without a host"
     found = {name: str(value) for name, value in given.items() if value not in (None, "")}
     if variable.startswith(STORAGE_PREFIX):
         if unknown := sorted(found.keys() - _SETTINGS.keys() - {_ROLE}):
@@ -120,9 +124,8 @@ def parse_settings(variable: str, text: str) -> dict[str, str]:
             problem = "only one of two keys"
     if problem:
         raise InvalidArgumentError(
-            f"{variable}, or the connection or block of this name, has {problem}: write JSON such as "
-            f'{{"aws_access_key_id": "...", "aws_secret_access_key": "..."}}, with any of '
-            f"{', '.join((*_SETTINGS, _ROLE))}, or a URI such as aws://KEY:SECRET@/?region_name=eu-west-1"
+            f"{variable}, or the connection or block of this name, has {problem}: write JSON with any of "
+            f"{', '.join((*_SETTINGS, _ROLE))}"
         )
     return found
 
@@ -130,7 +133,7 @@ def parse_settings(variable: str, text: str) -> dict[str, str]:
 def catalog_properties(catalog: str) -> dict[str, str]:
     """Return the properties of a catalog, beside those in pyiceberg's own configuration."""
     variable = connection_variable(catalog, CATALOG_PREFIX)
-    return parse_settings(variable, os.environ[variable]) if os.environ.get(variable) else {}
+    return parse_settings(variable, os.environ.get(variable) or KNOWN.get(variable) or "{}")
 
 
 def storage_options(library: str, storage: str | None, query: str) -> dict[str, str]:
@@ -175,11 +178,13 @@ def _settings(storage: str) -> dict[str, str]:
 @functools.cache
 def _role_keys(settings: tuple[tuple[str, str], ...]) -> Any:
     """Return botocore's object with the keys of a role, which renews them before they expire."""
-    from botocore import credentials
+    from botocore import credentials, exceptions
     from botocore.session import Session
 
     given, session = dict(settings), Session()
     own = credentials.Credentials(*map(given.get, _KEYS)) if _KEYS[0] in given else session.get_credentials()
+    if own is None:
+        raise exceptions.NoCredentialsError
     client = functools.partial(session.create_client, region_name=given.get("region_name", "us-east-1"))
     fetcher = credentials.AssumeRoleCredentialFetcher(client, own, given[_ROLE], {"RoleSessionName": "shoal"})
     return credentials.DeferredRefreshableCredentials(fetcher.fetch_credentials, "assume-role")

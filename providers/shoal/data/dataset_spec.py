@@ -186,8 +186,9 @@ class DatasetSpec(Settings):
             from shoal.data.iceberg import address_of
 
             value = {**value, "paths": [address_of(catalog, path) for path in value.get("paths", ())]}
-        if isinstance(value, Mapping) and isinstance(storage := value.get("storage"), str):
-            value = {**value, "storage": None, "paths": [in_storage(storage, path) for path in value.get("paths", ())]}
+        if isinstance(value, Mapping) and isinstance(name := value.get("storage"), str) and not value.get("sql"):
+            paths = [in_storage(name, str(path)) for path in value.get("paths", ())]
+            value = {**value, "storage": None, "paths": paths}
         return validate(value)
 
     @field_validator("version", mode="before")
@@ -245,8 +246,8 @@ class DatasetSpec(Settings):
                     "options"
                 )
             return self
-        if self.paths and self.staging is None:
-            raise ValueError("paths and sql are both given: give only one of these options")
+        if (self.paths or self.storage is not None) and self.staging is None:
+            raise ValueError("sql is given together with paths or storage: give only one of these options")
         if self.filters is not None:
             raise ValueError("filters can be given only with paths: write the conditions into the WHERE clause of sql")
         if self.connection is None:

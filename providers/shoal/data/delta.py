@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from bisect import bisect_right
+import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 _LOG = "_delta_log"
+_ENVIRONMENT = threading.Lock()
+"""Lock of loads: some change the environment of the process; see `_storage_options`."""
 _FEATURES = {
     "columnMapping",
     "deletionVectors",
@@ -100,7 +103,7 @@ class DeltaFiles(TableLister):
         version = self.version
         assert not isinstance(version, str)  # refused by `DatasetSpec`
         try:
-            with _storage_options(storage, query) as options:
+            with _ENVIRONMENT, _storage_options(storage, query) as options:
                 table = DeltaTable(head, version=version, storage_options=options)
             if self.as_of is not None:
                 version = self._version_at(parse_moment(self.as_of), table.metadata().configuration)
@@ -215,13 +218,7 @@ class DeltaFiles(TableLister):
     def _remaining(self) -> str:
         """Return which versions still have all their files: VACUUM removes the files of older versions first."""
         commits = sorted(self._commits())
-        low, high = 0, len(commits)
-        while low < high:
-            middle = (low + high) // 2
-            if DeltaFiles(self.path, commits[middle])._is_complete():
-                high = middle
-            else:
-                low = middle + 1
+        low = bisect_left(commits, True, key=lambda version: DeltaFiles(self.path, version)._is_complete())
         if low == len(commits):
             return "no version has all its files, so restore the files"
         return f"use one of the versions {commits[low]} to {commits[-1]}, which still have all their files"

@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from shoal.data import connections
 from shoal.data.connections import in_storage, refusal, split_storage
 from shoal.data.filters import Filters, columns_of, parse_moment
-from shoal.data.listing import DataFile, Listing, TableLister
+from shoal.data.listing import DataFile, Listing, TableLister, naming_versions
 from shoal.data.parquet.files import join, need, resolve, split_query
 from shoal.data.parquet.footers import FIELD_ID, NAMES_IN_FILES, THREADS, wrap_read_errors
 from shoal.errors import DataAccessError, DataError
@@ -78,7 +78,9 @@ class IcebergFiles(TableLister):
             specs = table.specs()
         storage, address = split_storage(self.path)
         query = _query_of(table.io.properties) if storage is None else "".join(split_query(address)[1:])
-        deleted = self._deleted_rows(tasks, query, storage)
+        version = str(_version_of(snapshot, schema))
+        with naming_versions(self.path, version, lambda: _existing(table)):
+            deleted = self._deleted_rows(tasks, query, storage)
         by_id = {field.field_id: (field, column) for field, column in zip(schema.fields, columns, strict=True)}
         named = set(columns_of(filters or ()))
         bounded = {number: pair for number, pair in by_id.items() if pair[1].name in named and _is_exact(pair[1].type)}
@@ -94,10 +96,9 @@ class IcebergFiles(TableLister):
                     bounds=_bounds(file, bounded),
                 )
             )
-        version = _version_of(snapshot, schema)
         defaults = {field.name: field.initial_default for field in schema.fields if field.initial_default is not None}
         files.sort(key=lambda file: file.path)
-        return Listing(tuple(files), columns, str(version), defaults, lambda: _existing(table))
+        return Listing(tuple(files), columns, version, defaults, lambda: _existing(table))
 
     def _load(self) -> Any:
         from pyiceberg.catalog import load_catalog
@@ -111,7 +112,7 @@ class IcebergFiles(TableLister):
             return StaticTable.from_metadata(head if head.endswith(".json") else self._newest_metadata(), options)
         catalog, _, name = head.removeprefix(CATALOG_URI).partition("/")
         try:
-            return load_catalog(catalog, **connections.catalog_properties(catalog), **options).load_table(name)
+            return load_catalog(catalog, **(connections.catalog_properties(catalog) | options)).load_table(name)
         except (NoSuchTableError, NoSuchNamespaceError):
             raise DataError(f"the catalog {catalog} has no table {name}: write namespace.table") from None
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from shoal.data.filters import Filters
+from shoal.errors import DataAccessError, DataError
 from shoal.lazy_imports import np, pa
 
 
@@ -57,6 +59,20 @@ class Listing:
     version: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
     remaining: Callable[[], str] | None = None
+
+
+@contextmanager
+def naming_versions(place: str, version: str | None, remaining: Callable[[], str] | None) -> Iterator[None]:
+    """Add to the error about a file that was removed which versions of the table remain; see `Listing`."""
+    try:
+        yield
+    except DataAccessError as error:
+        if remaining is None or not isinstance(error.__context__, FileNotFoundError):
+            raise
+        raise DataError(
+            f"files of version {version} of the table {place} were removed, as VACUUM or an expiry of versions does "
+            f"({error}): {remaining()}"
+        ) from None
 
 
 class Lister(Protocol):

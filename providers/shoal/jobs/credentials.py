@@ -119,7 +119,9 @@ class Secrets:
         parts = [redaction.secrets_in(uri) or {uri} for uri in self.uris.values()]
         prefixes = (CONNECTION_PREFIX, STORAGE_PREFIX, CATALOG_PREFIX)
         parts += [redaction.secrets_in(url) for name, url in self.environment.items() if name.startswith(prefixes)]
-        return frozenset(named.union(*parts))
+        # The property "credential" of a catalog is ID:SECRET.
+        parts += [{one.partition(":")[2] for one in redaction.secrets_in(text)} for text in self.catalogs().values()]
+        return frozenset(named.union(*parts)) - {""}
 
     def variables(self) -> dict[str, str]:
         """Return the environment variables for the workers. Database URLs and the properties of catalogs are left out,

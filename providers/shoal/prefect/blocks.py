@@ -160,7 +160,9 @@ def _aws_settings(name: str) -> str | None:
     except (ImportError, ValueError):
         return None
     secret = block.aws_secret_access_key
-    given = {each: getattr(block, each) for each in ("aws_access_key_id", "aws_session_token", "region_name")}
+    # A profile is refused as an unknown setting: the keys of the process would be used instead.
+    names = ("aws_access_key_id", "aws_session_token", "region_name", "profile_name")
+    given = {each: getattr(block, each) for each in names}
     given["aws_secret_access_key"] = secret and secret.get_secret_value()
     endpoint = block.aws_client_parameters.endpoint_url
     return json.dumps({**given, "endpoint_url": endpoint, "role_arn": block.assume_role_arn})

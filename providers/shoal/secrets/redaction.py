@@ -81,7 +81,7 @@ _STRONG = (
     r"(?:ssl)?pass(?:word|wd|phrase)|pwd|secret|"
     r"(?:secret|private|api|account|(?:shared[_.-]?)?access|storage|service)[_.-]?key|secret[_.-]?access[_.-]?key|"
     r"shared[_.-]?access[_.-]?signature|connection[_.-]?string|sas[_.-]?token|"
-    r"(?:auth|access|api|bearer|session|security|refresh|hf|github|gitlab)[_.-]?token"
+    r"(?:o?auth2?|access|api|bearer|session|security|refresh|hf|github|gitlab)[_.-]?token"
     r")|(?:client|app|shared)secret|credentials?|token|authorization"
 )
 """Pattern of names whose values are hidden in any text. Names such as ``pad_token`` do not match, because they are

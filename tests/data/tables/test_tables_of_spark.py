@@ -106,6 +106,18 @@ def test_a_table_that_cannot_be_read_is_refused_with_a_remedy(table: str, root: 
         connect(root, {"table": table, "read": read}).num_rows()
 
 
+@pytest.mark.parametrize(("table", "files"), [("by_file", "*-deletes.parquet"), ("vectors", "*.puffin")])
+def test_a_delete_file_that_was_removed_is_an_error_with_the_snapshots(table: str, files: str, root: Path) -> None:
+    found = sorted((root / f"iceberg/db/deletions_{table}").rglob(files))
+    moved = [file.rename(file.with_suffix(".moved")) for file in found]
+    try:
+        with pytest.raises(DataError, match=r"version \d+ .* were removed, .* use one of the newest snapshots"):
+            connect(root, {"table": f"iceberg/deletions_{table}", "read": {}}).num_rows()
+    finally:
+        for hidden, file in zip(moved, found, strict=True):
+            hidden.rename(file)
+
+
 def test_metadata_files_of_an_iceberg_table(root: Path, tmp_path: Path) -> None:
     metadata = root / "iceberg/db/snapshots/metadata"
     assert DataConnector.from_iceberg(metadata / "v2.metadata.json").num_rows() == 10

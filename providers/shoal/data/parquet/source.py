@@ -12,7 +12,7 @@ from itertools import chain, groupby
 from typing import Any
 
 from shoal.data.filters import Filters, Term, columns_of
-from shoal.data.listing import DataFile, Lister
+from shoal.data.listing import DataFile, Lister, naming_versions
 from shoal.data.parquet.files import WHOLE_NUMBER, ParquetPaths, list_files, normalise, partition_type
 from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows, may_match_between
 from shoal.data.parquet.footers import (
@@ -28,7 +28,7 @@ from shoal.data.parquet.reading import read_ranges
 from shoal.data.parquet.rows_digest import STORED, rows_digest
 from shoal.data.parquet.schema import common_schema, distinct, first_with_rows, to_schema, widened
 from shoal.data.planning import GroupSelection, RowGroup, RowRange, Split, select
-from shoal.errors import DataAccessError, DataError, InvalidArgumentError
+from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import np, pa, pc
 from shoal.secrets.redaction import redact
 
@@ -122,15 +122,8 @@ class ParquetSource:
                 else self._table.field(name)
                 for name, texts in values.items()
             }
-            try:
+            with naming_versions(self.place, listing.version, listing.remaining):
                 footers, self._metadata = read_footers(self._files_to_read(listing.files, fields), self._table)
-            except DataAccessError as error:
-                if listing.remaining is None or not isinstance(error.__context__, FileNotFoundError):
-                    raise
-                raise DataError(
-                    f"files of version {listing.version} of the table {self.place} were removed, as VACUUM or an "
-                    f"expiry of versions does ({error}): {listing.remaining()}"
-                ) from None
             self._has_deleted = any(footer.deleted is not None for footer in footers)
             if self._table is None:
                 stored = set(first_with_rows(footers).schema.names)
