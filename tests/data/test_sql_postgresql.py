@@ -187,6 +187,17 @@ def test_all_connections_read_the_same_snapshot(
     assert postgres.run("SELECT count(*) FROM vanishing", "columns") == [(4500,)]
 
 
+def test_ranges_of_a_query_whose_rows_vary_are_refused(staged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgresql, "RANGE_ROWS", 1_000)
+    query = f"SELECT id FROM trips CROSS JOIN (SELECT random() AS part) parts WHERE id > part * {ROWS}"
+    with pytest.raises(DataError, match=r"other rows each time, as with random\(\), .* omit partition_by"):
+        staged(query, partition_by="id")
+
+
+def test_the_column_of_the_ranges_need_not_be_used(staged: Any) -> None:
+    assert staged(ALL, columns=["price"], partition_by="id").read()["price"] == staged(ALL, place="all").read()["price"]
+
+
 def test_a_wrong_partition_by_is_refused(staged: Any, url: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match='did you mean "id"'):
         staged(ALL, partition_by="Id")

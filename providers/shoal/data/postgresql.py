@@ -89,14 +89,15 @@ def read_tables(
     types = {field.name: field.metadata[b"POSTGRESQL:type"].decode() for field in schema}
     if not _SERVED.issuperset(types[name] for name in names):
         return None
+    rows = as_table(sql)
     if names != schema.names or partition_by:
-        sql = f"SELECT {', '.join(map(_quoted, names))} FROM {as_table(sql)}"
-    cursors, ranges, key = [cursor], [], ""
+        sql = f"SELECT {', '.join(map(_quoted, names))} FROM {rows}"
+    cursors, ranges, key, total = [cursor], [], "", 0
     if partition_by:
         check_present("the query", partition_by, schema.names)
         key = _quoted(partition_by)
-        ranges = _ranges(cursor, sql, key)
-        [snapshot] = _column(cursor, "SELECT pg_export_snapshot()")
+        total, ranges = _ranges(cursor, rows, key)
+        [[snapshot]] = _columns(cursor, "SELECT pg_export_snapshot()")
         for _ in range(min(MOST_CONNECTIONS, os.cpu_count() or 1, len(ranges)) - 1):
             cursors.append(_connect(url, stack))
             cursors[-1].execute(f"SET TRANSACTION {mode}")
@@ -111,7 +112,7 @@ def read_tables(
         return list(_tables(free, f"{sql} WHERE {condition} ORDER BY {key}"))
 
     calls = (partial(read, *each) for each in zip(cycle(cursors), ranges, strict=False))
-    return chain.from_iterable(_ahead(pool, calls, len(cursors)))
+    return _complete(chain.from_iterable(_ahead(pool, calls, len(cursors))), total)
 
 
 def _connect(url: Any, stack: contextlib.ExitStack) -> Any:
@@ -145,11 +146,10 @@ def _cancel(cursors: Sequence[Any], kind: type[BaseException] | None, *_: object
             cursor.adbc_cancel()
 
 
-def _column(cursor: Any, sql: str) -> list[Any]:
-    """Run a query, and return the values of its first column."""
+def _columns(cursor: Any, sql: str) -> list[list[Any]]:
+    """Run a query, and return the values of each column."""
     cursor.execute(sql)
-    found: list[Any] = cursor.fetch_arrow_table().column(0).to_pylist()
-    return found
+    return [column.to_pylist() for column in cursor.fetch_arrow_table().columns]
 
 
 def _quoted(column: str) -> str:
@@ -181,14 +181,27 @@ def _literal(value: Any) -> str:
     return "(E'" + "".join(f"\\U{ord(character):08X}" for character in str(value)) + f"'{type_})"
 
 
-def _ranges(cursor: Any, sql: str, key: str) -> list[str]:
-    """Return conditions that divide rows by ranges of a column; that for its nulls is the last one."""
-    counted = f"SELECT {key} AS k, row_number() OVER (ORDER BY {key}) AS n FROM {as_table(sql)} WHERE {key} IS NOT NULL"
-    every = f"SELECT quote_literal(k::text) FROM ({counted}) keys WHERE n % {RANGE_ROWS} = 1 ORDER BY n"
-    bounds = list(dict.fromkeys(_column(cursor, every)))[1:]
+def _ranges(cursor: Any, rows: str, key: str) -> tuple[int, list[str]]:
+    """Return the number of rows, and conditions that divide them by ranges of a column, with its nulls last."""
+    counted = f"SELECT {key} AS k, row_number() OVER (ORDER BY {key}) AS n, count(*) OVER () AS total FROM {rows}"
+    every = f"SELECT quote_literal(k::text), total FROM ({counted}) keys WHERE n % {RANGE_ROWS} = 1 ORDER BY n"
+    literals, totals = _columns(cursor, every)
+    bounds = list(dict.fromkeys(filter(None, literals)))[1:]
     lower = [f"{key} IS NOT NULL", *(f"{key} >= {bound}" for bound in bounds)]
     upper = [*(f" AND {key} < {bound}" for bound in bounds), ""]
-    return [*map(str.__add__, lower, upper), f"{key} IS NULL"]
+    return max(totals, default=0), [*map(str.__add__, lower, upper), f"{key} IS NULL"]
+
+
+def _complete(tables: Iterable[pa.Table], total: int) -> Iterator[pa.Table]:
+    """Yield the rows of all ranges. Each range has run the query again, which may have had other rows then."""
+    for table in tables:
+        total -= table.num_rows
+        yield table
+    if total:
+        raise DataError(
+            "the query has other rows each time, as with random(), TABLESAMPLE or a LIMIT whose order is not unique: "
+            "omit partition_by"
+        )
 
 
 def _ahead(pool: ThreadPoolExecutor, calls: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
