@@ -92,7 +92,8 @@ def read_tables(
     rows = as_table(sql)
     if names != schema.names or partition_by:
         sql = f"SELECT {', '.join(map(_quoted, names))} FROM {rows}"
-    cursors, ranges, key, total = [cursor], [], "", 0
+    cursors, key, total = [cursor], "", 0
+    ranges: list[str] = []
     if partition_by:
         check_present("the query", partition_by, schema.names)
         key = _quoted(partition_by)
