@@ -14,6 +14,7 @@ import pytest
 
 from shoal.data import DataConnector
 from shoal.data.dataset_spec import DatasetSpec
+from shoal.data.time_split import TimeSplit
 from shoal.errors import DataError, InvalidArgumentError
 
 BEGIN = datetime(2024, 1, 1)
@@ -107,6 +108,13 @@ def test_a_split_that_does_not_suit_the_column_is_refused(
 ) -> None:
     with pytest.raises(error, match=re.escape(message)):
         DataConnector.from_parquet(folder).time_split(*arguments)
+
+
+def test_numbers_may_be_texts_as_templates_give_them() -> None:
+    given = {"column": "week", "holdout": "7", "gap": "1", "until": "12", "part": "train"}
+    split = TimeSplit.parse(given)
+    assert (split.holdout, split.gap, split.until) == (7, 1, 12)
+    assert TimeSplit.parse({**given, "holdout": "12h", "until": "2024-01-31"}).holdout == "12h"
 
 
 def test_a_date_until_which_timestamps_count_takes_hours(folder: Path) -> None:

@@ -27,6 +27,9 @@ def _checked(value: int | str | None) -> int | str | None:
 Moment = Annotated[str, BeforeValidator(builtin_value), AfterValidator(_checked)]
 """Type of an option with a time in ISO 8601."""
 
+_IntFirst = Annotated[int | str, Field(union_mode="left_to_right")]
+"""Type of an option that is a number or a text. A template of Airflow gives a text, also of a number."""
+
 log = logging.getLogger(__name__)
 
 _ZERO, _HOUR, _DATE_LENGTH = timedelta(), timedelta(hours=1), len("2024-03-31")
@@ -36,15 +39,15 @@ class TimeSplit(Settings):
     """One part of a dataset that is divided by time. Rows without a time are in neither part."""
 
     column: str = Field(min_length=1, description="Column with the time of each row: dates, timestamps or integers.")
-    holdout: int | str = Field(
+    holdout: _IntFirst = Field(
         description="Length of the holdout, which ends with the newest time: a number of days (of a column of "
         "integers: of its units), or a duration such as 12h."
     )
-    gap: int | str = Field(
+    gap: _IntFirst = Field(
         default=0, description="Length of the time before the holdout whose rows are in neither part, as `holdout`."
     )
     part: Literal["train", "holdout"] = Field(description="Which part the dataset is.")
-    until: Annotated[int | str | None, BeforeValidator(builtin_value), AfterValidator(_checked)] = Field(
+    until: Annotated[_IntFirst | None, BeforeValidator(builtin_value), AfterValidator(_checked)] = Field(
         default=None,
         description="Newest time that counts: a number, or a date or timestamp in ISO 8601. Later rows are in neither "
         "part. None: the newest time in the rows that the filters select when the job's first attempt starts. All "
