@@ -6,11 +6,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from botocore.credentials import AssumeRoleCredentialFetcher, RefreshableCredentials
+from botocore.exceptions import ClientError
 from deltalake import write_deltalake
 from pydantic import ValidationError
 from pyiceberg.catalog import load_catalog
@@ -144,11 +146,16 @@ def test_a_catalog_may_repeat_settings_and_be_found_elsewhere(
     assert DataConnector.from_iceberg("db.flights", catalog="prod", storage="lake").num_rows() == 1000
 
 
-def test_a_role_needs_keys(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_needs_keys_that_may_assume_it(storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     storage(role_arn="arn:aws:iam::1:role/x", aws_access_key_id="", aws_secret_access_key="")
     with pytest.raises(DataError, match="cannot assume the role arn:aws:iam::1:role/x: Unable to locate credentials"):
         DataConnector.from_parquet("s3://lake@air/parquet").num_rows()
+    storage(role_arn="arn:aws:iam::1:role/y")
+    denied = ClientError({"Error": {"Code": "AccessDenied", "Message": "not authorized"}}, "AssumeRole")
+    monkeypatch.setattr(AssumeRoleCredentialFetcher, "fetch_credentials", Mock(side_effect=denied))
+    with pytest.raises(DataAccessError, match=r"cannot assume the role .*AssumeRole operation: not authorized"):
+        storage_options("pyarrow", "lake", "")
 
 
 @pytest.mark.server
@@ -158,7 +165,9 @@ def test_a_role_that_may_not_be_assumed_is_named(s3: dict[str, str], storage: An
         DataConnector.from_parquet("s3://lake@air/parquet").num_rows()
 
 
-@pytest.mark.parametrize("user", ["AKIAIOSFODNN7EXAMPLE", "a1" * 20, "lake:word", "AKIAIOSFODNN7EXAMPLE:a/b"])
+@pytest.mark.parametrize(
+    "user", ["AKIAIOSFODNN7EXAMPLE", "a1" * 20, "ghp_" + "a1" * 18, "lake:word", "AKIAIOSFODNN7EXAMPLE:a/b"]
+)
 def test_keys_in_a_path_are_no_name(user: str) -> None:
     path = f"s3://{user}@b/k"
     assert redact(f"see {path} there") == "see s3://b/k there"

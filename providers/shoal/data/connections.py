@@ -168,7 +168,8 @@ def _settings(storage: str) -> dict[str, str]:
         except ImportError:
             raise MissingExtraError("botocore", "s3") from None
         except Exception as error:  # botocore's exceptions have no common base class
-            raise refusal(f"s3://{storage}@{found[_ROLE]}", error) or DataAccessError(
+            refused = None if "AccessDenied" in str(error) else refusal(f"s3://{storage}@{found[_ROLE]}", error)
+            raise refused or DataAccessError(
                 f'the storage "{storage}" cannot assume the role {found[_ROLE]}: {error}'
             ) from None
         found |= dict(zip(_KEYS, keys[:3], strict=True))

@@ -272,8 +272,8 @@ class DatasetSpec(Settings):
     def connections(self) -> Iterator[tuple[str, str]]:
         """Yield each database connection, storage and catalog that opens the dataset: the prefix of its environment
         variable, and its name."""
-        named = [(CONNECTION_PREFIX, self.connection), (CATALOG_PREFIX, self.catalog)]
-        named += [(STORAGE_PREFIX, split_storage(path)[0]) for path in self.paths]
+        storages = ((STORAGE_PREFIX, split_storage(path)[0]) for path in self.paths)
+        named = ((CONNECTION_PREFIX, self.connection), (CATALOG_PREFIX, self.catalog), *storages)
         yield from ((prefix, name) for prefix, name in named if name)
 
     def selects_as(self, other: DatasetSpec) -> bool:

@@ -65,7 +65,7 @@ container or of a user. In other schemes, it may be a token."""
 
 STORAGE_SCHEMES = ("s3", "iceberg")
 """Schemes in which the text before the ``@`` is the name of a storage, if it is a legal name."""
-STORAGE_NAME = r"(?![A-Z0-9]{16,}(?![\w.-])|[A-Za-z0-9]{32,}(?![\w.-]))[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
+STORAGE_NAME = r"(?![A-Z0-9]{16,}(?![\w.-])|[A-Za-z0-9_.-]*[A-Za-z0-9]{32})[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 """Pattern of the names of storages. It matches no access key of AWS (20 capitals and digits) and no long token."""
 _STORAGE_USER = re.compile(STORAGE_NAME)
 
