@@ -324,11 +324,9 @@ def _tables(result: Any, execute: Callable[[], Any], names: list[str], kept: lis
     if begun:
         return
     # The first table is yielded even if it is empty, so that the columns are known if the query returns no rows.
-    rows = result.fetchmany(CHUNK_ROWS)
-    while rows or not begun:
-        begun = True
+    yield _to_table(names, kept, result.fetchmany(CHUNK_ROWS))
+    while rows := result.fetchmany(CHUNK_ROWS):
         yield _to_table(names, kept, rows)
-        rows = result.fetchmany(CHUNK_ROWS)
 
 
 _ARROW_BATCHES: dict[str, Callable[[Any], Iterable[Any]]] = {
