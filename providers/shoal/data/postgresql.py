@@ -47,7 +47,9 @@ def _errors(what: str = "the query failed") -> Iterator[None]:
     """Convert an error of the driver. The message has neither the query nor the values in it."""
     try:
         yield
-    except (OSError, pa.ArrowException, *_driver_errors()) as exc:
+    except Exception as exc:  # the driver is optional; its errors have a state
+        if not (isinstance(exc, OSError | pa.ArrowException) or hasattr(exc, "sqlstate")):
+            raise
         # Errors of Arrow's reader have no state: an OSError may be a lost connection.
         state = getattr(exc, "sqlstate", None) or ("" if isinstance(exc, pa.ArrowException) else _RETRYABLE[0])
         kind = DataAccessError if state.startswith(_RETRYABLE) else DataError
@@ -133,17 +135,9 @@ def _dialect(url: Any) -> Any:
     return url.set(drivername="postgresql+psycopg").get_dialect()()
 
 
-def _driver_errors() -> tuple[type[Exception], ...]:
-    if find_spec("adbc_driver_manager") is None:
-        return ()
-    from adbc_driver_manager import Error
-
-    return (Error,)
-
-
 def _cancel(cursors: Sequence[Any], kind: type[BaseException] | None, *_: object) -> None:
     for cursor in cursors if kind is not None else ():
-        with contextlib.suppress(*_driver_errors()):
+        with contextlib.suppress(Exception):  # a query that has ended
             cursor.adbc_cancel()
 
 

@@ -120,18 +120,13 @@ class Secrets:
         prefixes = (CONNECTION_PREFIX, STORAGE_PREFIX, CATALOG_PREFIX)
         parts += [redaction.secrets_in(url) for name, url in self.environment.items() if name.startswith(prefixes)]
         # The property "credential" of a catalog is ID:SECRET.
-        parts += [{one.partition(":")[2] for one in redaction.secrets_in(text)} for text in self.catalogs().values()]
+        parts += [{secret.partition(":")[2] for secret in found} for found in parts]
         return frozenset(named.union(*parts)) - {""}
 
-    def variables(self) -> dict[str, str]:
-        """Return the environment variables for the workers. Database URLs and the properties of catalogs are left out,
+    def variables(self, hidden: tuple[str, ...] = (CONNECTION_PREFIX, CATALOG_PREFIX)) -> dict[str, str]:
+        """Return the environment variables for the workers. Database URLs and the properties of catalogs are hidden,
         because only the driver uses them."""
-        hidden = (CONNECTION_PREFIX, CATALOG_PREFIX)
         return {name: value for name, value in self.environment.items() if not name.startswith(hidden)}
-
-    def catalogs(self) -> dict[str, str]:
-        """Return the environment variables with the properties of catalogs, for the driver."""
-        return {name: value for name, value in self.environment.items() if name.startswith(CATALOG_PREFIX)}
 
     @property
     def given(self) -> bool:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from shoal import telemetry
+from shoal.data.connections import CONNECTION_PREFIX
 from shoal.errors import CapacityError, JobError, MissingExtraError, ShoalError, TrainingError, UnusableGpuError
 from shoal.jobs import credentials, mlflow_run, remote_files, shipped_code
 from shoal.jobs.credentials import AttemptTakenError, Secrets, receive
@@ -502,7 +503,7 @@ def _start(store: Store, key: Key, secrets: Secrets) -> int:
     if job is None:
         print(f"nothing to do: attempt {key.attempt} of job {key.job_id} has ended, or another driver runs it")
         return 0
-    os.environ.update({**secrets.variables(), **secrets.catalogs()})
+    os.environ.update(secrets.variables(hidden=(CONNECTION_PREFIX,)))
     if job.team is not None:
         os.environ[TEAM_VARIABLE] = job.team  # the job may scale its pool
     telemetry.job_queued(job.pool, job.framework, (job.admitted_at or job.created_at) - job.created_at)
