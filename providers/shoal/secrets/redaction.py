@@ -67,7 +67,6 @@ STORAGE_SCHEMES = ("s3", "iceberg")
 """Schemes in which the text before the ``@`` is the name of a storage, if it is a legal name."""
 STORAGE_NAME = r"(?![A-Z0-9]{16,}(?![\w.-])|[A-Za-z0-9_.-]*[A-Za-z0-9]{32})[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 """Pattern of the names of storages. It matches no access key of AWS (20 capitals and digits) and no long token."""
-_STORAGE_USER = re.compile(STORAGE_NAME)
 
 _SCHEMES = "|".join(map(re.escape, sorted(_HTTP | _STORAGE | _DATABASES | {"file", "s3", "s3a", "gs", "gcs"})))
 _FEW_SLASHES = re.compile(
@@ -388,7 +387,7 @@ def _user_length(scheme: str, rest: str) -> int:
     user, at, _ = authority.rpartition("@")
     kinds = scheme.split("+")
     if at and ":" not in user:
-        is_storage = scheme in STORAGE_SCHEMES and _STORAGE_USER.fullmatch(user)
+        is_storage = scheme in STORAGE_SCHEMES and re.fullmatch(STORAGE_NAME, user)
         return 0 if is_storage or _USER_IS_NO_SECRET.intersection(kinds) else len(user) + 1
     if not at and ":" not in authority:
         return 0

@@ -259,11 +259,8 @@ def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
             files = _expand(filesystem, path, inner, checked)
         except (DataError, OSError, pa.ArrowException) as exc:
             folder = "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), inner.split("/")))
-            if refused := refusal(path, exc, filesystem, folder):
-                raise refused from None
-            if isinstance(exc, DataError):
-                raise
-            raise DataAccessError(f"{path} cannot be listed: {exc}") from None
+            problem = exc if isinstance(exc, DataError) else DataAccessError(f"{path} cannot be listed: {exc}")
+            raise refusal(path, exc, filesystem, folder) or problem from None
         for file in files:
             if file.path in found:
                 raise InvalidArgumentError(
