@@ -148,7 +148,7 @@ class _NodesOperator(base.WaitingOperator):
     :param options: Options of the request. (templated)
     :param plan_for: Spec of a boosting training, or its fields, if the number of nodes is "auto": the smallest number
         is planned on which the training fits into the memory. All tries of the task use the same number, until the task
-        is cleared. (templated)
+        is cleared or the argument is changed in the DAG file. (templated)
     :param is_async: True has the effect of ``wait_for_completion=False``. `shoal.scale_cluster` and `pool_for_run` have
         an argument `is_async`, too.
     """
