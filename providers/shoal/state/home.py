@@ -114,26 +114,28 @@ def subfolder(*parts: str) -> Path:
         parts: Names of the nested folders, such as ``"logs"``.
     """
     path = home().joinpath(*map(file_name, parts))
-    try:
+    with _explained(path, "created"):
         create_folder(path)
+    return path
+
+
+@contextmanager
+def _explained(path: Path, done: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise StoreError(
-            f"{path} cannot be created: {error}. Free some disk space, or set SHOAL_HOME to another folder"
+            f"{path} cannot be {done}: {error}. Free some disk space, or set SHOAL_HOME to another folder"
         ) from error
-    return path
 
 
 def write_file(path: Path, text: str) -> None:
     """Write a file of mode 0600 atomically, so that readers never see half of it, and other users nothing."""
-    try:
+    with _explained(path, "written"):
         descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
         os.replace(partial, path)
-    except OSError as error:
-        raise StoreError(
-            f"{path} cannot be written: {error}. Free some disk space, or set SHOAL_HOME to another folder"
-        ) from error
 
 
 def lock_file(name: str) -> Path:
@@ -186,12 +188,8 @@ def open_locked(path: Path, *, wait: bool) -> Iterator[bool]:
     The lock is released when this process ends, at the latest. Programs that this process starts do not inherit the
     lock.
     """
-    try:
+    with _explained(path, "locked"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StoreError(
-            f"{path} cannot be locked: {error}. Free some disk space, or set SHOAL_HOME to another folder"
-        ) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

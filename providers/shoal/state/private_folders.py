@@ -59,10 +59,7 @@ def why_not_private(folder: Path) -> str | None:
 
     The reason is words to put after the folder's name, as for `why_not_mine`.
     """
-    if why := why_not_mine(folder):
-        return why
-    mode = stat.S_IMODE(folder.lstat().st_mode)
-    return f"has mode {mode:04o}: other users can enter it" if mode & 0o077 else None
+    return why_not_mine(folder) or why_folder_is_open(folder)
 
 
 def why_replaceable(folder: Path) -> str | None:
@@ -436,11 +433,9 @@ def _entries(root: Path) -> list[os.DirEntry[str]]:
 
 
 def _remove_empty(root: Path) -> None:
-    try:
+    # OSError: another process has removed the runtime root in the meantime, or has created a folder in it. So the root
+    # is not removed here.
+    with suppress(OSError):
         if [entry.name for entry in _entries(root)] in ([], [_MARKER]):
             (root / _MARKER).unlink(missing_ok=True)
             root.rmdir()
-    except OSError:
-        # Another process has removed the runtime root in the meantime, or has created a folder in it. So the root is
-        # not removed here.
-        return
