@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.concurrency import run_in_threadpool
@@ -239,8 +239,7 @@ def train_again(request: Request, viewer: CurrentViewer, job_id: str, attempt: i
     reader: StoreReader = request.state.pages.reader
     job = attempts.load(reader.store, Key(job_id, attempt))
     require_permission(viewer, job.holder, job.team)  # the request names tasks of the run
-    found: EngineRequest = request.app.state.train_again(job.holder)
-    return found
+    return cast(EngineRequest, request.app.state.train_again(job.holder))
 
 
 def static_files() -> dict[str, Path]:

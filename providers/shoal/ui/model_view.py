@@ -174,33 +174,22 @@ class Models:
                     f"MLflow at {base} gives no answer ({str(error) or type(error).__name__}): the champions are those "
                     "that shoal's store has recorded"
                 )
-        names = {*versions, *promotions}
-        return {
-            name: _model(name, versions.get(name, []), aliases.get(name), promotions.get(name, []), note, uri)
-            for name in names
-        }, note
-
-
-def _model(
-    name: str,
-    versions: list[Any],
-    aliases: dict[str, str] | None,
-    promotions: list[Promotion],
-    note: str | None,
-    uri: str | None,
-) -> Model:
-    newest = versions[0].tags.get(ALIAS_TAG) if versions else None
-    alias = newest or (promotions[0].alias if promotions else DEFAULT_ALIAS)
-    recorded = next((each.version for each in promotions if each.alias == alias), None)
-    return Model(
-        name=name,
-        alias=alias,
-        champion=recorded if aliases is None else aliases.get(alias),
-        versions=tuple(version_status(version, promotions) for version in versions[:_MOST_VERSIONS]),
-        promotions=tuple(each for each in promotions if each.alias == alias),
-        note=note,
-        link=model_link(uri, name),
-    )
+        models = {}
+        for name in {*versions, *promotions}:
+            own, promoted = versions.get(name, []), promotions.get(name, [])
+            newest = own[0].tags.get(ALIAS_TAG) if own else None
+            alias = newest or (promoted[0].alias if promoted else DEFAULT_ALIAS)
+            recorded = next((each.version for each in promoted if each.alias == alias), None)
+            models[name] = Model(
+                name=name,
+                alias=alias,
+                champion=aliases[name].get(alias) if name in aliases else recorded,
+                versions=tuple(version_status(version, promoted) for version in own[:_MOST_VERSIONS]),
+                promotions=tuple(each for each in promoted if each.alias == alias),
+                note=note,
+                link=model_link(uri, name),
+            )
+        return models, note
 
 
 def _ask(uri: str) -> tuple[dict[str, list[Any]], dict[str, dict[str, str]]]:

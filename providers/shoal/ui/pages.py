@@ -136,21 +136,16 @@ class Pages:
             return kept
 
     def _context(self, page: str, subject: str, query: Mapping[str, str], overview: Overview) -> dict[str, Any]:
-        match page:
-            case "overview":
-                return self._overview(overview)
-            case "jobs":
-                return self._jobs(overview, query)
-            case "job":
-                return self._job(overview, subject, query)
-            case "pool":
-                return self._pool(overview, subject)
-            case "models":
-                return {"models": self._models.listed()}
-            case "model":
-                return {"model": self._models.described(subject)}
-            case _:
-                return {"record": _recorded(self.reader.store, limit=200)}
+        contexts: dict[str, Callable[[], dict[str, Any]]] = {
+            "overview": lambda: self._overview(overview),
+            "jobs": lambda: self._jobs(overview, query),
+            "job": lambda: self._job(overview, subject, query),
+            "pool": lambda: self._pool(overview, subject),
+            "models": lambda: {"models": self._models.listed()},
+            "model": lambda: {"model": self._models.described(subject)},
+            "history": lambda: {"record": _recorded(self.reader.store, limit=200)},
+        }
+        return contexts[page]()
 
     def _overview(self, overview: Overview) -> dict[str, Any]:
         now = self._clock()
