@@ -5,7 +5,6 @@ The checks do not import optional packages, because these imports are slow. The 
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import resource
 import shutil
@@ -23,7 +22,7 @@ from shoal.cli.output import describe_counts
 from shoal.errors import ShoalError, StoreError
 from shoal.pool.backends.interface import DISK_NEEDED, DISK_WANTED, Finding
 from shoal.pool.backends.local import backend
-from shoal.pool.backends.versions import untested_ray
+from shoal.pool.backends.versions import installed, untested_ray
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.databases import sqlite_file
@@ -73,7 +72,7 @@ def all_checks() -> Iterator[Finding]:
     yield Finding("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
     yield _ray()
     for extra, modules, distributions, purpose in _PACKAGES:
-        found = next((version for name in distributions if (version := _version(name))), None)
+        found = next((version for name in distributions if (version := installed(name))), None)
         if found is None or any(find_spec(module) is None for module in modules):
             yield Finding(extra, "note", f"not installed (optional: {purpose})", f'pip install "shoal[{extra}]"')
         else:
@@ -96,20 +95,13 @@ def leftovers(store: Store) -> list[str]:
 
 
 def _ray() -> Finding:
-    install, found = 'pip install "shoal[ray]"', _version("ray")
+    install, found = 'pip install "shoal[ray]"', installed("ray")
     if found is None or find_spec("ray") is None:
         return Finding("ray", "broken", "not installed", f"{install}; not needed if you only use remote pools")
     if find_spec("aiohttp_cors") is None:
         return Finding("ray", "broken", f"{found}, without the packages of ray[default], which nodes need", install)
     warning = untested_ray()
     return Finding("ray", "ok" if warning is None else "note", found, warning)
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _bytecode() -> Finding:

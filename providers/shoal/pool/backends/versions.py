@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import metadata
 
 from shoal.boosting_libraries import BOOSTING_LIBRARIES
@@ -27,11 +28,8 @@ def untested_ray() -> str | None:
 
     The result is None if the tested release is installed, or if Ray is not installed.
     """
-    try:
-        found = metadata.version("ray")
-    except metadata.PackageNotFoundError:
-        return None
-    if minor(found) == TESTED_RAY:
+    found = installed("ray")
+    if found is None or minor(found) == TESTED_RAY:
         return None
     return (
         f"local pools are tested with Ray {TESTED_RAY}, and Ray {found} is installed: if nodes do not start, run "
@@ -42,14 +40,16 @@ def untested_ray() -> str | None:
 def mine() -> dict[str, str]:
     """Return the versions of Python, shoal and the training libraries in this process, and the folder of its Python
     environment."""
-    found = {"python": platform.python_version()}
-    for title, names in _DISTRIBUTIONS.items():
-        for name in names:
-            try:
-                found[title] = metadata.version(name)
-            except metadata.PackageNotFoundError:
-                continue
-    return {**found, "prefix": sys.prefix}
+    each = ((title, installed(name)) for title, names in _DISTRIBUTIONS.items() for name in names)
+    found = {title: version for title, version in each if version is not None}
+    return {"python": platform.python_version(), **found, "prefix": sys.prefix}
+
+
+def installed(distribution: str) -> str | None:
+    """Return the version of an installed distribution, or None if it is not installed."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(distribution)
+    return None
 
 
 def to_record(found: Mapping[str, str]) -> dict[str, str]:
