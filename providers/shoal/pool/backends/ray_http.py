@@ -361,8 +361,7 @@ class ScriptRunner:
                 f"shoal's job on {self._cluster} ended with status {status}: {last_line(log)} (the cluster's dashboard "
                 "shows the whole log)"
             )
-        answer: dict[str, Any] = json.loads(last_line(log))
-        return answer
+        return dict(json.loads(last_line(log)))
 
     def outcome(self, job_id: str) -> tuple[str, str]:
         """Wait until a submitted script has ended, and return its status and its log."""

@@ -269,14 +269,12 @@ class KubeClient:
     def _json(cls, method: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
         """Call a method of the client, and return the answer as JSON. The client's own classes would refuse values that
         a later version of Kubernetes adds."""
-        answer: dict[str, Any] = json.loads(cls._bytes(method, *args, **options))
-        return answer
+        return dict(json.loads(cls._bytes(method, *args, **options)))
 
     @staticmethod
     def _bytes(method: Callable[..., Any], *args: Any, **options: Any) -> bytes:
         """Call a method of the client, and return the answer as it was sent."""
-        answer: bytes = method(*args, _preload_content=False, _request_timeout=CLUSTER_PATIENCE, **options).data
-        return answer
+        return bytes(method(*args, _preload_content=False, _request_timeout=CLUSTER_PATIENCE, **options).data)
 
     def _call(self, what: str, request: Callable[[], Any], missing: Callable[[Any], bool] | None = None) -> Any:
         from kubernetes.client.exceptions import ApiException

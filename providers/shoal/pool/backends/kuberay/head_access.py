@@ -74,7 +74,10 @@ def forget_credentials() -> None:
 @functools.lru_cache(maxsize=16)
 def _client(path: str | None, context: str | None, changed: int, period: int) -> ApiClient:
     """Return the client for a kubeconfig file; None: for the service account of the pod."""
-    config, client = _modules()
+    try:
+        from kubernetes import client, config
+    except ImportError as error:
+        raise MissingExtraError("kubernetes", "kuberay") from error
     from urllib3.util import Retry
 
     class Patience(Retry):
@@ -86,9 +89,9 @@ def _client(path: str | None, context: str | None, changed: int, period: int) ->
     given = os.environ.get("KUBECONFIG", "")
     try:
         if path is None:
-            config.load_incluster_config(client_configuration=configuration)
+            config.load_incluster_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         else:
-            config.load_kube_config(
+            config.load_kube_config(  # type: ignore[no-untyped-call]
                 config_file=given if given.split(os.pathsep)[0] == path else path,
                 context=context,
                 client_configuration=configuration,
@@ -101,17 +104,7 @@ def _client(path: str | None, context: str | None, changed: int, period: int) ->
     # One lost connection or time-out is no lost API. With more tries, a server that is gone would cost too much time.
     busy = (HTTPStatus.TOO_MANY_REQUESTS,)
     configuration.retries = Patience(_MOST_WAITS, connect=1, read=1, status_forcelist=busy, allowed_methods=None)
-    made: ApiClient = client.ApiClient(configuration)
-    return made
-
-
-def _modules() -> tuple[Any, Any]:
-    """Return the modules `config` and `client` of the official client. Only `kuberay://` pools import them."""
-    try:
-        from kubernetes import client, config
-    except ImportError as error:
-        raise MissingExtraError("kubernetes", "kuberay") from error
-    return config, client
+    return client.ApiClient(configuration)
 
 
 _PORT = 8265

@@ -223,10 +223,9 @@ def _selectors(pool: str) -> dict[str, str] | None:
     The result is None for a pool that is down.
     """
     try:
-        found: dict[str, str] = json.loads(_selectors_path(pool).read_text())
+        return dict(json.loads(_selectors_path(pool).read_text()))
     except FileNotFoundError:
         return None
-    return found
 
 
 def _python(spec: PoolSpec) -> str:

@@ -222,14 +222,11 @@ def _is_used(path: Path) -> bool:
 
 def _holder(path: Path) -> dict[str, Any]:
     try:
-        content: dict[str, Any] = json.loads(path.read_text() or "{}")
-    except FileNotFoundError:  # a clean-up of the temp folder has removed the lock file
+        return dict(json.loads(path.read_text() or "{}"))
+    except (FileNotFoundError, ValueError):
+        # A clean-up of the temp folder has removed the lock file. Or the process that claimed the GPU was killed while
+        # it wrote the file: the file is written before the node starts, so no node uses the GPU.
         return {}
-    except ValueError:
-        # The process that claimed the GPU was killed while it wrote the file. The file is written before the node
-        # starts, so no node uses the GPU.
-        return {}
-    return content
 
 
 def _nvidia(limit: str | None) -> list[Gpu]:
@@ -315,11 +312,10 @@ def _non_nvidia_gpus(environment: Mapping[str, str]) -> list[str]:
     limited = {**unlimited, **environment}
     asked = subprocess.run(python_command("-c", _ASK_RAY), env=limited, capture_output=True, text=True, check=False)
     try:
-        found: list[str] = json.loads(asked.stdout)
+        return list(json.loads(asked.stdout))
     except ValueError:
         log.warning("Ray could not be asked for GPUs: %s", asked.stderr.strip())
         return []
-    return found
 
 
 def _number(gpus: int) -> str:
@@ -343,10 +339,7 @@ def gpu_turn(
     Raises:
         CapacityTimeoutError: The GPUs were not released in time. The message names the pools that use them.
     """
-    if not spec.gpus_per_node or not may_be_contended(os.environ):
-        yield []
-        return
-    found = visible_gpus(os.environ)
+    found = visible_gpus(os.environ) if spec.gpus_per_node and may_be_contended(os.environ) else []
     if not found:
         yield found
         return

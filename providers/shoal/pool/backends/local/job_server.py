@@ -131,7 +131,7 @@ class _RequestedProcess:
     def __init__(self) -> None:
         self._pid: int | None = None
         self._code: int | None = None
-        self._start_error = self._why_ended = ""
+        self.start_error = self.why_ended = ""
         self._changed = threading.Event()
 
     @property
@@ -143,17 +143,9 @@ class _RequestedProcess:
         """
         self._changed.wait(DRIVER_START_TIMEOUT)
         if self._pid is None:
-            why = self._start_error or f"the fork server did not start it within {DRIVER_START_TIMEOUT:.0f} s"
+            why = self.start_error or f"the fork server did not start it within {DRIVER_START_TIMEOUT:.0f} s"
             raise ProcessLookupError(f"there is no process: {why}")
         return self._pid
-
-    @property
-    def start_error(self) -> str:
-        return self._start_error
-
-    @property
-    def why_ended(self) -> str:
-        return self._why_ended
 
     def poll(self) -> int | None:
         return self._code
@@ -163,12 +155,12 @@ class _RequestedProcess:
         self._changed.set()
 
     def ended(self, code: int, why: str = "") -> None:
-        self._why_ended = why
+        self.why_ended = why
         self._code = code
         self._changed.set()
 
     def refused(self, reason: str) -> None:
-        self._start_error = f"the head cannot start another process: {reason}"
+        self.start_error = f"the head cannot start another process: {reason}"
         self.ended(1)
 
 
