@@ -156,12 +156,6 @@ def make_folder(shared: str, folder: str) -> None:
     _check(shared, folder, make=True)
 
 
-def check_folder(shared: str, folder: str) -> None:
-    """Check the folders that exist between a shared folder and a folder in it, as :func:`make_folder` does."""
-    if os.path.isdir(shared):
-        _check(shared, folder, make=False)
-
-
 def _check(shared: str, folder: str, *, make: bool) -> None:
     path, here = shared, os.open(shared, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -304,8 +298,8 @@ class Claim:
                 another user can change the folder.
         """
         fs, root = filesystem(folder)
-        if is_local(fs):
-            check_folder(_shared(root, shared), root)
+        if is_local(fs) and os.path.isdir(top := _shared(root, shared)):
+            _check(top, root, make=False)
         linked = _is_link(fs, root)
         if not linked and not fs.exists(root):
             return False

@@ -10,7 +10,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from operator import attrgetter
@@ -88,7 +88,6 @@ def _dump(value: Any, by_value: tuple[type, ...]) -> bytes:
 def _registered() -> Iterator[Any]:
     """Yield a function that makes cloudpickle pickle a module by value, until the ``with`` block ends."""
     seen = set(cloudpickle.list_registry_pickle_by_value())
-    mine: list[ModuleType] = []
 
     def register(name: Any) -> None:
         if name in seen:
@@ -97,13 +96,10 @@ def _registered() -> Iterator[Any]:
         module = sys.modules.get(name)
         if module is not None and not is_installed(module):
             cloudpickle.register_pickle_by_value(module)
-            mine.append(module)
+            mine.callback(cloudpickle.unregister_pickle_by_value, module)
 
-    try:
+    with ExitStack() as mine:
         yield register
-    finally:
-        for module in mine:
-            cloudpickle.unregister_pickle_by_value(module)
 
 
 def is_installed(module: ModuleType) -> bool:

@@ -290,14 +290,13 @@ class _Finder(MetaPathFinder):
 class _Loader(Loader):
     """Loader that loads a module with the module's own loader, and then calls `act`."""
 
-    def __init__(self, loader: Any, act: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: Loader, act: Callable[[ModuleType], None]) -> None:
         self._loader = loader
         self._act = act
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         """Return the module that the module's own loader creates."""
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
+        return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         """Execute the module with the module's own loader, and then call `act` with the module."""

@@ -359,13 +359,11 @@ def _outcome(runner: TrialRunner, trial: Trial, gang: GangContext) -> dict[str, 
     found: dict[str, Any]
     try:
         found = {"state": "complete", **runner.run(trial, report)}
-    except (PrunedError, TrialPruned):
-        found = {"state": "pruned"}
     except PeerError:
         raise
     except BaseException as error:  # also SystemExit and KeyboardInterrupt, which would end all trials of this worker
         # Optuna may not be installed on the nodes, so its class is known by its name.
-        if type(error).__name__ == TrialPruned.__name__:
+        if isinstance(error, PrunedError | TrialPruned) or type(error).__name__ == TrialPruned.__name__:
             found = {"state": "pruned"}
         else:
             gang.log(f"trial {trial.number} has failed:\n{traceback.format_exc()}")

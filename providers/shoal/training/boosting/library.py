@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from shoal.boosting_libraries import BOOSTING_LIBRARIES, Framework, loaded
-from shoal.data.checks import check_categories, check_codes, check_no_nulls, validate_columns
+from shoal.data.checks import check_categories, check_codes
 from shoal.data.numpy_columns import Categories, as_categories, encoded
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError, InvalidArgumentError
@@ -29,7 +29,7 @@ from shoal.training.boosting.params import (
     custom_text,
     merge,
 )
-from shoal.training.boosting.rows import margins_of
+from shoal.training.boosting.rows import check_predictable, margins_of
 from shoal.training.host.imports import add_estimators
 from shoal.training.reporting import say
 
@@ -104,17 +104,8 @@ class BoosterPredictor:
 
         # Categories that are floats come from other programs. Their columns are numeric columns.
         types = {name: values.type for name, values in self.categories.items() if values.type != pa.float64()}
-        validate_columns(
-            source,
-            self.input_cols,
-            extra_cols=self.base_margin_cols,
-            categorical_cols=tuple(types),
-            allow_all_null=True,
-        )
-        check_categories(source, types)
+        check_predictable(source, self.input_cols, self.base_margin_cols, tuple(types), types)
         check_codes(source, self.code_cols)
-        for name in self.base_margin_cols:
-            check_no_nulls(source, name, "base_margin")
 
     def predict_table(self, table: pa.Table) -> np.ndarray:
         """Return the model's predictions for the rows of a table: an array ``[rows]`` or ``[rows, classes]``.
@@ -528,8 +519,7 @@ class Library(ABC):
 
     def log_model(self, booster: Any, **options: Any) -> ModelInfo:
         """Log a booster to the active MLflow run, with options of ``mlflow.<flavour>.log_model``."""
-        info: ModelInfo = self._flavour().log_model(booster, **options)
-        return info
+        return cast("ModelInfo", self._flavour().log_model(booster, **options))
 
     def has_logged(self, info: ModelInfo) -> bool:
         """Return whether MLflow describes a model as one of the library."""
@@ -615,8 +605,7 @@ class Library(ABC):
 
 def library_of(framework: str) -> Library:
     """Return a boosting library, without a check of what is installed."""
-    library: Library = loaded(framework)
-    return library
+    return cast("Library", loaded(framework))
 
 
 def libraries() -> list[Library]:

@@ -333,15 +333,34 @@ def check_features(request: TrainRequest, schema: pa.Schema, source: ParquetSour
         DataError: A column is missing or of an unsuitable type, or a margin is null.
     """
     categorical = request.categorical_cols
+    types = {name: schema.field(name).type for name in categorical if name in schema.names}
+    check_predictable(source, request.input_cols, request.margin_cols, categorical, types)
+
+
+def check_predictable(
+    source: ParquetSource,
+    input_cols: tuple[str, ...],
+    margin_cols: tuple[str, ...],
+    categorical_cols: tuple[str, ...],
+    types: Mapping[str, pa.DataType],
+) -> None:
+    """Check, using only Parquet footers, that a model of these columns can predict a dataset.
+
+    Args:
+        source: Files of the dataset.
+        input_cols: Names of the feature columns.
+        margin_cols: Names of the columns of margins.
+        categorical_cols: Names of the feature columns whose values are categories.
+        types: Types of the categories, by column.
+
+    Raises:
+        DataError: A column is missing or of an unsuitable type, or a margin is null.
+    """
     checks.validate_columns(
-        source,
-        request.input_cols,
-        extra_cols=request.margin_cols,
-        categorical_cols=categorical,
-        allow_all_null=True,
+        source, input_cols, None, margin_cols, categorical_cols=categorical_cols, allow_all_null=True
     )
-    checks.check_categories(source, {name: schema.field(name).type for name in categorical if name in schema.names})
-    for name in request.margin_cols:
+    checks.check_categories(source, types)
+    for name in margin_cols:
         checks.check_no_nulls(source, name, "base_margin")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.lazy_imports import cloudpickle
@@ -99,9 +99,7 @@ class BoostingTrials:
 
     def trainer(self, context: GangContext) -> Trainer:
         """Return an object that trains in this worker."""
-        module = importlib.import_module(library_of(self.framework).worker)
-        trainer: Trainer = module.Trials(context)
-        return trainer
+        return cast("Trainer", importlib.import_module(library_of(self.framework).worker).Trials(context))
 
     def train(self, trainer: Trainer, trial: TrialParams, on_round: OnRound) -> TrialResult:
         """Train a trial in this worker.

@@ -54,11 +54,10 @@ def _answer(served: object, call: bytes) -> bytes:
     """
     try:
         name, args = cloudpickle.loads(call)
-        answer: bytes = cloudpickle.dumps(getattr(served, name)(*args))
+        return bytes(cloudpickle.dumps(getattr(served, name)(*args)))
     except BaseException as error:  # a user's object may raise SystemExit when it is unpickled
         summary = "".join(traceback.format_exception_only(error)).strip()
-        answer = cloudpickle.dumps(Failure(summary, traceback.format_exc(), None))
-    return answer
+        return bytes(cloudpickle.dumps(Failure(summary, traceback.format_exc(), None)))
 
 
 class Template:

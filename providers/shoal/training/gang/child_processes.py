@@ -225,17 +225,15 @@ class _Template:
 
     def __init__(self, control: socket.socket) -> None:
         self._proxy = _Proxy(ProcessChannel(control), lambda: Lost("the template of the workers has ended"))
-        self._settings: _StartSettings | None = None
+        self.close = self._proxy.close
+        self.settings: _StartSettings | None = None
+        """Settings with which workers can be forked."""
         self._threads: Future[Any] | None = None
 
     def prepare(self, settings: _StartSettings, modules: Sequence[str], complete: bool) -> None:
-        if self._settings is None:
-            self._settings = settings
+        if self.settings is None:
+            self.settings = settings
             self._threads = self._proxy.call("prepare", *settings, sys.path, list(modules), complete)
-
-    def has(self, settings: _StartSettings) -> bool:
-        """Return whether workers with these settings can be forked."""
-        return settings == self._settings
 
     def fork(self, run: Callable[..., object], args: Sequence[object], descriptors: Sequence[int]) -> Forked | None:
         """Wait until the template has imported its modules, and fork a process that calls a function.
@@ -247,9 +245,6 @@ class _Template:
             return None
         pid = self._proxy.call("fork", run, args, len(descriptors), descriptors=descriptors).result()
         return Forked(pid, self._proxy) if isinstance(pid, int) else None
-
-    def close(self) -> None:
-        self._proxy.close()
 
 
 class Forked:
@@ -337,7 +332,7 @@ def _start(settings: _StartSettings, calls: socket.socket, output: int) -> subpr
     new Python process."""
     with _template_lock:
         descriptors = [calls.fileno(), output]
-        if _template and _template.has(settings) and (forked := _template.fork(serve_worker, (), descriptors)):
+        if _template and _template.settings == settings and (forked := _template.fork(serve_worker, (), descriptors)):
             return forked
     return start_python(
         ["-m", "shoal.training.gang.child", str(calls.fileno()), *sys.path],

@@ -82,9 +82,8 @@ class EventKind(Enum):
     """The worker finished a call; all its log lines of this call were reported before."""
 
 
-def _is_log(frame: bytes | bytearray) -> bool:
-    return frame[:1] == b"l"
-
+_KINDS = {b"n": EventKind.NOTE, b"q": EventKind.QUESTION, b"d": EventKind.DONE}
+"""Kinds of the frames whose content the driver gets as it is, by their first byte."""
 
 Listener = Callable[[int, EventKind, str], None]
 
@@ -244,7 +243,7 @@ class WorkerConnections:
         try:
             if connection.rank is not None:
                 # Lines are printed together, because printing one line takes longer than a worker needs to write it.
-                for is_log, group in groupby(frames, _is_log):
+                for is_log, group in groupby(frames, lambda frame: frame[:1] == b"l"):
                     if is_log:
                         lines = "\n".join(str(json.loads(frame[1:])) for frame in group)
                         self._listener(connection.rank, EventKind.LINE, lines)
@@ -275,14 +274,10 @@ class WorkerConnections:
 
     def _handle(self, connection: _Connection, rank: int, frame: bytes) -> None:
         """Decode a frame (one line of text from a worker), and pass the content to the function `listener`."""
-        if frame[:1] == b"n":
-            self._listener(rank, EventKind.NOTE, frame[1:].decode())
-        elif frame[:1] == b"q":
-            self._listener(rank, EventKind.QUESTION, frame[1:].decode())
-        elif frame[:1] == b"d":
-            self._listener(rank, EventKind.DONE, "")
-        elif frame[:1] == b"x":
+        if frame[:1] == b"x":
             self._report(connection, str(json.loads(frame[1:])), EventKind.LEFT)
+        elif (kind := _KINDS.get(frame[:1])) is not None:
+            self._listener(rank, kind, frame[1:].decode())
 
     def _check_silence(self) -> None:
         for connection in list(self._connections.values()):

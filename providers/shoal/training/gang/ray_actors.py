@@ -93,7 +93,8 @@ def _pass_on(answered: Answered, rank: int, future: Any) -> None:
     exc = future.exception()
     if exc is None:
         answered(rank, future.result())
-    elif _is_out_of_memory(exc):
+    # For an actor, Ray reports the lack of memory only in the text of the error, so the text is searched.
+    elif isinstance(exc, ray.exceptions.OutOfMemoryError) or (_is_death(exc) and "NODE_OUT_OF_MEMORY" in str(exc)):
         answered(rank, Lost("", out_of_memory=str(exc)))
     elif _is_death(exc):
         answered(rank, Lost(_first_line(exc)))
@@ -108,14 +109,6 @@ def _listen_on(address: str, node: str, workers_nodes: Iterable[str]) -> str:
     else `address`.
     """
     return "127.0.0.1" if set(workers_nodes) == {node} else address
-
-
-def _is_out_of_memory(exc: BaseException) -> bool:
-    """Return whether an error from Ray means that Ray's memory monitor killed the worker.
-
-    For an actor, Ray reports the lack of memory only in the text of the error, so the text is searched.
-    """
-    return isinstance(exc, ray.exceptions.OutOfMemoryError) or (_is_death(exc) and "NODE_OUT_OF_MEMORY" in str(exc))
 
 
 def _is_death(exc: BaseException) -> bool:

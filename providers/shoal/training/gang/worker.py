@@ -175,8 +175,7 @@ class Worker:
 
 
 def _secrets(env: Mapping[str, str]) -> list[str]:
-    secrets: list[str] = json.loads(env.get(SECRETS, "[]"))
-    return secrets
+    return list(json.loads(env.get(SECRETS, "[]")))
 
 
 def _sendable(error: _Sent, summary: str) -> _Sent:

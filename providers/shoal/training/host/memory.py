@@ -90,12 +90,10 @@ def reset_peak() -> int:
 
 def peak_rss_bytes() -> int:
     """Return the highest resident memory of this process in bytes since :func:`reset_peak`, or since its start."""
-    try:
+    with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
-    except OSError:
-        pass
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

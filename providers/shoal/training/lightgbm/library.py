@@ -225,8 +225,7 @@ class LightGBM(library.Library):
         return on_all("prepare", [(bins, machines)] * len(tasks))
 
     def content_of(self, booster: lightgbm.Booster) -> bytes:
-        text: str = booster.model_to_string()
-        return text.encode()
+        return str(booster.model_to_string()).encode()
 
     def booster_of(self, content: bytes) -> lightgbm.Booster:
         return lightgbm.Booster(model_str=content.decode())
@@ -239,8 +238,7 @@ class LightGBM(library.Library):
         return lightgbm.train({**params, **own}, data, rounds, callbacks=list(user_code.callbacks))
 
     def predict_rows(self, booster: lightgbm.Booster, rows: pd.DataFrame) -> np.ndarray:
-        predicted: np.ndarray = booster.predict(rows, num_threads=1)
-        return predicted
+        return np.asarray(booster.predict(rows, num_threads=1))
 
     def columns_of(self, booster: lightgbm.Booster) -> list[str]:
         return list(booster.feature_name())
@@ -281,8 +279,7 @@ class LightGBM(library.Library):
                 f"LightGBM cannot continue from a {type(model).__module__}.{type(model).__name__}: pass a "
                 "lightgbm.Booster, a LightGBM estimator that is fitted, the path of a model file, or an MLflow URI"
             )
-        text: str = booster.model_to_string(num_iteration=-1)
-        return text.encode()
+        return str(booster.model_to_string(num_iteration=-1)).encode()
 
     def init_model(self, content: bytes) -> library.InitModel:
         if (why := self.why_unreadable(content)) is not None:
@@ -376,8 +373,7 @@ def stored_params(booster: lightgbm.Booster) -> dict[str, Any]:
 
     `booster.params` contain only the user's parameters.
     """
-    stored: dict[str, Any] = booster._get_loaded_param()
-    return stored
+    return dict(booster._get_loaded_param())
 
 
 def _as_train_sets(booster: lightgbm.Booster, params: Mapping[str, Any]) -> dict[str, Any]:

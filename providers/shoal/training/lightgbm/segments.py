@@ -14,13 +14,14 @@ import lightgbm
 from lightgbm.basic import _LIB, _safe_call
 from lightgbm.callback import CallbackEnv, EarlyStopException
 
+from shoal.boosting_libraries import loaded
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting import params
 from shoal.training.boosting.messages import Boosted, Checkpoint, History, RoundReporter, Segment, Task, part_of
 from shoal.training.host import memory
 from shoal.training.host.own_process import ending_forks
 from shoal.training.lightgbm.dataset import Binned
-from shoal.training.lightgbm.params import begins_anew, direction_of, is_forest, segment_params
+from shoal.training.lightgbm.params import direction_of, is_forest, segment_params
 from shoal.training.reporting import GangContext
 
 
@@ -128,7 +129,7 @@ class Trainer:
         added to margins one by one. In these two cases, every segment begins with a booster that is loaded from bytes.
         A resumed training then gives the same model as a training that was not interrupted.
         """
-        if self._booster is not None and segment.resume is None and not begins_anew_with(self._task):
+        if self._booster is not None and segment.resume is None and not loaded("lightgbm").reads_again(self._task):
             return self._booster
         # The old booster is freed before a new one is created, because each booster keeps scores of all rows in memory.
         self._booster = None
@@ -189,8 +190,7 @@ class Trainer:
 
     def _evaluate(self, booster: lightgbm.Booster) -> list[Any]:
         """Evaluate all metrics on all eval sets; for each eval set, LightGBM's own metrics come first."""
-        results: list[Any] = booster.eval_valid(list(self._task.user_code.metrics))
-        return results
+        return list(booster.eval_valid(list(self._task.user_code.metrics)))
 
     def _print_metrics(self, rounds: int, results: Sequence[Any]) -> str:
         """Print a line with the metrics after every `print_every`-th round. After other rounds, return the line instead
@@ -216,12 +216,6 @@ class Trainer:
         except EarlyStopException as asked:
             return asked
         return None
-
-
-def begins_anew_with(task: Task) -> bool:
-    """Return whether this training must reload the booster for each segment of rounds, and therefore read all rows
-    again."""
-    return begins_anew(task.params) or bool(task.columns.base_margin)
 
 
 def _best(stopping: Stopping | None, asked: EarlyStopException | None, before: int) -> tuple[int | None, float | None]:

@@ -19,6 +19,7 @@ import lightgbm
 from lightgbm.basic import _LIB, LightGBMError, _c_str, _safe_call
 from lightgbm.callback import CallbackEnv
 
+from shoal.boosting_libraries import loaded
 from shoal.errors import TrainingError, WorkerLostError
 from shoal.lazy_imports import pa
 from shoal.training import cluster
@@ -33,7 +34,7 @@ from shoal.training.lightgbm import dataset
 from shoal.training.lightgbm.dataset import Binned, Bins, find_bins, sample
 from shoal.training.lightgbm.library import Share, shares
 from shoal.training.lightgbm.params import objective_of, own_message
-from shoal.training.lightgbm.segments import Trainer, begins_anew_with
+from shoal.training.lightgbm.segments import Trainer
 from shoal.training.reporting import GangContext, gang_context
 from shoal.training.timeouts import COLLECTIVE_S
 
@@ -127,7 +128,7 @@ class Session:
         self._machines = machines
         columns = task.columns
         reference = bins.reference(columns.categories)
-        keep = begins_anew_with(task)
+        keep = loaded("lightgbm").reads_again(task)
         # If the worker's part of the sample is its whole shard, the rows are not decoded again. More memory was in use
         # when the bins were found.
         table = dataset.own()

@@ -6,7 +6,6 @@ A process that is not a worker of a run has rank 0 and world size 1.
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 import tempfile
@@ -199,9 +198,7 @@ class Context:
         return self._state if self._checkpoints is None else self._checkpoints.load()
 
 
-@functools.cache
-def _outside() -> Context:
-    return Context()
+_outside = Context()
 
 
 # The context is a global variable and not a `ContextVar`, so that threads that user code starts in a worker also have
@@ -211,7 +208,7 @@ _current: Context | None = None
 
 def get_context() -> Context:
     """Return the context of this process; a process that is not a worker counts as rank 0 of a run with one rank."""
-    return _current or _outside()
+    return _current or _outside
 
 
 def set_context(context: Context | None) -> None:

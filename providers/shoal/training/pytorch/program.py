@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -507,14 +508,11 @@ def imported(name: str) -> Callable[..., Any]:
     """
     module, _, path = name.partition(":")
     try:
-        function: Any = importlib.import_module(module)
-        for part in path.split("."):
-            function = getattr(function, part)
+        found: Callable[..., Any] = attrgetter(path)(importlib.import_module(module))
     except (ImportError, AttributeError) as error:
         raise InvalidArgumentError(
             f"train_func {name} cannot be imported: {error}. Check the names of the module and the function"
         ) from error
-    found: Callable[..., Any] = function
     return found
 
 

@@ -380,10 +380,9 @@ def _pickled(value: Any) -> bytes | MissingValue:
         print("the function returned a DistributedDataParallel: its module is returned instead", flush=True)
         value = value.module
     try:
-        content: bytes = cloudpickle.dumps(value)
+        return bytes(cloudpickle.dumps(value))
     except Exception as error:
         return MissingValue.of(value, error)
-    return content
 
 
 def upload(paths: Sequence[str], target: str) -> None:

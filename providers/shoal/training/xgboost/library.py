@@ -236,10 +236,8 @@ class XGBoost(Library):
 
     def predict_rows(self, booster: xgboost.Booster, rows: pd.DataFrame) -> np.ndarray:
         best = booster.attr("best_iteration")
-        predicted: np.ndarray = booster.predict(
-            xgboost.DMatrix(rows, nthread=1), iteration_range=(0, 0 if best is None else int(best) + 1)
-        )
-        return predicted
+        rounds = (0, 0 if best is None else int(best) + 1)
+        return np.asarray(booster.predict(xgboost.DMatrix(rows, nthread=1), iteration_range=rounds))
 
     def recognises(self, content: bytes) -> bool:
         return content.startswith(b"{")
@@ -397,10 +395,8 @@ def _predict_of_booster(booster: xgboost.Booster, kind: str) -> Predict:
     def predict(features: pa.Table, margin: np.ndarray | None) -> np.ndarray:
         matrix = to_matrix(features, features.column_names)
         if kind == "gbtree":
-            predicted: np.ndarray = booster.inplace_predict(
-                matrix, iteration_range=rounds, missing=missing, base_margin=margin
-            )
-            return predicted
+            options = {"iteration_range": rounds, "missing": missing, "base_margin": margin}
+            return np.asarray(booster.inplace_predict(matrix, **options))
         # `inplace_predict` refuses a linear booster, and adds a base margin wrongly to the trees of "dart" (XGBoost
         # 3.2).
         rows = xgboost.DMatrix(
@@ -411,8 +407,7 @@ def _predict_of_booster(booster: xgboost.Booster, kind: str) -> Predict:
             feature_types=booster.feature_types,
             enable_categorical=True,
         )
-        slow: np.ndarray = booster.predict(rows, iteration_range=rounds)
-        return slow
+        return np.asarray(booster.predict(rows, iteration_range=rounds))
 
     return predict
 
@@ -428,8 +423,7 @@ def _predict_of_estimator(model: Any, kind: str) -> Predict:
             matrix = pd.DataFrame(matrix, columns=names)
         if hasattr(model, "predict_proba"):
             return class_probabilities(model.predict_proba(matrix, base_margin=margin))
-        predicted: np.ndarray = model.predict(matrix, base_margin=margin)
-        return predicted
+        return np.asarray(model.predict(matrix, base_margin=margin))
 
     return predict
 

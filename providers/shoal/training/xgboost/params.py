@@ -212,8 +212,7 @@ def check_params(
         raise InvalidArgumentError("; ".join(_describe_unused(name, params, sorted(known)) for name in unused))
     if evaluated:
         _check_metrics(probed, rows)
-    learner: dict[str, Any] = config["learner"]
-    return learner
+    return dict(config["learner"])
 
 
 @contextmanager

@@ -210,12 +210,9 @@ class Session:
         """Create the callbacks of the training; early stopping also counts the rounds before the checkpoint."""
         task = self.task
         callbacks = list(task.user_code.callbacks)
-
-        def log(text: str) -> None:
-            self.context.log(text.rstrip("\n"))
-
         if task.print_every:
-            callbacks.append(EvaluationMonitor(period=task.print_every, logger=log))
+            show = self.context.log
+            callbacks.append(EvaluationMonitor(period=task.print_every, logger=lambda text: show(text.rstrip("\n"))))
         stopping = None
         if task.early_stopping_rounds:
             stopping = EarlyStopping(rounds=task.early_stopping_rounds, maximize=task.direction == "maximize")
