@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow.sdk import BaseHook, Variable
 from airflow.sdk.exceptions import AirflowNotFoundException
@@ -257,8 +257,7 @@ def secret_variable(name: str) -> str | None:
 
     :param name: Name of the Variable, such as ``HF_TOKEN``.
     """
-    value: str | None = Variable.get(name, default=None)
-    return value
+    return cast("str | None", Variable.get(name, default=None))
 
 
 def environment_of(conn_ids: Iterable[str]) -> dict[str, str]:

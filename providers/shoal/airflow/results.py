@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from airflow.sdk import Asset, AssetAlias, get_current_context
@@ -130,8 +130,7 @@ def training_results(*task_ids: str, mapped: int | None = None) -> list[dict[str
         # task has a single state.
         state = states.get(state_key(task_id, index)) or states.get(task_id)
         if state == "success":
-            result: dict[str, Any] = ti.xcom_pull(task_id, map_indexes=index)
-            return result
+            return cast("dict[str, Any]", ti.xcom_pull(task_id, map_indexes=index))
         return NoResult(why_no_result(ti, context["dag"], task_id, index, state), skipped=state == "skipped")
 
     indexes = [_NOT_MAPPED] if mapped is None else range(mapped)
@@ -152,8 +151,7 @@ def why_no_result(ti: Any, dag: Any, task_id: str, index: int, state: str | None
 
 def cause_of(ti: Any, task_id: str, index: int) -> str | None:
     """Return the cause that a task instance of the same run has stored; None if there is none."""
-    cause: str | None = ti.xcom_pull(task_ids=task_id, key=CAUSE, map_indexes=index)
-    return cause
+    return cast("str | None", ti.xcom_pull(task_ids=task_id, key=CAUSE, map_indexes=index))
 
 
 def _failures_before(ti: Any, dag: Any, task_id: str) -> Iterator[str]:
@@ -170,8 +168,7 @@ def _failures_before(ti: Any, dag: Any, task_id: str) -> Iterator[str]:
 def states_of(ti: Any, task_ids: Iterable[str]) -> Mapping[str, Any]:
     """Return the states of the instances of tasks in the DAG run of a task instance, by the names of `state_key`."""
     found = ti.get_task_states(dag_id=ti.dag_id, run_ids=[ti.run_id], task_ids=list(task_ids))
-    states: Mapping[str, Any] = found.get(ti.run_id, {})
-    return states
+    return dict(found.get(ti.run_id, {}))
 
 
 def state_key(task_id: str, index: int) -> str:

@@ -374,12 +374,10 @@ class DPFRun:
             results = self.work.result()
         else:
             results = partitions_so_far(self.work.job_id)
-        found = {}
-        for each in results:
-            partition_id = str(each.key)
-            artifacts = StageArtifactsManager(f"{self._folder}/{partition_id}")
-            found[partition_id] = PartitionDetails(partition_id, each, artifacts)
-        return found
+        return {
+            key: PartitionDetails(key, each, StageArtifactsManager(f"{self._folder}/{key}"))
+            for key, each in ((str(each.key), each) for each in results)
+        }
 
     def _refuse_if_restored(self, what: str) -> None:
         if self._is_restored:
@@ -399,8 +397,7 @@ class ManyModelRun(DPFRun):
         Raises:
             FileNotFoundError: The partition has no model.
         """
-        artifacts = StageArtifactsManager(f"{self._folder}/{partition_id}")
-        return artifacts.get(self.serde.filename, self.serde.read)
+        return StageArtifactsManager(f"{self._folder}/{partition_id}").get(self.serde.filename, self.serde.read)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from threading import Thread
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from shoal import jobs
 from shoal.distributors.call_pool import pool_for_job
@@ -142,8 +142,7 @@ class Call(Generic[T]):
         return self._valued(self.parts.read(result, self.parts.spec.run_config.artifact_location))
 
     def _valued(self, answer: Any) -> T:
-        value: T = self.parts.value(answer) if self.value is None else self.value(answer)
-        return value
+        return cast(T, (self.value or self.parts.value)(answer))
 
     def _import_library(self) -> None:
         # If the library is missing, reading the model raises an error later.

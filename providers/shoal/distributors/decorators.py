@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, cast
 
 from shoal.distributors.call import Call, SubmittedCall, packed, same_arguments
 from shoal.distributors.call_pool import embedded_pool, pool_for
@@ -176,8 +176,7 @@ class DistributedFunction(Decorated[P, T]):
                 that failed.
             JobCancelledError: The call ran as a job on a pool, and the job was cancelled.
         """
-        results: list[T] = self._call(args, kwargs).run().get_results()
-        return results
+        return cast("list[T]", self._call(args, kwargs).run().get_results())
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> SubmittedCall[list[T]]:
         """Call the decorated function once in every worker as a job, and return without waiting for the job.
@@ -223,8 +222,7 @@ class LaunchedFunction(Decorated[P, T]):
                 function.
             JobCancelledError: The call ran as a job on a pool, and the job was cancelled.
         """
-        result: T = self._call(args, kwargs).run().get_results()[0]
-        return result
+        return cast(T, self._call(args, kwargs).run().get_results()[0])
 
     def submit(self, *args: P.args, **kwargs: P.kwargs) -> SubmittedCall[T]:
         """Call the decorated function once as a job (see `distributed`), and return without waiting for the job.

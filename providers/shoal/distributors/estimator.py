@@ -227,8 +227,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
             predictor = library_of(self._framework).predictor(
                 booster, self._input_cols, base_margin_cols=self._base_margin_cols
             )
-            predictions: np.ndarray = predictor.predict_dataset(connector)
-            return predictions
+            return predictor.predict_dataset(connector)
 
     def _call(
         self,

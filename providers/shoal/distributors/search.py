@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.distributors.call import Call, submitting
 from shoal.distributors.estimator import BoostingEstimator, connector_of
@@ -18,9 +18,6 @@ from shoal.training.boosting.params import UserCode
 from shoal.training.demand import ScalingConfig
 from shoal.training.pickling import code_digest, pickled
 from shoal.training.run_config import RunConfig
-
-if TYPE_CHECKING:
-    pass
 
 Searched = Any
 """Type of what is searched: an estimator, or a function ``(params, context)``."""

@@ -356,8 +356,7 @@ class TrainingTask(Task[..., Any]):
     def _from(cls, plain: Any) -> TrainingTask:
         # `Task.with_options` always creates a plain `Task`, so the class of the new task is changed afterwards.
         plain.__class__ = cls
-        made: TrainingTask = plain
-        return made
+        return cast(TrainingTask, plain)
 
 
 def twin(sync: Task[P, T]) -> Task[P, Coroutine[Any, Any, T]]:

@@ -43,8 +43,7 @@ class _Link(BaseOperatorLink):
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
         """Return the address of this link; an empty string if the link has no address. Airflow calls this method in the
         process of the task, when the task has ended."""
-        address: str = getattr(operator, "links", {}).get(self.name, "")
-        return address
+        return str(getattr(operator, "links", {}).get(self.name, ""))
 
 
 class JobPageLink(_Link):
