@@ -208,14 +208,15 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
     parts: list[list[RowRange]] = [[] for _ in range(num_workers)]
     for group in groups:
         load, rank = heap[0]
-        parts[rank].append(_whole(group))
+        parts[rank].append(range_of(group))
         heapq.heapreplace(heap, (load + group.rows, rank))
     if not is_even([sum(part.rows for part in mine) for mine in parts]):
         parts = _assign_divided(groups, num_workers)
     return tuple(Shard(tuple(sorted(mine))) for mine in parts)
 
 
-def _whole(group: RowGroup) -> RowRange:
+def range_of(group: RowGroup) -> RowRange:
+    """Return the range of all rows of a row group."""
     return RowRange(group.path, group.index, 0, group.rows)
 
 
@@ -238,7 +239,7 @@ def _assign_divided(groups: Sequence[RowGroup], num_workers: int) -> list[list[R
             left.append(group)
         else:
             heapq.heapreplace(heap, (room + group.rows, rank))
-            parts[rank].append(_whole(group))
+            parts[rank].append(range_of(group))
     gaps = sorted(((rank, -room) for room, rank in heap if room), reverse=True)
     for group in left:
         start = 0
@@ -377,7 +378,7 @@ def plan_groups(
         # sizes. The worker begins with another group if some worker would otherwise get no group.
         cuts.append(min(max(nearest, cuts[-1] + 1), len(at) - (num_workers - rank)))
     bounds = [*map(int, at[cuts]), total]
-    whole = [_whole(row_groups[index]) for index in line]
+    whole = [range_of(row_groups[index]) for index in line]
     return tuple(Shard(tuple(sorted(cut(whole, start, stop)))) for start, stop in itertools.pairwise(bounds))
 
 

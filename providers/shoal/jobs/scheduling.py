@@ -79,10 +79,8 @@ def in_order(entries: Iterable[Entry]) -> list[Entry]:
     entries = list(entries)
     running = Counter(entry.holder for entry in entries if not entry.waits)
     waiting = sorted((entry for entry in entries if entry.waits), key=lambda entry: -entry.priority)
-    ordered: list[Entry] = []
-    for _, equals in groupby(waiting, key=lambda entry: entry.priority):
-        ordered += _in_turns(equals, running)
-    return ordered
+    by_priority = groupby(waiting, key=lambda entry: entry.priority)
+    return [entry for _, equals in by_priority for entry in _in_turns(equals, running)]
 
 
 def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:

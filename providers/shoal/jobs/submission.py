@@ -402,14 +402,11 @@ def _claim(target: Target, job: Job, locations: Collection[str]) -> None:
         for location in locations:
             staged_data.claim(location, target.key.submission_id)
     except Exception as error:  # Different storages raise different exceptions, so all types are caught.
-        why = (
-            str(error)
-            if isinstance(error, errors.DataError)
-            else f"the staged data cannot be used: {redact(str(error))}"
-        )
+        is_ours = isinstance(error, errors.DataError)
+        why = str(error) if is_ours else f"the staged data cannot be used: {redact(str(error))}"
         # If another process has started the attempt meanwhile, the attempt goes on, and nothing is raised.
         if acts.record(target, job, End(JobState.FAILED, why)):
-            raise (type(error) if isinstance(error, errors.DataError) else errors.DataAccessError)(why) from error
+            raise (type(error) if is_ours else errors.DataAccessError)(why) from error
 
 
 def _is_usable(target: Target, supplies: Supplies, job: Job, order: Order, staged: Collection[str]) -> bool:

@@ -457,6 +457,4 @@ def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: s
 
 def _overlap(trained_on: TrainingRows | None, holdout: Holdout) -> Overlap | None:
     """Find the holdout rows that are also training rows of a model; return None if the training rows are not known."""
-    if trained_on is None:
-        return None
-    return training_record.compare(trained_on, holdout.connector, holdout.time_col)
+    return None if trained_on is None else training_record.compare(trained_on, holdout.connector, holdout.time_col)

@@ -302,10 +302,8 @@ def decide(
     if not math.isfinite(challenger.value):
         predicted = challenger.evaluation.predictions
         if predicted is not None and predicted.unknown is not None and predicted.unknown.all():
-            sentence = (
-                f"{register.model} version {challenger.version} is not promoted: no key of the holdout has a model"
-            )
-            return DecisionResult(reason="metric_not_finite", sentence=f"{sentence}{unknown}")
+            sentence = f"{name} is not promoted: no key of the holdout has a model{unknown}"
+            return DecisionResult(reason="metric_not_finite", sentence=sentence)
         return decided("metric_not_finite", f"is not promoted: its {metric} is not a finite number")
     if register.must_reach is not None and is_better(register.must_reach, challenger.value, mode):
         bound = f"at {'most' if mode == 'min' else 'least'} must_reach={register.must_reach:.6g}"

@@ -157,12 +157,6 @@ def _footer_bytes(handle: Any) -> bytes:
     return tail[-length:] if length <= len(tail) else handle.read_at(length, size - length)
 
 
-def read_metadata(path: str) -> Any:
-    """Read a Parquet file's footer, and return it with all statistics as a ``pyarrow.parquet.FileMetaData``."""
-    with open_parquet(path) as file:
-        return file.metadata
-
-
 def stored_description(stored: Any) -> dict[str, Any]:
     """Return the description of a DataFrame that pandas has written; an empty dict without one.
 

@@ -98,11 +98,6 @@ def remove_unused(session: Session, job_id: str) -> None:
             session.execute(delete(StudyLog).where(*_in_study(job_id, study)))
 
 
-def remove(session: Session, job_id: str, study: int) -> None:
-    """Remove a study."""
-    session.execute(delete(StudyLog).where(*_in_study(job_id, study)))
-
-
 def _entries(session: Session, job_id: str, study: int, first: int) -> list[str]:
     query = select(StudyLog.entry).where(*_in_study(job_id, study), StudyLog.number >= first)
     return list(session.scalars(query.order_by(StudyLog.number)))

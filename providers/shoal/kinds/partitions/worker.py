@@ -200,10 +200,10 @@ class _Processes:
                     elif isinstance(message, messages.BucketFailed):
                         raise TrainingError(f"the rows of a bucket could not be read: {message.error}")
                 if self._process.growth() > _GROWTH_BYTES:
-                    self._end()
+                    self.close()
                 return
             except ProcessLostError as lost:
-                self._end()
+                self.close()
                 if current is None:
                     unread += 1
                     if unread >= MOST_ATTEMPTS:
@@ -219,10 +219,6 @@ class _Processes:
                     ended.add(current.text)
                 bucket = replace(bucket, skip=bucket.skip | ended, attempts=attempts)
 
-    def close(self) -> None:
-        """End the process."""
-        self._end()
-
     def _outcome(self, begun: messages.Begun, ended: messages.Ended, attempt: int) -> messages.Outcome:
         log = self._last_log if self._process is None else self._process.log(self._hidden)
         return messages.Outcome(
@@ -237,7 +233,7 @@ class _Processes:
             ended.value,
         )
 
-    def _end(self) -> None:
+    def close(self) -> None:
         if self._process is not None:
             self.peak_bytes = max(self.peak_bytes, self._process.peak_bytes)
             self._last_log = self._process.log(self._hidden)

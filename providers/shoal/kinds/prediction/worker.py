@@ -11,7 +11,7 @@ from typing import Any
 from shoal.data.output_tables import with_predictions, write_tables
 from shoal.data.parquet.files import is_local, resolve
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning import RowGroup, RowRange
+from shoal.data.planning import RowGroup, RowRange, cut, range_of
 from shoal.errors import DataError
 from shoal.kinds.partitions.logged_model import PartitionedModel
 from shoal.kinds.prediction import output_files
@@ -119,19 +119,8 @@ def plan_files(row_groups: Sequence[RowGroup], num_workers: int) -> tuple[tuple[
     """Divide the rows into one contiguous share per worker, and each share into files."""
     total = sum(group.rows for group in row_groups)
     borders = [total * rank // num_workers for rank in range(num_workers + 1)]
-    return tuple(
-        tuple(_files(list(_between(row_groups, start, stop)), start)) for start, stop in itertools.pairwise(borders)
-    )
-
-
-def _between(row_groups: Sequence[RowGroup], start: int, stop: int) -> Iterator[RowRange]:
-    """Yield the parts of row groups that contain the rows ``start`` (inclusive) to ``stop`` (exclusive)."""
-    at = 0
-    for group in row_groups:
-        first, last = max(start - at, 0), min(stop - at, group.rows)
-        if first < last:
-            yield RowRange(group.path, group.index, first, last)
-        at += group.rows
+    whole = [range_of(group) for group in row_groups]
+    return tuple(tuple(_files(cut(whole, start, stop), start)) for start, stop in itertools.pairwise(borders))
 
 
 def _files(ranges: Sequence[RowRange], start: int) -> Iterator[OutputFile]:
