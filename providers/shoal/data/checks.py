@@ -394,8 +394,7 @@ def _check_values_fit(source: ParquetSource, footer: Footer, name: str, wide: pa
     Without statistics, :func:`shoal.data.parquet.schema.to_schema` finds such an integer when the rows are read.
     """
     type_ = footer.schema.field(name).type
-    largest = largest_integer(type_, wide)
-    if largest is None:
+    if (largest := largest_integer(type_, wide)) is None:
         return
     for low, high in source.bounds(footer.path, name):
         value = high if high > largest else low

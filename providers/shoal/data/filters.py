@@ -23,8 +23,7 @@ def check_present(path: str, name: str, present: Sequence[str]) -> None:
     if name in present:
         return
     lower = {column.lower(): column for column in present}
-    near = [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3)]
-    if near:
+    if near := [lower[match] for match in difflib.get_close_matches(name.lower(), lower, n=3)]:
         hint = "; did you mean " + " or ".join(f'"{column}"' for column in near) + "?"
     else:
         shown = ", ".join(present[:20]) + (", ..." if len(present) > 20 else "")
@@ -123,8 +122,7 @@ def _parse_term(given: Any) -> Term:
 
 
 def _parse_scalar(value: Any, term: Any) -> Scalar:
-    value = builtin_value(value)
-    if value is None:
+    if (value := builtin_value(value)) is None:
         raise InvalidArgumentError(
             f"filters has the term {shown(term)}, which compares with null, but no row matches such a comparison: "
             "remove the null from the list of values, or remove the term. A term with any other value leaves out the "

@@ -135,8 +135,7 @@ def iter_ranges(source: ParquetSource, ranges: Sequence[RowRange], columns: Sequ
     have = 0
     for part in ranges:
         while have < part.rows:
-            block = next(blocks, None)
-            if block is None:
+            if (block := next(blocks, None)) is None:
                 raise DataError(
                     f"Ray Data returned fewer rows than were requested from {part.path}, row group "
                     f"{part.row_group}: use ingestor_class=ArrowIngester"

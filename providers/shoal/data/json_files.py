@@ -42,8 +42,7 @@ def stage_json(paths: Sequence[str], columns: Mapping[str, str] | None, director
     """
     files = list_files(paths)
     given = given_types(columns)
-    types = _types(files, given)
-    if not types:
+    if not (types := _types(files, given)):
         raise DataError(f"{files[0].path} has no rows: each line must have one JSON object")
     refuse_partitions(files, paths, list(types))
     schema = pa.schema(list(types.items()))

@@ -19,15 +19,12 @@ if TYPE_CHECKING:
 def kept_columns(keep_cols: Sequence[str] | None, prediction_col: str, source: ParquetSource) -> tuple[str, ...]:
     """Return the columns of the dataset that are copied to the output: `keep_cols`, or all columns."""
     names = source.schema().names
-    if keep_cols is None:
-        keep = tuple(names)
-    elif missing := sorted(set(keep_cols) - set(names)):
+    keep = tuple(names if keep_cols is None else keep_cols)
+    if missing := sorted(set(keep) - set(names)):
         raise DataError(
             f"keep_cols names columns that the dataset does not have: {', '.join(missing)}. Correct or remove these "
             "names"
         )
-    else:
-        keep = tuple(keep_cols)
     if prediction_col in keep:
         raise InvalidArgumentError(
             f'the dataset has a column "{prediction_col}", and prediction_col has the same name: choose another '
@@ -101,8 +98,7 @@ def described(table: pa.Table, source: ParquetSource) -> pa.Table:
 def without_row_numbers(schema: pa.Schema) -> pa.Schema:
     """Remove an index that only counts the rows from pandas' text in a schema, because the rows are in another order
     now."""
-    description = stored_description(schema)
-    if not description:
+    if not (description := stored_description(schema)):
         return schema
     description["index_columns"] = [each for each in description["index_columns"] if isinstance(each, str)]
     return schema.with_metadata({**schema.metadata, b"pandas": json.dumps(description).encode()})

@@ -79,7 +79,7 @@ def write_tables(tables: Iterable[pa.Table], directory: str) -> int:
 
         def again() -> Iterator[pa.RecordBatch]:
             for i in range(len(schemas)):
-                with open_parquet(join(directory, _name(i))) as file:
+                with open_parquet(join(directory, _name(i))) as (file, _):
                     for batch in file.iter_batches(batch_size=GROUP_ROWS):
                         yield from _cast(pa.Table.from_batches([batch]), schemas[-1]).to_batches()
 

@@ -181,8 +181,7 @@ def _slot_and_round() -> tuple[int, int]:
 
     In the main process, the index and the number are 0. The number is below 2**31.
     """
-    worker = get_worker_info()
-    if worker is None:
+    if (worker := get_worker_info()) is None:
         return 0, 0
     # For each iteration over a DataLoader, PyTorch draws one random number. The seed of a worker is this number plus
     # the worker's index. So the seed minus the index identifies the iteration.

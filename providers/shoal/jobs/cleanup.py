@@ -209,15 +209,13 @@ def clean_up_ended_runs(engine: str, end_of: Callable[[str], RunEnd | None]) -> 
     done = []
     holders = {run_of(holder) for each in _owned() for holder in (each.holder, *(each.ancestors or {}))}
     for holder in sorted(each for each in holders if each.startswith(f"{engine}:")):
-        end = end_of(holder.removeprefix(f"{engine}:"))
-        if end is None:
+        if (end := end_of(holder.removeprefix(f"{engine}:"))) is None:
             continue
         if end.is_doubtful:
             now = time.time()
             active = attempts.newest(Store(), pool=None, states=JOB_ACTIVE, limit=MOST_LISTED)
             mine = (job for job in active if ends_with(job.holder, job.ancestors, holder))
-            awaited = next((job for job in mine if look.is_awaited(job, now)), None)
-            if awaited:
+            if awaited := next((job for job in mine if look.is_awaited(job, now)), None):
                 why = f"a process still waits for its job {awaited.id}"
                 done.append(f"{holder} was left alone, although {end.reason}: {why}")
                 continue

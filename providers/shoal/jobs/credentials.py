@@ -421,8 +421,7 @@ def receive(
         raise AttemptTakenError(_TAKEN)
     began = monotonic()
     while waited_since(began, monotonic()) < CREDENTIALS_PATIENCE_S:
-        found = patiently(store, lambda: sealed_for(store, key, driver_key.public))
-        if found is None:
+        if (found := patiently(store, lambda: sealed_for(store, key, driver_key.public))) is None:
             raise AttemptTakenError(_TAKEN)
         if found:
             return Secrets.loads(driver_key.open(found, key.submission_id))

@@ -198,9 +198,7 @@ class JobHandle:
             follow: Whether to wait for further lines until the job has ended, instead of returning only the present
                 lines.
         """
-        if follow:
-            return self._follow(self._watch())
-        return self.log_follower().lines(ended=True)
+        return self._follow(self._watch()) if follow else self.log_follower().lines(ended=True)
 
     def metrics(self) -> list[MetricPoint]:
         """Return the metrics of the training so far, by step: of each boosting round, or those that a function has

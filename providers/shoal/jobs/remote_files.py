@@ -232,8 +232,7 @@ _TOO_LARGE = (
 def spec_of(store: Store, pool: str) -> PoolSpec:
     """Return the settings of a pool."""
     with store.reading() as session:
-        spec = session.scalar(select(Pool.spec).where(Pool.name == pool))
-        if spec is None:
+        if (spec := session.scalar(select(Pool.spec).where(Pool.name == pool))) is None:
             raise PoolNotFoundError(pool, rows.pool_names(session))
     return PoolSpec.model_validate(spec)
 

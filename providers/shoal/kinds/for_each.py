@@ -208,8 +208,7 @@ class SharedColumn:
     def __init__(self, spec: AnyJobSpec, column: str, connection_url: Callable[[str], str | None] | None) -> None:
         self._column = column
         datasets = list(spec.datasets())
-        training = next(spec.inputs(), None)
-        if training is None:
+        if (training := next(spec.inputs(), None)) is None:
             raise InvalidArgumentError("the spec has no dataset to train on: add a dataset to dataset_map")
         self._training = training
         label = getattr(spec, "label_col", None) or getattr(spec.register_as, "label_col", None)

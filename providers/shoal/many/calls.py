@@ -297,8 +297,7 @@ def predict(
             staged, function, connector, by=by, name="predict", scaling_config=scaling_config, run_config=run_config
         )
         results = call.run()
-    unknown = [each.key for each in results.failed if not found.predicts(each.key)]
-    if unknown:
+    if unknown := [each.key for each in results.failed if not found.predicts(each.key)]:
         raise DataError(
             f"{len(unknown):,} keys of the dataset have no model, such as {without_model(found, unknown[0])}: leave "
             'their rows out, or set missing="null" to get null predictions'
@@ -338,8 +337,7 @@ def _results_of(models: PartitionResults | str) -> PartitionResults:
         )
     if is_mlflow_uri(models) or "/" in models:  # the id of a job has no slash
         check_model_version(models)
-        model = logged_model.model_of(models)
-        if model is None:
+        if (model := logged_model.model_of(models)) is None:
             raise InvalidArgumentError(f"{models} is no model of partitions: use shoal.distributors.predict")
         return model.results
     from shoal import jobs

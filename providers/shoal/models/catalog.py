@@ -190,18 +190,16 @@ def list_models(tracking_uri: str | None = None) -> list[ModelStatus]:
         RegistryError: The registry cannot be used.
         MissingExtraError: MLflow is not installed.
     """
-    registry = Registry.open(tracking_uri)
-    if registry is None:
+    if (registry := Registry.open(tracking_uri)) is None:
         return []
     promotions: dict[str, list[Promotion]] = {}
     for promotion in confirmed_promotions(Store(), registry.uri):
         promotions.setdefault(promotion.model, []).append(promotion)
-    found = []
-    for model in sorted(registry.models(), key=lambda model: model.name):
-        newest = registry.newest(model, search=model.name in promotions)
-        if newest is not None:
-            found.append(_status(registry, model, newest, promotions.get(model.name, [])))
-    return found
+    return [
+        _status(registry, model, newest, promotions.get(model.name, []))
+        for model in sorted(registry.models(), key=lambda model: model.name)
+        if (newest := registry.newest(model, search=model.name in promotions)) is not None
+    ]
 
 
 def describe_model(name: str, tracking_uri: str | None = None) -> ModelDetails:
@@ -258,11 +256,9 @@ def model_history(name: str, *, limit: int = 100, tracking_uri: str | None = Non
 
 def _found(name: str, tracking_uri: str | None) -> tuple[Registry, RegisteredModel, list[ModelVersion]]:
     """Return the registry, the registered model `name`, and the versions of the model that shoal has registered."""
-    registry = Registry.open(tracking_uri)
-    if registry is None:
+    if (registry := Registry.open(tracking_uri)) is None:
         raise ModelNotFoundError(f"the model {shown(name)} does not exist: no job has registered a model yet")
-    model = registry.model(name)
-    if model is not None:
+    if (model := registry.model(name)) is not None:
         if versions := registry.versions(name).get(name):
             return registry, model, versions
         raise ModelNotFoundError(
@@ -450,8 +446,7 @@ def prune_models(
     before = clock() - checked_age(older_than)
     if isinstance(keep_last, bool) or not isinstance(keep_last, int) or keep_last < 0:
         raise InvalidArgumentError(f"keep_last={shown(keep_last)} is not legal: it must be a whole number, 0 or more")
-    registry = Registry.open(tracking_uri)
-    if registry is None:
+    if (registry := Registry.open(tracking_uri)) is None:
         return ModelPruning((), 0)
     store = Store()
     versions, aliases = registry.versions(), {model.name: aliases_of(model) for model in registry.models()}
@@ -516,9 +511,8 @@ def retain(
     pruned = prune_models(
         older_than=versions_older_than, keep_last=keep_last, tracking_uri=tracking_uri, dry_run=dry_run
     )
-    for model, count in Counter(each.model for each in pruned.deleted).items():
-        did.append(f"model {model}: {verb} {count} old versions")
-    return [*did, *pruned.failed]
+    counts = Counter(each.model for each in pruned.deleted)
+    return [*did, *(f"model {model}: {verb} {counts[model]} old versions" for model in counts), *pruned.failed]
 
 
 def unneeded(

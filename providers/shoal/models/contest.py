@@ -360,8 +360,7 @@ class Contest:
         if self.since is not None:
             return None
         mine, history = self.challenger.version, self.ledger.history()
-        promotion = next((each for each in history if is_of(each, mine)), None)
-        if promotion is None:
+        if (promotion := next((each for each in history if is_of(each, mine)), None)) is None:
             return (
                 self._outcome(decisions.alias_moved(self.register, self.challenger, alias)) if alias == mine else None
             )

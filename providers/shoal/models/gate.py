@@ -284,8 +284,7 @@ def promote_model(
     """
     name, number, job_id, is_own = _named(model, version, training)
     uri = mlflow_run.uri_of(tracking_uri or (job_id and _tracking_uri_of(attempts.find_latest(Store(), job_id))))
-    registry = Registry.open(uri)
-    if registry is None:
+    if (registry := Registry.open(uri)) is None:
         raise ModelNotFoundError(f"the model {shown(name)} does not exist: no job has registered a model yet")
     with mlflow_run.tracking_at(uri):
         with mlflow_run.answering(registry.uri):

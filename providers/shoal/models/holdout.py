@@ -67,8 +67,7 @@ class Holdout:
         group_col = group_col if register.ranks else None
         columns = list(dict.fromkeys(name for name in (label_col, group_col, register.by) if name is not None))
         check_columns(connector, columns)
-        tables = list(connector.iter_batches(columns))
-        if not tables:
+        if not (tables := list(connector.iter_batches(columns))):
             raise DataError("the holdout has no rows: set register.holdout to a dataset that has rows")
         table = pa.concat_tables(tables, promote_options="permissive")
         try:

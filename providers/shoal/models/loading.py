@@ -217,8 +217,7 @@ def predictor_of(model: Any, input_cols: Sequence[str] = (), *, base_margin_cols
     """
     if isinstance(model, PartitionedModel):
         return model
-    library = owner_of(model)
-    if library is None:
+    if (library := owner_of(model)) is None:
         return PyfuncPredictor(model, input_cols)
     names, number = library.features_of(model) or list(input_cols), library.num_features(model)
     if len(names) != number:
@@ -256,8 +255,7 @@ def _unreadable(model_uri: str, error: Exception) -> JobError:
 def _registered_by_shoal(model_uri: str) -> bool:
     """Return whether a job of shoal registered a version. The models that a training function has logged have no
     `MARK`."""
-    named = MODEL_VERSION.fullmatch(model_uri)
-    if named is None:
+    if (named := MODEL_VERSION.fullmatch(model_uri)) is None:
         return False
     with _asking_mlflow(model_uri):
         return is_ours(mlflow.MlflowClient().get_model_version(named["name"], named["version"]))

@@ -137,8 +137,7 @@ def recency(
     others = challenger.times or tuple(filter(None, [holdout.time_range(time_col)]))
     mine, theirs = _latest(champion.times), _latest(others)
     for column in mine.keys() & theirs.keys():
-        order = mine[column].compare_ends(theirs[column])
-        if order is not None:
+        if (order := mine[column].compare_ends(theirs[column])) is not None:
             return Recency(column, mine[column].last, theirs[column].last, order, of_holdout=not challenger.times)
     return None
 
@@ -167,9 +166,7 @@ def store_rows(run: Run, rows: TrainingRows) -> dict[str, str]:
 def load_rows(run: Run, model: str, version: str) -> TrainingRows | None:
     """Load the record of the rows on which a registered version of a model was trained."""
     uri = run.client.get_model_version(model, version).tags.get(ROWS_TAG)
-    if uri is None:
-        return None
-    document = load_record(run, uri, f"the training rows of {model} version {version}")
+    document = None if uri is None else load_record(run, uri, f"the training rows of {model} version {version}")
     if document is None:
         return None
     times = tuple(TimeRange(**each) for each in document["times"])
@@ -283,8 +280,7 @@ def _reason_to_repeat(run: Run, register: Register, version: ModelVersion) -> st
     removed or points to a newer version. Return None if there is no such reason."""
     if version.tags.get(REASON_TAG) == WITHDRAWN:
         return "its promotion was withdrawn"
-    alias = run.client.get_registered_model(register.model).aliases.get(register.alias)
-    if alias is None:
+    if (alias := run.client.get_registered_model(register.model).aliases.get(register.alias)) is None:
         return "the alias is gone" if version.tags.get(REASON_TAG) in PROMOTING else None
     if int(alias) > int(version.version):
         return f"version {alias}, which is newer, has the alias"

@@ -124,9 +124,7 @@ def normalise(path: str | os.PathLike[str]) -> str:
         from urllib.request import url2pathname
 
         return os.path.abspath(url2pathname(urlsplit(text).path))
-    if not _SCHEME.match(text):
-        return os.path.abspath(os.path.expanduser(text))
-    return text.rstrip("/")
+    return os.path.abspath(os.path.expanduser(text)) if is_local(text) else text.rstrip("/")
 
 
 def refuse_credentials(path: str) -> None:
@@ -309,8 +307,7 @@ def _expand(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[D
     if info.type == FileType.Directory:
         static = inner
         check([inner])
-        infos = _walk(filesystem, inner)
-        if not infos:
+        if not (infos := _walk(filesystem, inner)):
             raise DataError(f"{path} is a directory without data files: name a directory that contains Parquet files")
     elif _MAGIC.search(inner):
         infos = []

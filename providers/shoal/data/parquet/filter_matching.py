@@ -82,9 +82,7 @@ class Comparison:
         Returns:
             True if every row matches, False if no row matches, None if the values must be read to decide.
         """
-        if bounds.nulls == bounds.rows:
-            return False
-        if self.operator == "in" and not self.values:
+        if bounds.nulls == bounds.rows or (self.operator == "in" and not self.values):
             return False
         if bounds.low is None or bounds.high is None:
             return None

@@ -96,20 +96,13 @@ def wrap_read_errors(path: str, part: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_parquet(path: str) -> Iterator[Any]:
-    """Open a Parquet file for reading, and close it at the end of the ``with`` block."""
-    with _open(path) as (file, _):
-        yield file
-
-
-@contextlib.contextmanager
 def open_planned(footer: Footer, buffer_size: int = 0) -> Iterator[Any]:
     """Open a Parquet file whose footer was read before, and check that the file is still the same.
 
     If the file was replaced after its rows were assigned to workers, rows could be lost, read twice or mixed with rows
     that nobody has checked.
     """
-    with _open(footer.path, of_table=footer.stored is not None, buffer_size=buffer_size) as (file, fingerprint):
+    with open_parquet(footer.path, of_table=footer.stored is not None, buffer_size=buffer_size) as (file, fingerprint):
         if fingerprint != footer.fingerprint:
             rows = file.metadata.num_rows
             raise changed(
@@ -127,8 +120,8 @@ def changed(footer: Footer, how: str) -> DataError:
 
 
 @contextlib.contextmanager
-def _open(path: str, *, of_table: bool = False, buffer_size: int = 0) -> Iterator[tuple[Any, str]]:
-    """Open a Parquet file, and yield it with the fingerprint of its footer."""
+def open_parquet(path: str, *, of_table: bool = False, buffer_size: int = 0) -> Iterator[tuple[Any, str]]:
+    """Open a Parquet file for reading, and yield it with the fingerprint of its footer."""
     # As nanoseconds, which are Arrow's default for the INT96 of Spark, times outside the years 1677 to 2262 are wrong.
     # Folders of Parquet files keep the type that they have always had.
     options: dict[str, Any] = {"coerce_int96_timestamp_unit": "us"} if of_table else {}
@@ -180,7 +173,7 @@ def read_footers(files: Sequence[DataFile], table: pa.Schema | None = None) -> t
     def read(file: DataFile) -> tuple[Footer, Any]:
         if file.size == 0:
             raise DataError(f"{file.path} is corrupt or not a Parquet file: it is empty (0 bytes)")
-        with _open(file.path) as (parquet, fingerprint), wrap_read_errors(file.path):
+        with open_parquet(file.path) as (parquet, fingerprint), wrap_read_errors(file.path):
             metadata = parquet.metadata
             schema, stored = parquet.schema_arrow.remove_metadata(), None
         if table is not None:

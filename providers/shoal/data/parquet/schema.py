@@ -102,8 +102,7 @@ def united(schemas: Iterable[pa.Schema]) -> pa.Schema:
     fields: dict[str, pa.Field] = {}
     for field in (field for schema in schemas for field in schema):
         known = fields.get(field.name, field).type
-        type_ = common_type(known, field.type)
-        if type_ is None:
+        if (type_ := common_type(known, field.type)) is None:
             raise DataError(
                 f'column "{field.name}" is of type {known} in some rows and of type {field.type} in others, which have '
                 "no common type: return one type for all rows"
@@ -208,8 +207,7 @@ def _common_nested(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     fixed = types.is_fixed_size_list(one) and types.is_fixed_size_list(other) and one.list_size == other.list_size
     if not fixed and not all(types.is_list(type_) or types.is_large_list(type_) for type_ in (one, other)):
         return None
-    value = _common_field(one.value_field, other.value_field)
-    if value is None:
+    if (value := _common_field(one.value_field, other.value_field)) is None:
         return None
     if fixed:
         return pa.list_(value, one.list_size)

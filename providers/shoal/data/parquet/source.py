@@ -314,8 +314,7 @@ class ParquetSource:
     ) -> Iterator[tuple[RowRange, pa.Table]]:
         """Read row ranges as :meth:`read` does, and yield long row groups in pieces, so that at most 32 MiB are decoded
         at a time."""
-        wanted = list(self.schema().names if columns is None else columns)
-        if not wanted:
+        if not (wanted := list(self.schema().names if columns is None else columns)):
             raise InvalidArgumentError(
                 "columns is empty: name at least one column, or omit the argument to read all columns"
             )

@@ -58,8 +58,7 @@ class LeavingWatch:
         Raises:
             ShoalError: The row cannot be written.
         """
-        leaving = cluster.leaving_nodes() - self._reported
-        if not leaving:
+        if not (leaving := cluster.leaving_nodes() - self._reported):
             return
         with transaction(self._store, JournalStep.REQUEST) as session:
             commands.note_leaving(session, self._pool, leaving, time.time())

@@ -236,11 +236,10 @@ class Driver:
             else:
                 use_template(None)
             connect(gcs, runtime_env)
-            self._leaving.start()
             # `ray.init` has replaced the driver's SIGTERM handler, so the handler is set again.
             signal.signal(signal.SIGTERM, self._on_sigterm)
-            return
-        cluster.use_register(NodeRegister(NodeRegister.path_in(Path(os.environ["TMPDIR"]))))
+        else:
+            cluster.use_register(NodeRegister(NodeRegister.path_in(Path(os.environ["TMPDIR"]))))
         self._leaving.start()
 
     def _starts_workers(self, gcs: str) -> bool:

@@ -195,8 +195,7 @@ def load_reported(result: JobResult, artifact_location: str | None = None) -> An
         FileNotFoundError: The file was removed, or cannot be reached from this machine.
         JobError: The file was changed after the trial wrote it, or the job is not in this store.
     """
-    known = attempts.digest_of_results(Store(), Key(result.job_id, result.attempt))
-    if known is None:
+    if (known := attempts.digest_of_results(Store(), Key(result.job_id, result.attempt))) is None:
         return None
     # A pickled file can run any code when it is read, so its digest is compared with the one in the store.
     return cloudpickle.loads(storage.read_unchanged(storage.as_given(result.model_path, artifact_location), known))

@@ -59,8 +59,7 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _rm(self, path: str) -> None:
         path = self._strip_protocol(path)
         with _store().transaction() as session:
-            file = session.get(StoredFile, path)
-            if file is None:
+            if (file := session.get(StoredFile, path)) is None:
                 raise FileNotFoundError(errno.ENOENT, _MISSING, path)
             session.delete(file)
 

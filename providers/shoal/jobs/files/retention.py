@@ -42,9 +42,8 @@ def discard_leftovers(store: Store) -> list[str]:
     files may belong to an attempt in another store.
     """
     # Half-written models and results may fill the disk.
-    half_written = {}
-    for key in (Key(*found) for found in sorted(storage.unfinished())):
-        half_written[key.submission_id] = artifacts.folder(key, None)
+    unfinished = (Key(*found) for found in sorted(storage.unfinished()))
+    half_written = {key.submission_id: artifacts.folder(key, None) for key in unfinished}
     kinds: list[tuple[Iterable[str], Callable[[str], None], str]] = [
         (credentials.left(), credentials.discard_all, "credentials that no driver had read"),
         (storage.left(), storage.discard, "its working folder"),

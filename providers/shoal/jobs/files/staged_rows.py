@@ -26,8 +26,7 @@ def locations(spec: AnyJobSpec, key: Key) -> dict[str, str]:
     The directories' names depend only on the spec and the attempt, so that another process can find and remove the
     directories after the driver was killed.
     """
-    keys = list(dict.fromkeys(each.source_key() for each in spec.datasets() if each.is_copied))
-    if not keys:
+    if not (keys := list(dict.fromkeys(each.source_key() for each in spec.datasets() if each.is_copied))):
         return {}
     location = spec.run_config.artifact_location
     base = join(normalise(storage.root(location)), "staging") if location else staged_data.default_location()

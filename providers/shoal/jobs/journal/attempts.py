@@ -195,8 +195,7 @@ def find_latest(store: Store, job_id: str) -> Job | None:
 
 def latest(store: Store, job_id: str) -> Job:
     """Return the row of a job's newest attempt."""
-    job = find_latest(store, job_id)
-    if job is None:
+    if (job := find_latest(store, job_id)) is None:
         raise errors.JobNotFoundError(f'job "{job_id}" does not exist: `shoal jobs list` shows all jobs')
     return job
 
@@ -564,8 +563,7 @@ def _in_parts(keys: Collection[Key]) -> Iterator[list[tuple[str, int]]]:
 
 def get(session: Session, key: Key, *, lock: bool = True) -> Job:
     """Return the row of an attempt, inside the caller's transaction."""
-    job = session.get(Job, (key.job_id, key.attempt), with_for_update=lock)
-    if job is None:
+    if (job := session.get(Job, (key.job_id, key.attempt), with_for_update=lock)) is None:
         raise errors.JobError(
             f'attempt {key.attempt} of job "{key.job_id}" does not exist: `shoal jobs list` shows all jobs'
         )

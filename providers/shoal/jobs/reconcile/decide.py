@@ -106,8 +106,7 @@ class Cancel:
 
 def for_waiter(facts: Facts) -> Step | End:
     """Decide for a process that waits for the attempt, which is not in the queue."""
-    lost = _lost(facts)
-    if lost is not None:
+    if (lost := _lost(facts)) is not None:
         return lost
     sent_at = facts.job.admitted_at or facts.job.created_at
     return Step.SEND if _is_unsent(facts) and facts.now - sent_at > timeouts.SUBMISSION_GRACE_S else Step.WAIT
@@ -119,8 +118,7 @@ def for_host(facts: Facts) -> Step | End | Cancel:
     job = facts.job
     if is_waiting(job):
         return in_queue(facts)
-    lost = _lost(facts)
-    if lost is not None:
+    if (lost := _lost(facts)) is not None:
         return lost
     is_unsent = _is_unsent(facts)
     if is_unsent and job.admitted_at is None and facts.submitter_is_gone:

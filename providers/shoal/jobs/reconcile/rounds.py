@@ -239,8 +239,7 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
         while mine and store.exists():
             with store.reading() as session:
                 here = {pool.name for pool in session.scalars(select(Pool)) if is_here(pool)}
-            pools = job_queue.pools_with_queue(store) & here
-            if not pools:
+            if not (pools := job_queue.pools_with_queue(store) & here):
                 return
             for pool in sorted(pools):
                 start_next(store, pool)

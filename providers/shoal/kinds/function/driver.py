@@ -179,8 +179,7 @@ def _register(
     trained_on: TrainingRows,
     profile: TrainingProfile | None,
 ) -> tuple[str, Outcome]:
-    uri = run.logged_model()
-    if uri is None:
+    if (uri := run.logged_model()) is None:
         raise JobError(
             f'the training function logged no model, so no version of "{register.model}" can be registered: call '
             "mlflow.pytorch.log_model(model, name=..., signature=...) in the function, on rank 0"

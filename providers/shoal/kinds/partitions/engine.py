@@ -312,8 +312,7 @@ class _Partitions:
         """Return the places of the rows of each bucket; None if not all rows are divided."""
         found: dict[int, list[BatchInfo]] = {}
         for chunk in self._chunks:
-            index = read_index(self.work.rows, chunk)
-            if index is None:
+            if (index := read_index(self.work.rows, chunk)) is None:
                 return None
             for bucket, place in index:
                 found.setdefault(bucket, []).append(place)

@@ -281,8 +281,7 @@ class SavedModel:
         Raises:
             InvalidArgumentError: The function has returned no model.
         """
-        model = self.train(rows, key)
-        if model is None:
+        if (model := self.train(rows, key)) is None:
             raise InvalidArgumentError("the function returned None: return the model")
         return stored(model)
 

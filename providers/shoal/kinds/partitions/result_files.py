@@ -328,10 +328,9 @@ def _summaries(folder: str, beginning: str, key_type: pa.DataType | None) -> dic
     found: dict[int, list[pa.Table]] = {}
     for info in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True)):
         name = info.base_name
-        if info.is_file and name.startswith(beginning) and name.endswith(".parquet"):
-            table = _summary(filesystem, info.path, key_type)
-            if table is not None:
-                found.setdefault(_bucket_of(name), []).append(table)
+        has_outcomes = info.is_file and name.startswith(beginning) and name.endswith(".parquet")
+        if has_outcomes and (table := _summary(filesystem, info.path, key_type)) is not None:
+            found.setdefault(_bucket_of(name), []).append(table)
     return found
 
 

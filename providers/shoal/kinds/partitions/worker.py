@@ -104,9 +104,8 @@ def process(assignment: Assignment, orders: Sequence[Order]) -> int:
     memory.reset_peak()
     own = memory.peak_rss_bytes()
     work = replace(assignment.work, function=cloudpickle.loads(assignment.program))
-    work.source.metadata(
-        work.source.reference().path
-    )  # reads the footer that the conversion to pandas needs, once for all forks
+    # Read the footer that the conversion to pandas needs, once for all forks.
+    work.source.metadata(work.source.reference().path)
     if isinstance(work.function, messages.PartitionFunction):
         work.function.prepare(assignment.key_type, work.by)
     hidden = KnownSecrets(assignment.secrets)

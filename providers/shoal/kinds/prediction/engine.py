@@ -148,8 +148,7 @@ def pinned(uri: str) -> str:
     Raises:
         JobError: There is no such model or alias.
     """
-    named = _ALIAS.fullmatch(uri)
-    if named is None:
+    if (named := _ALIAS.fullmatch(uri)) is None:
         return uri
     try:
         version = mlflow.MlflowClient().get_model_version_by_alias(named["name"], named["alias"]).version

@@ -88,8 +88,7 @@ class Output:
         Raises:
             InvalidArgumentError: The output location has other files, or other predictions that must not be replaced.
         """
-        found = self._names()
-        if not found:
+        if not (found := self._names()):
             return False
         marker = self._marker()
         ours = all(map(_is_ours, found))
@@ -153,8 +152,7 @@ class Output:
             InvalidArgumentError: Another job has published other predictions at the output location meanwhile.
         """
         expected = set(names)
-        missing = sorted(expected - set(locations.names_in(self.staging)))
-        if missing:
+        if missing := sorted(expected - set(locations.names_in(self.staging))):
             raise TrainingError(
                 f"{len(missing)} files with predictions, such as {missing[0]}, are missing in {self.staging}: set "
                 "output_path to a directory or URI that all nodes can reach"
@@ -224,8 +222,7 @@ class Output:
                 fs.rm_file(f"{root}/{name}")
 
     def _refuse_foreign(self, names: Iterable[str]) -> None:
-        foreign = [name for name in names if not _is_ours(name)]
-        if foreign:
+        if foreign := [name for name in names if not _is_ours(name)]:
             raise TrainingError(
                 f"the file {foreign[0]} was added to {self.path} by another program during the job: move the file to "
                 "another folder, and run the job again"

@@ -194,8 +194,7 @@ class Search:
             Whether the worker has run a trial. If it has not, no trial can be the cause.
         """
         self._waiting = deque(each for each in self._waiting if each[0] != rank)
-        number = self._running.pop(rank, None)
-        if number is None:
+        if (number := self._running.pop(rank, None)) is None:
             return False
         frozen = self.study._storage.get_trial(self._open[number]._trial_id)
         lost = frozen.user_attrs.get(LOST_WORKERS, 0) + 1

@@ -110,14 +110,13 @@ class Range(Settings):
         """
         if self.type == "categorical":
             return list(self.choices)
-        assert self.low is not None
-        assert self.high is not None
+        low, high = self.ends()
         step = 1.0 if self.type == "int" and self.step is None else self.step
-        if step is None or self.log or (self.high - self.low) / step > _MOST_GRID_VALUES:
+        if step is None or self.log or (high - low) / step > _MOST_GRID_VALUES:
             raise InvalidArgumentError(
                 'sampler="grid" needs a parameter\'s choices, or a range with a step: give choices, or another sampler'
             )
-        values = [self.low + step * place for place in range(int((self.high - self.low) / step + 1e-9) + 1)]
+        values = [low + step * place for place in range(int((high - low) / step + 1e-9) + 1)]
         return [int(value) for value in values] if self.type == "int" else values
 
 

@@ -108,8 +108,7 @@ def memory_of(pool: PoolSpec, given: str | None = None) -> NodeMemory:
     with Store().reading() as session:
         nodes = session.query(Node.endpoint).filter(Node.pool == pool.name)
         reported = [int((endpoint or {}).get("memory_bytes", 0)) for (endpoint,) in nodes]
-    found = node_memory(pool, min(filter(None, reported), default=0))
-    if found is None:
+    if (found := node_memory(pool, min(filter(None, reported), default=0))) is None:
         raise InvalidArgumentError(
             f'the memory of the nodes of pool "{pool.name}" is not known before its first node is ready: give '
             "memory_per_node, such as 16Gi"
