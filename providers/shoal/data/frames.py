@@ -37,7 +37,8 @@ def stage_dataframe(frame: Any, staging_location: str | os.PathLike[str] | None)
             raise InvalidArgumentError(f"df must be a DataFrame or a pyarrow Table, not {type(frame).__name__}")
         with _converting():
             if (parts := _parts_of(frame)) is not None:
-                write_tables(map(_table_of, parts), directory)
+                readers = map(_reader_of, parts)
+                write_tables((pa.Table.from_batches(each, each.schema) for each in readers), directory)
             else:
                 reader = _reader_of(frame)
                 write_rows(reader, reader.schema, directory)
@@ -82,11 +83,6 @@ def _reader_of(frame: Any) -> Any:
             "pyarrow Table: convert the data to a pandas DataFrame or a pyarrow Table first"
         )
     return pa.RecordBatchReader.from_stream(table)
-
-
-def _table_of(frame: Any) -> pa.Table:
-    reader = _reader_of(frame)
-    return pa.Table.from_batches(reader, reader.schema)
 
 
 def is_frame(value: Any) -> bool:

@@ -282,9 +282,7 @@ def _reason_to_repeat(run: Run, register: Register, version: ModelVersion) -> st
         return "its promotion was withdrawn"
     if (alias := run.client.get_registered_model(register.model).aliases.get(register.alias)) is None:
         return "the alias is gone" if version.tags.get(REASON_TAG) in PROMOTING else None
-    if int(alias) > int(version.version):
-        return f"version {alias}, which is newer, has the alias"
-    return None
+    return f"version {alias}, which is newer, has the alias" if int(alias) > int(version.version) else None
 
 
 def _succeeded(store: Store, tags: Mapping[str, str]) -> bool:

@@ -150,15 +150,14 @@ def load_training(result: JobResult, artifact_location: str | None = None) -> Tr
     return _train_result(report, model)
 
 
-def load_statistics(result: JobResult, artifact_location: str | None = None) -> TrainResult:
+def load_statistics(result: JobResult) -> TrainResult:
     """Read the training result of a finished job without the model, which may be large; the field `model` is empty.
 
     Raises:
         InvalidArgumentError: The job was skipped, so it has trained no model.
         FileNotFoundError: The files were removed, or cannot be reached from this machine.
     """
-    _, report = _trained(result, artifact_location)
-    return _train_result(report)
+    return _train_result(_trained(result, None)[1])
 
 
 def _trained(result: JobResult, artifact_location: str | None) -> tuple[str, dict[str, Any]]:

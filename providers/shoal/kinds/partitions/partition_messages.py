@@ -247,9 +247,7 @@ def loaded(kind: Kind, content: bytes) -> Any:
     """Return the object of which :func:`stored` has returned the bytes, or the DataFrame of :func:`rows_bytes`."""
     if kind == "rows":
         return rows_in(content).to_pandas()
-    if kind != "pickle":
-        return library_of(kind).booster_of(content)
-    return cloudpickle.loads(content)
+    return cloudpickle.loads(content) if kind == "pickle" else library_of(kind).booster_of(content)
 
 
 def rows_bytes(table: pa.Table) -> ModelBytes:

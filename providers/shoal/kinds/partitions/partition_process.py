@@ -67,7 +67,9 @@ def serve(work: messages.Work, worker: ProcessChannel, output: int) -> NoReturn:
 
     try:
         _print_to(output)
-        reader = _reader(work)
+        schema = work.source.schema()
+        types = {name: schema.field(name).type for name in (*work.columns, *work.by)}
+        reader = BucketReader(work.rows_folder, types)
         with contextlib.suppress(EOFError, OSError):
             while True:
                 bucket: messages.Bucket = pickle.loads(worker.receive())
@@ -94,12 +96,6 @@ def _print_to(output: int) -> None:
     sys.stdout, sys.stderr = (
         os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False) for descriptor in (1, 2)
     )
-
-
-def _reader(work: messages.Work) -> BucketReader:
-    schema = work.source.schema()
-    names = dict.fromkeys((*work.columns, *work.by))
-    return BucketReader(work.rows_folder, {name: schema.field(name).type for name in names})
 
 
 def _processed(work: messages.Work, reader: BucketReader, bucket: messages.Bucket) -> Iterator[Message]:

@@ -154,7 +154,9 @@ class Search:
                 self.study.set_user_attr(_BATCH, self.batch)
             self.batch = kept or self.batch
         self.study = study_of(self.study, lambda trial: REPEATED not in trial.user_attrs)
-        self._known_to_pruner = study_of(self.study, self._is_known_to_pruner)
+        # In batches, only trials of earlier batches decide about the end of another trial, because those of one batch
+        # come forward in another order each time.
+        self._known_to_pruner = study_of(self.study, lambda trial: self.batch is None or trial.state.is_finished())
         self._enqueue_open_trials()
         for ended in ended_in(self.study):
             self._note(ended)
@@ -292,11 +294,6 @@ class Search:
             return Trial(number, params, checked)
 
     # Recording
-
-    def _is_known_to_pruner(self, trial: optuna.trial.FrozenTrial) -> bool:
-        """Return whether the decision to end another trial may depend on this one: in batches, if it belongs to an
-        earlier batch, as the trials of a batch come forward in another order each time."""
-        return self.batch is None or trial.state.is_finished()
 
     def _finish(self, outcome: Mapping[str, Any]) -> None:
         number = outcome["trial"]
