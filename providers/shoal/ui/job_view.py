@@ -7,14 +7,14 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
 from shoal import jobs
 from shoal.errors import ShoalError
-from shoal.jobs import partitions_so_far
+from shoal.jobs import PartitionResult, partitions_so_far
 from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts, study_logs
@@ -145,28 +145,16 @@ _READ_EVERY_S = 10.0
 
 
 @dataclass(frozen=True)
-class PartitionLine:
-    """A partition, as the page shows it."""
-
-    key: str
-    status: str
-    rows: int
-    seconds: float
-    attempts: int
-    error: str
-
-
-@dataclass(frozen=True)
 class PartitionsView:
     """The partitions of a job that have ended.
 
     Attributes:
         counts: Number of partitions by status.
-        worst: Those that failed, then the slowest, at most 50.
+        worst: Those that failed, then the slowest, at most 50, with the text of the key as key.
     """
 
     counts: Mapping[str, int]
-    worst: Sequence[PartitionLine]
+    worst: Sequence[PartitionResult]
 
     @property
     def total(self) -> int:
@@ -188,11 +176,7 @@ def _partitions(job_id: str, attempt: int, _turn: int) -> PartitionsView | None:
         if not len(found):
             return None
         worst = sorted(found, key=lambda each: (each.status == "succeeded", -each.seconds))[:_MOST_LINES]
-        lines = [
-            PartitionLine(shown_key(each.key), each.status, each.rows, each.seconds, each.attempts, each.error)
-            for each in worst
-        ]
-        return PartitionsView(found.counts, lines)
+        return PartitionsView(found.counts, [replace(each, key=shown_key(each.key)) for each in worst])
     except (OSError, ValueError, ShoalError):
         return None  # the files were removed, or are on another host
 
