@@ -23,9 +23,9 @@ def test_one_of_many_has_the_turn_until_it_gives_it_up(fresh_home, monkeypatch):
     assert first.take()
     assert [other.take() for other in others] == [False] * 4
     assert Turn("another-pool").take()
-    others[0].give_up()
+    others[0].close()
     assert first.take()
-    first.give_up()
+    first.close()
     assert [other.take() for other in others] == [True, False, False, False]
 
 
@@ -34,7 +34,7 @@ def test_the_turn_of_one_that_was_killed_or_paused_is_taken_over(fresh_home):
     assert dead.take()
     set_age(TURN_PATIENCE + 1)
     assert other.take()
-    dead.give_up()
+    dead.close()
     assert other.take()
 
 

@@ -8,7 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -93,7 +93,7 @@ class Waiting:
         """Wait until an operation ends, and return the operation. Return None as soon as the operation's
         `block_until_min_cluster_size` nodes are ready, if this happens earlier."""
         began = time.monotonic()
-        with self._giving_up_turn():
+        with closing(self._turn):
             while True:
                 try:
                     self._reconcile()
@@ -125,7 +125,7 @@ class Waiting:
         """
         began = time.monotonic()
         # PoolNotFoundError is expected here, because the row of an embedded pool is removed when the pool is down.
-        with self._giving_up_turn(), suppress(errors.PoolNotFoundError):
+        with closing(self._turn), suppress(errors.PoolNotFoundError):
             while (status := self._status()).state == PoolState.STOPPING.value:
                 self._reconcile()
                 if on_progress:
@@ -142,7 +142,7 @@ class Waiting:
     def until_settled(self) -> None:
         """Wait after a rollback until no surplus or failed node is left, or DOWN_PATIENCE seconds have passed."""
         began = time.monotonic()
-        with self._giving_up_turn():
+        with closing(self._turn):
             while waited_since(began) < DOWN_PATIENCE:
                 self._reconcile()
                 status = self._status()
@@ -151,14 +151,6 @@ class Waiting:
                 if not left and not stopping:
                     return
                 pause(began)
-
-    @contextmanager
-    def _giving_up_turn(self) -> Iterator[None]:
-        """Let another waiting process reconcile the pool after the ``with`` block; see `Turn`."""
-        try:
-            yield
-        finally:
-            self._turn.give_up()
 
     def _reconcile(self) -> None:
         if self._turn.take():
@@ -233,7 +225,7 @@ class Turn:
             self._path.write_text(self._me)
         return True
 
-    def give_up(self) -> None:
+    def close(self) -> None:
         """Give up the turn by removing the file that records this process's turn. Another process can then take the
         turn at once."""
         if self._is_mine():
