@@ -369,13 +369,9 @@ def _take(cpus: int, gpus: int, *, ray: bool) -> tuple[_Kept, list[_Kept]]:
     with _lock:
         size = (*place, environment, cpus)
         key, with_ray, with_all = (*size, gpus, ray), (*size, gpus, True), _kept.get((*size, ALL, True))
-        if gpus == 0 and with_all is not None and not with_all.may_have_gpus:
-            kept = with_all
-        elif with_ray in _kept:
-            kept = _kept[with_ray]
-        elif key in _kept:
-            kept = _kept[key]
-        else:
+        may_use_all = gpus == 0 and with_all is not None and not with_all.may_have_gpus
+        kept = with_all if may_use_all else _kept.get(with_ray) or _kept.get(key)
+        if kept is None:
             name = f"embedded-{os.getpid()}-{next(_numbers)}"
             kept = _kept[key] = _Kept(
                 PoolSpec(

@@ -68,13 +68,8 @@ def follow_leases(session: Session, pool: str, now: float) -> None:
         else:
             _end(session, row, now)
     for lease in granted.values():
-        session.add(
-            _begun(
-                session,
-                Usage(pool=pool, holder=run_of(lease.holder), lease_id=lease.id, team=lease.team, nodes=lease.size),
-                now,
-            )
-        )
+        row = Usage(pool=pool, holder=run_of(lease.holder), lease_id=lease.id, team=lease.team, nodes=lease.size)
+        session.add(_begun(session, row, now))
 
 
 def end_expired(session: Session, lease: Lease, now: float) -> None:

@@ -38,17 +38,14 @@ _FORK_SERVER = "shoal.jobs.driver.fork_server"
 class Process(Protocol):
     """Interface of a started process, which leads a process group of its own."""
 
+    start_error: str
+    """Why the process could not be started; empty if it was started."""
+    why_ended: str
+    """Why the process was killed; empty if this is not known."""
+
     @property
     def pid(self) -> int:
         """Return the id of the process."""
-
-    @property
-    def start_error(self) -> str:
-        """Return why the process could not be started; empty if it was started."""
-
-    @property
-    def why_ended(self) -> str:
-        """Return why the process was killed; empty if this is not known."""
 
     def poll(self) -> int | None:
         """Return the exit code, or None while the process runs."""
