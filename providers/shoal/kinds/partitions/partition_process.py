@@ -67,9 +67,7 @@ def serve(work: messages.Work, worker: ProcessChannel, output: int) -> NoReturn:
 
     try:
         _print_to(output)
-        schema = work.source.schema()
-        types = {name: schema.field(name).type for name in (*work.columns, *work.by)}
-        reader = BucketReader(work.rows_folder, types)
+        reader = _reader(work)
         with contextlib.suppress(EOFError, OSError):
             while True:
                 bucket: messages.Bucket = pickle.loads(worker.receive())
@@ -96,6 +94,11 @@ def _print_to(output: int) -> None:
     sys.stdout, sys.stderr = (
         os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False) for descriptor in (1, 2)
     )
+
+
+def _reader(work: messages.Work) -> BucketReader:
+    schema = work.source.schema()
+    return BucketReader(work.rows_folder, {name: schema.field(name).type for name in (*work.columns, *work.by)})
 
 
 def _processed(work: messages.Work, reader: BucketReader, bucket: messages.Bucket) -> Iterator[Message]:
