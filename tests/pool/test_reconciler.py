@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 
@@ -9,10 +10,14 @@ import psutil
 import pytest
 
 from shoal import ComputePool
+from shoal.os_processes import ProcessId
 from shoal.pool import reconciling
 from shoal.pool.reconciling import reconcile
+from shoal.pool.supervisor import Supervisor, load_node
 from shoal.state import Store, home
 from shoal.state.home import open_locked
+from shoal.state.schema import Node
+from tests.support.job_store import add_node, add_pool
 from tests.support.waiting import wait_until
 
 
@@ -66,6 +71,23 @@ def test_rows_are_read_again_only_after_a_change(either_tiny, monkeypatch):
         lease.release()
     assert reconciling.changes_seen(lock) != reconciling.changes_seen(lock), "no reconciler runs"
     pool.down()
+
+
+def test_a_supervisor_reads_its_row_after_it_has_written_it(fresh_home):
+    """With the old row, a node that became ready just before its deadline would be ended."""
+    store = Store()
+    add_pool(store)
+    add_node(store, cpus=1)
+    supervisor = Supervisor("0123456789", 1, load_node)
+    supervisor._store = store
+    with store.transaction() as session:
+        session.get_one(Node, "0123456789").supervisor = ProcessId.mine().to_json()
+    lock = reconciling.lock_path()
+    with open_locked(lock, wait=False):
+        os.utime(lock, (0, 0))  # the reconciler sees no change
+        assert supervisor._checked_row().busy is False
+        supervisor._report(busy=True)
+        assert supervisor._checked_row().busy is True
 
 
 def test_a_pool_that_takes_its_time_holds_up_no_other(tiny, monkeypatch):

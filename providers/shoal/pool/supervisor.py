@@ -402,6 +402,7 @@ class Supervisor:
             for name, value in fields.items():
                 setattr(node, name, value)
             sizes.note(session, node.pool, time.time())
+        self._sign = None  # the row that was read before has old values
 
     def _report_until_written(self, **fields: object) -> None:
         """Write values to the node's row in the database. Try again until the database can be reached."""
