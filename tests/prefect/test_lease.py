@@ -10,7 +10,6 @@ import sys
 import threading
 from contextlib import suppress
 
-import pandas as pd
 import pytest
 from prefect import flow, task, unmapped
 from prefect.exceptions import MissingContextError
@@ -18,12 +17,11 @@ from prefect.runtime import flow_run
 from prefect.settings import PREFECT_API_URL
 
 from shoal.errors import InvalidArgumentError, MissingExtraError, PoolDownError, ScaleError
-from shoal.jobs import list_jobs
 from shoal.pool.api import ComputePool as CorePool
 from shoal.pool.api import list_pools
 from shoal.pool.reconciling import sweep
 from shoal.pool.timeouts import LEASE_TTL
-from shoal.prefect import ComputePool, distributed_train, pool_lease, scale_cluster, wait_for_nodes
+from shoal.prefect import ComputePool, distributed_train, pool_lease, wait_for_nodes
 from shoal.prefect.current_run import Block, Submissions
 from shoal.prefect.lease import PoolLeaseContext
 from shoal.prefect.reports import NodeLog
@@ -71,26 +69,6 @@ def fail(pool):
 def test_a_pool_that_was_down_is_down_again(home, pool):
     assert leased(3, pool) == 3
     assert state() == ("down", 0, ())
-    nothing_left()
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(300)
-def test_a_size_is_planned_in_the_name_of_the_flow_run(server, fresh_home, tmp_path):
-    pd.DataFrame({"x": range(100), "y": range(100)}).to_parquet(tmp_path / "rows.parquet")
-    spec = {"dataset": {"paths": [str(tmp_path)]}, "input_cols": ["x"], "label_col": "y"}
-    two = {**spec, "scaling_config": {"num_workers": 2, "num_cpu_per_worker": 1}}
-
-    @flow
-    def planned():
-        with pool_lease("auto", plan_for=two, pool_name="local://planned?max_nodes=3&ray=false") as pool:
-            scale_cluster("auto", plan_for=spec, pool_name="planned")
-            return len(pool.get_nodes()), pool.describe().target, str(flow_run.id)
-
-    nodes, target, run_id = planned()
-    assert (nodes, target) == (2, 2), "the lease has two nodes, and the base demand is one"
-    assert [job.holder for job in list_jobs()] == [f"prefect:{run_id}", f"prefect:{run_id}/1"]
-    CorePool("planned").down()
     nothing_left()
 
 
