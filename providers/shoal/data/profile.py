@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.data.expectations import without_nulls
-from shoal.data.parquet.schema import plain_type
+from shoal.data.parquet.schema import is_number, plain_type
 from shoal.data.parquet.source import ParquetSource
 from shoal.lazy_imports import np, pa, pc
 
@@ -60,7 +60,7 @@ def profile_of(values: pa.ChunkedArray, *, is_category: bool) -> dict[str, Any]:
     """
     known = without_nulls(values)
     found: dict[str, Any] = {"type": str(values.type)}
-    if is_category or not is_number(values.type):
+    if is_category or not has_numbers(values.type):
         frequent = sorted(Counter(_texts(known)).items(), key=lambda each: (-each[1], each[0]))
         found["values"] = [text for text, _ in frequent[:_CATEGORIES]]
     else:
@@ -85,16 +85,16 @@ def stability_index(profile: Mapping[str, Any], values: pa.ChunkedArray) -> floa
     Returns:
         The index; None if texts cannot be compared with a profile of numbers.
     """
-    if "edges" in profile and not is_number(values.type):
+    if "edges" in profile and not has_numbers(values.type):
         return None
     expected, actual = (np.maximum(each, _LEAST_SHARE) for each in (profile["shares"], _shares(profile, values)))
     return float(((actual - expected) * np.log(actual / expected)).sum())
 
 
-def is_number(type_: pa.DataType) -> bool:
-    """Return whether values of a type are compared as numbers."""
-    plain, types = plain_type(type_), pa.types
-    return any(check(plain) for check in (types.is_integer, types.is_floating, types.is_decimal, types.is_null))
+def has_numbers(type_: pa.DataType) -> bool:
+    """Return whether values of a type are compared as numbers, as those of a column that is null in every row are."""
+    plain = plain_type(type_)
+    return is_number(plain) or bool(pa.types.is_null(plain))
 
 
 def _shares(bins: Mapping[str, Any], values: pa.ChunkedArray) -> list[float]:

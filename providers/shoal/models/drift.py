@@ -12,7 +12,7 @@ from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.filters import check_present
 from shoal.data.numpy_columns import category_type
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.profile import is_number, profile_of, sample_rows, stability_index
+from shoal.data.profile import has_numbers, profile_of, sample_rows, stability_index
 from shoal.errors import DataError
 from shoal.jobs.mlflow_run import Run, answering, missing_ignored
 from shoal.jobs.register import Register
@@ -85,7 +85,7 @@ def profiled(
         RegistryError: MLflow cannot be reached.
     """
     types = {name: source.schema().field(name).type for name in columns}
-    names = [name for name, type_ in types.items() if is_number(type_) or category_type(type_) is not None]
+    names = [name for name, type_ in types.items() if has_numbers(type_) or category_type(type_) is not None]
     expected = dataset.expect.drift if dataset.expect else None
     for name in expected.columns if expected else ():
         check_present(dataset.origin[0], name, names)

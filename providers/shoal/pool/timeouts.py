@@ -49,8 +49,8 @@ DOWN_PATIENCE = 60.0
 about 1 s."""
 
 SUPERVISOR_PERIOD = 1.0
-"""Interval at which a supervisor reads its node's row to see whether the node has to end, and checks whether the node's
-raylet (Ray's main process on a node) still runs."""
+"""Interval at which a supervisor reads its node's row, if the row may have changed, to see whether the node has to end,
+and checks whether the node's raylet (Ray's main process on a node) still runs."""
 
 HEAD_PATIENCE = 235.0
 """Time for which a worker node keeps running after a request to its head has timed out after 5 s. So the worker gives

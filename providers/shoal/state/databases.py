@@ -326,7 +326,7 @@ def _postgresql(url: URL) -> Engine:
             # transaction would see the database as it was before the advisory lock was granted, without the previous
             # writer's changes.
             isolation_level="READ COMMITTED",
-            # Each process keeps one connection open, because a node's supervisor reads the database every second, and
+            # Each process keeps one connection open: a node's supervisor may read the database every second, and
             # should not connect again for each read. Further connections, which other threads need, are closed after
             # use. Before each use, `pool_pre_ping` tests the kept connection, and opens a new one if the server was
             # restarted.

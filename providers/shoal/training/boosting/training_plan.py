@@ -153,17 +153,20 @@ def plan_training(
     planner = _Planner(request, node, claim.size(cluster), learned, train)
     rows, counts = train.num_rows(), sorted({*(2**i for i in range(most_nodes.bit_length())), most_nodes})
     plan = TrainingPlan(request.framework, rows, len(request.input_cols), node, (), learned.scale)
-    for nodes in counts:
+    tried: set[int] = set()
+    while counts:
+        nodes = counts.pop(0)
+        tried.add(nodes)
         with suppress(CapacityError):
             shape = claim.size(cluster[:nodes])
             # If no size has few enough workers, the largest one raises the error of the training.
             if shape.num_workers <= max(1, rows) or (nodes == most_nodes and not plan.sizes):
                 sizes = *plan.sizes, planner.planned(nodes, shape)
                 plan = replace(plan, sizes=tuple(sorted(sizes, key=lambda size: size.nodes)))
-        # From the last count on, the smallest size is looked for between those that are known.
-        if nodes == counts[-1] and (chosen := plan.chosen) is not None:
-            between = (chosen.nodes + max((count for count in counts if count < chosen.nodes), default=0)) // 2
-            counts += {between} - {0, *counts}
+        if not counts and (chosen := plan.chosen) is not None:
+            # Halve the gap below the chosen size, until no number of nodes is between it and a smaller one.
+            between = (chosen.nodes + max((each for each in tried if each < chosen.nodes), default=0)) // 2
+            counts = [between] if between and between not in tried else []
     return plan
 
 
