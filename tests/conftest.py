@@ -209,6 +209,11 @@ def real_pool(session_home: Path) -> Iterator:
 @pytest.fixture
 def pool(real_pool):
     """The session's pool with 3 nodes."""
+    from shoal import jobs
+    from shoal.state.schema import JOB_ACTIVE
+
     if len(real_pool.get_nodes()) != 3:
         real_pool.scale(3)
-    return real_pool
+    yield real_pool
+    for job in jobs.list_jobs(real_pool.name, states=JOB_ACTIVE):  # of a test that failed: they would keep the nodes
+        jobs.cancel(job.job_id)

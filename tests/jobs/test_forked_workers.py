@@ -208,7 +208,6 @@ def test_a_lightgbm_training_goes_on_if_a_worker_is_paused_while_it_waits_for_an
     """The kernel ends a receive with a time-out when a stopped process continues, and LightGBM fails then."""
     handle = forever(pool, rows, "lightgbm", 2)
     busy, waiting = (psutil.Process(pid) for pid in pids_of(training(handle)))
-    busy.suspend()
     before = -1.0
 
     def waits() -> bool:
@@ -217,10 +216,22 @@ def test_a_lightgbm_training_goes_on_if_a_worker_is_paused_while_it_waits_for_an
         before, is_same = now, now == before
         return is_same and waiting.status() == psutil.STATUS_SLEEPING
 
-    wait_until(waits, "the other worker to wait")
-    waiting.suspend()
-    waiting.resume()
-    busy.resume()
+    def lines() -> list[str]:
+        return list(handle.logs())
+
+    def restarts() -> bool:
+        return any("(restart 1 of" in line for line in lines())
+
+    while not restarts():
+        busy.suspend()
+        wait_until(waits, "the other worker to wait")
+        waiting.suspend()
+        wait_until(lambda: waiting.status() == psutil.STATUS_STOPPED, "the other worker to stop")
+        waiting.resume()
+        seen = len(lines())
+        busy.resume()
+        # Between two segments a worker waits for the driver, not for the other worker: then the training goes on.
+        wait_until(lambda seen=seen: restarts() or len(lines()) > seen + 4, "a restart, or more rounds", 60)
     training(handle, 1)
     assert any("a pause of its process has broken LightGBM's connection" in line for line in handle.logs())
     jobs.cancel(handle.job_id)
