@@ -39,6 +39,9 @@ BOOSTING_LIBRARIES = {
 }
 """The libraries, by the name of their package and their extra."""
 
+MLFLOW_STORE = "mlflow.store"
+"""Name, among the libraries that a driver imports, of MLflow's modules for its databases."""
+
 if TYPE_CHECKING:
     Framework = Literal["xgboost", "lightgbm"]
 else:

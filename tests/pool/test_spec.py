@@ -131,8 +131,11 @@ def test_libraries_are_names_of_an_option_of_local_pools():
     assert spec.library_names() == ["xgboost", "mlflow"]
     assert spec.uri == "local://x?libraries=xgboost,mlflow"
     assert PoolSpec.parse("local://x").library_names() == []
-    with pytest.raises(InvalidArgumentError, match="libraries=xgboost,torch: torch is not one of xgboost, lightgbm"):
-        PoolSpec.parse("local://x?libraries=xgboost,torch")
+    with pytest.raises(InvalidArgumentError, match="libraries=xgboost,numpy: numpy is not one of xgboost, lightgbm"):
+        PoolSpec.parse("local://x?libraries=xgboost,numpy")
+    assert PoolSpec.parse("local://x?ray=false&max_nodes=1&libraries=torch").library_names() == ["torch"]
+    with pytest.raises(InvalidArgumentError, match="libraries=torch is allowed only with ray=false"):
+        PoolSpec.parse("local://x?libraries=torch")
     with pytest.raises(InvalidArgumentError, match="libraries is allowed only for local:// pools"):
         PoolSpec.parse("ray://x?address=http://h&libraries=xgboost")
 

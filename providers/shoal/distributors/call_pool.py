@@ -114,7 +114,10 @@ def pool_for_job(
     def embedded(why: str) -> AbstractContextManager[str]:
         gpus, least_gpus, timeout_s = gpus_of(demand), least_gpus_of(demand), spec.run_config.timeout
         ray = may_call_ray or ray_for(demand)
-        return embedded_pool(gpus=gpus, least_gpus=least_gpus, ray=ray, job_id=job_id, timeout_s=timeout_s, why=why)
+        libraries = "torch" if spec.framework == "pytorch" and not ray else None
+        return embedded_pool(
+            gpus=gpus, least_gpus=least_gpus, ray=ray, libraries=libraries, job_id=job_id, timeout_s=timeout_s, why=why
+        )
 
     return pool_for(
         spec.run_config.pool_name, embedded, size_on=lambda pool, _: fewest_nodes(demand, pool), job_id=job_id
@@ -150,6 +153,7 @@ def embedded_pool(
     gpus: int = ALL,
     least_gpus: int = 1,
     ray: bool = True,
+    libraries: str | None = None,
     job_id: str | None = None,
     timeout_s: float | None = None,
     why: str = "",
@@ -181,7 +185,7 @@ def embedded_pool(
             _warn_without_gpus(pool, found)
             return pool, bool(found) or any(node["gpus"] for node in pool.get_nodes())
 
-        with pool_of_process(max(own, cpus), gpus, start, ray=ray) as name:
+        with pool_of_process(max(own, cpus), gpus, start, ray=ray, libraries=libraries) as name:
             yield name
         return
     spec = PoolSpec(
@@ -190,6 +194,7 @@ def embedded_pool(
         cpus_per_node=max(own, cpus),
         gpus_per_node=gpus,
         ray=ray,
+        libraries=libraries,
     )
     _end_pool_of_earlier_attempt(spec, job_id)
     with ExitStack() as turn:
@@ -321,7 +326,9 @@ os.register_at_fork(after_in_child=_forget_parents_pools)
 
 
 @contextmanager
-def pool_of_process(cpus: int, gpus: int, start: Start, *, ray: bool = True) -> Iterator[str]:
+def pool_of_process(
+    cpus: int, gpus: int, start: Start, *, ray: bool = True, libraries: str | None = None
+) -> Iterator[str]:
     """Yield the name of an embedded pool of this process. If the process has no pool of the requested size, start one.
 
     Concurrent calls share a pool, and the pool's queue decides which of their jobs run at the same time. After its last
@@ -331,7 +338,7 @@ def pool_of_process(cpus: int, gpus: int, start: Start, *, ray: bool = True) -> 
     Raises:
         Exception: The pool could not be started.
     """
-    kept, idle = _take(cpus, gpus, ray=ray)
+    kept, idle = _take(cpus, gpus, ray=ray, libraries=libraries)
     try:
         for each in idle:
             _end(each)
@@ -359,7 +366,7 @@ def end_embedded_pools() -> None:
         _end(each)
 
 
-def _take(cpus: int, gpus: int, *, ray: bool) -> tuple[_Kept, list[_Kept]]:
+def _take(cpus: int, gpus: int, *, ray: bool, libraries: str | None) -> tuple[_Kept, list[_Kept]]:
     """Choose the embedded pool for a call, and count the call as a user of this pool. Return the pool, and the idle
     pools that have to be ended before the chosen pool is used."""
     # The processes of a pool inherit the environment of the process that starts the pool. So a pool is not used again
@@ -380,6 +387,7 @@ def _take(cpus: int, gpus: int, *, ray: bool) -> tuple[_Kept, list[_Kept]]:
                     cpus_per_node=cpus,
                     gpus_per_node=gpus,
                     ray=ray,
+                    libraries=libraries,
                     idle_timeout=IDLE_TIMEOUT,
                 )
             )

@@ -30,9 +30,6 @@ REGISTER = "register"
 LIBRARIES = "libraries"
 """Key in the metadata of a submitted job: the names of the libraries that its driver imports, separated by spaces."""
 
-MLFLOW_STORE = "mlflow.store"
-"""Name, among the libraries of a job, of MLflow's modules for its databases."""
-
 _DRIVER = 'p=${SHOAL_PYTHON:-$0}; [ -x "$p" ] || p=python; exec "$p" -P -m shoal.jobs.driver "$@"'
 """Shell command that runs a job's driver on the head. The Python interpreter is `$SHOAL_PYTHON` if the variable is set
 on the head, else the submitter's Python path. If this path does not exist on the head, the command runs `python`."""

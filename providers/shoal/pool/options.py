@@ -179,7 +179,7 @@ class ClusterOptions(PoolOptions):
             )
 
 
-LIBRARIES = (*BOOSTING_LIBRARIES, "mlflow")
+LIBRARIES = (*BOOSTING_LIBRARIES, "mlflow", "torch")
 """Values of `LocalOptions.libraries`."""
 
 
@@ -202,7 +202,7 @@ class LocalOptions(PoolOptions):
         default=None,
         description=f"Libraries, separated by commas, that the head of a local:// pool imports while the pool starts, "
         f"so that the first job starts sooner: {', '.join(LIBRARIES)}. With mlflow, the head also creates shoal's own "
-        "MLflow database if there is none. Default: none; the first job that needs a library imports it for all jobs.",
+        "MLflow database if there is none. torch needs ray=false. Default: none; the first job that needs a library imports it for all jobs.",
     )
 
     python: str | None = Field(
@@ -227,6 +227,8 @@ class LocalOptions(PoolOptions):
             raise ValueError("ray_dashboard=true is not allowed with ray=false: remove one of the two options")
         if unknown := [name for name in self.library_names() if name not in LIBRARIES]:
             raise ValueError(f"libraries={self.libraries}: {unknown[0]} is not one of {', '.join(LIBRARIES)}")
+        if self.ray and "torch" in self.library_names():
+            raise ValueError("libraries=torch is allowed only with ray=false: with Ray, each job imports it itself")
         if self.python is not None and not self.python.startswith("/"):
             raise ValueError(f"python={self.python} is not an absolute path: begin the path with /")
 

@@ -20,6 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from shoal.boosting_libraries import MLFLOW_STORE
 from shoal.errors import CapacityError, StoreError
 from shoal.node_register import NodeRegister, RegisteredNode
 from shoal.os_processes import ProcessId
@@ -30,7 +31,7 @@ from shoal.pool.backends.local import backend, gpus, processes
 from shoal.pool.backends.local.backend import node_folder, token_path
 from shoal.pool.backends.local.job_server import JobServer
 from shoal.pool.backends.local.processes import NODE_TAG
-from shoal.pool.endpoint import MLFLOW_STORE, NO_GCS, REGISTER
+from shoal.pool.endpoint import NO_GCS, REGISTER
 from shoal.pool.journal import sizes
 from shoal.pool.journal.rows import JournalStep, transaction
 from shoal.pool.reconciling import changes_seen, ensure_running, lock_path

@@ -19,6 +19,7 @@ import httpx
 import psutil
 import pytest
 
+from shoal.boosting_libraries import MLFLOW_STORE
 from shoal.errors import JobError
 from shoal.jobs.files.storage import default_uri
 from shoal.jobs.reconcile.look import JobClient
@@ -26,7 +27,7 @@ from shoal.pool.backends.local import job_server
 from shoal.pool.backends.local.backend import LocalBackend
 from shoal.pool.backends.local.job_server import ForkServer, JobServer, Process
 from shoal.pool.backends.ray_http import RayJob
-from shoal.pool.endpoint import LIBRARIES, MLFLOW_STORE, driver_arguments, driver_command
+from shoal.pool.endpoint import LIBRARIES, driver_arguments, driver_command
 from shoal.pool.spec import PoolSpec
 from shoal.pool.supervisor import load_node
 from shoal.state.home import open_locked
@@ -328,9 +329,9 @@ import json, os, sys, threading
 from pathlib import Path
 from shoal.jobs.driver import fork_server, main
 
-def run():
+def run(template):
     path = Path(sys.argv[1])
-    names = {"said": {}}
+    names = {"said": {}, "template": template}
     exec(path.read_text(), names)
     path.with_suffix(".json").write_text(json.dumps(names["said"]))
     return 0
@@ -343,6 +344,7 @@ def fork(really=os.fork):
 os.fork = fork
 main.run = run
 fork_server._NICE = fork_server._NICE_OF_DATABASE = 0  # on a busy machine, imports would take minutes
+fork_server.TORCH_MODULES = ["sched"]
 fork_server.FORK_SERVER_IDLE_S = float(os.environ.get("IDLE_S", "300"))
 if "STUCK" in os.environ:
     fork_server._IMPORT_PATIENCE_S = 0
@@ -458,6 +460,48 @@ def test_a_head_imports_the_libraries_of_its_pool(
     LocalBackend().prepare(spec)
     load_node(spec)(Node(id="1", name="head", is_head=True, cpus=1), spec, None, fresh_home).stop()
     assert asked == [libraries]
+
+
+WORKER_OF_A_TEMPLATE = """
+import json, os
+from shoal.training.gang.child_processes import forked, import_ahead, use_template
+from shoal.training.gang.placement import GangShape
+
+def work(say):
+    import json, os, random, sys, threading
+    said = {"imported": "sched" in sys.modules, "folder": os.getcwd(), "driver": os.environ["SHOAL_DRIVER_PID"]}
+    said["template"] = int(open(f"/proc/{os.getppid()}/stat").read().split()[3])
+    said["draws"] = random.random()
+    if not (left := os.fork()):
+        threading.Event().wait()
+    os.write(say, json.dumps(said | {"left": [os.getpid(), left]}).encode())
+    threading.Event().wait()
+
+use_template(template)
+import_ahead(lambda: GangShape(1, 1), ["sched"])
+hear, say = os.pipe()
+assert forked(work, (), [say])
+said.update(json.loads(os.read(hear, 10000)), pid=os.getpid())
+"""
+
+
+@pytest.mark.parametrize("fork_server", [{"libraries": ["torch"]}], indirect=True)
+def test_the_workers_of_all_drivers_are_forked_from_one_process_that_has_imported_pytorch(
+    fork_server: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    def trained() -> dict[str, Any]:
+        said = fork_server(WORKER_OF_A_TEMPLATE, libraries=["torch"])
+        assert said["imported"]
+        assert (said["folder"], said["driver"]) == (str(tmp_path), str(said["pid"]))
+        wait_until(lambda: not any(map(psutil.pid_exists, said["left"])), "the end of the driver's workers")
+        return said
+
+    one, other = trained(), trained()
+    assert one["template"] == other["template"]
+    assert one["draws"] != other["draws"]
+    psutil.Process(one["template"]).kill()
+    wait_until(lambda: not psutil.pid_exists(one["template"]), "the end of the template")
+    assert trained()["template"] != one["template"]
 
 
 def test_forked_drivers_draw_different_random_numbers(fork_server: Callable[[str], dict[str, Any]]) -> None:

@@ -49,7 +49,7 @@ def forked(request: pytest.FixtureRequest) -> Iterator[bool]:
     with nodes_without_ray(2):
         forked = request.param == "forks of a template"
         if forked:
-            use_template(fork_template())
+            use_template(fork_template()[0])
             import_ahead(lambda: TWO, ["shoal.training.xgboost.worker"])
         yield forked
         end_gangs()
@@ -258,7 +258,7 @@ def test_failed_fork_of_a_worker_ends_the_gang_with_the_reason_and_leaves_the_te
     monkeypatch.setattr(os, "fork", unless_full(os.fork))
     monkeypatch.setattr(subprocess, "Popen", unless_full(subprocess.Popen))
     if forked:
-        use_template(fork_template())
+        use_template(fork_template()[0])
         import_ahead(lambda: TWO, [])
     with shared_gang(TWO) as gang:
         parents = {psutil.Process(worker.pid).ppid() for worker in gang.workers}
@@ -390,7 +390,7 @@ def test_workers_end_as_an_interpreter_ends_but_run_no_exit_handler_of_their_par
     inherited = tmp_path / "inherited"
     atexit.register(inherited.touch)
     if forked:
-        use_template(fork_template())
+        use_template(fork_template()[0])
         import_ahead(lambda: TWO, [])
     gang = Gang.start(TWO)
     gang.run(leave_to_the_interpreter, [(str(folder),) for folder in folders[1:]])
@@ -456,7 +456,7 @@ cluster.use_register(NodeRegister(Path(sys.argv[2])))
 registration = registered(cluster.register(), 0, 2)
 shape = GangShape(2, 1.0)
 if sys.argv[1] == "True":
-    child_processes.use_template(fork_template())
+    child_processes.use_template(fork_template()[0])
     child_processes.import_ahead(lambda: shape, [])
 gang = Gang.start(shape)
 import psutil

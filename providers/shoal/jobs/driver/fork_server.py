@@ -8,7 +8,8 @@ ended, the process kills what is left of the driver's job, such as processes tha
 
 The process imports the libraries of the jobs, so that the drivers need no time for them. Before the first job, it
 imports those that the pool's spec names. The request for a driver names the libraries of its job, and each driver
-reports at its end which of the `PRELOADED` modules it has imported.
+reports at its end which of the `PRELOADED` modules it has imported. PyTorch, which only workers need, is imported by a
+process of its own, the template that is forked for the workers of each driver.
 """
 
 from __future__ import annotations
@@ -22,26 +23,27 @@ import os
 import select
 import selectors
 import signal
+import socket
 import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
+import cloudpickle
 import psutil
 
-from shoal.boosting_libraries import BOOSTING_LIBRARIES
-from shoal.jobs import mlflow_run
-from shoal.jobs.driver import main as driver
-from shoal.jobs.kind import import_for_drivers
+from shoal.boosting_libraries import BOOSTING_LIBRARIES, MLFLOW_STORE
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
 from shoal.os_processes import python_command
-from shoal.pool.endpoint import MLFLOW_STORE
 from shoal.secrets.hidden_output import DRIVER_TAG
+from shoal.training.gang.child import TORCH_MODULES, fork_template, serve_template
 from shoal.training.host.imports import before_forks, import_lean, thread_count
 from shoal.training.host.memory import OomKills
 from shoal.training.host.own_process import WORKER
+from shoal.training.host.process_channel import ProcessChannel
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -88,6 +90,52 @@ _THREAD_END_S = 0.5
 """Longest time in seconds that the kernel needs to end a thread that has returned."""
 
 
+_NO_DRIVER = 0
+"""Process id in place of that of a driver or of a template."""
+
+
+class TorchTemplate:
+    """Template that imports PyTorch, and forks a template for each driver. The requests wait for the import.
+
+    Args:
+        control: Socket to the template.
+        pid: Process id of the template.
+    """
+
+    def __init__(self, control: socket.socket, pid: int) -> None:
+        self.pid = pid
+        self.channel = ProcessChannel(control)
+        self._drivers: deque[int] = deque([_NO_DRIVER])  # the first answer is that of `prepare`
+        self._call("prepare", 1, False, sys.path, [*TORCH_MODULES, "shoal.training.pytorch.worker"], True)
+
+    def fork(self, driver: int, folder: str, log: int, control: socket.socket) -> None:
+        """Request the template of a driver.
+
+        Args:
+            driver: Process id of the driver.
+            folder: Folder of the driver.
+            log: Descriptor of the log of the driver.
+            control: End of a socket, of which the driver has the other end.
+        """
+        self._drivers.append(driver)
+        variables = {DRIVER_TAG: str(driver)}
+        self._call("fork", serve_template, (folder, variables), 2)
+        socket.send_fds(self.channel.socket, [b"+"], [control.fileno(), log])
+
+    def session(self) -> tuple[int, int]:
+        """Receive an answer. Return the process id of a driver, and the session of its template; `_NO_DRIVER` for one
+        that does not exist.
+
+        Raises:
+            EOFError: The template has ended.
+        """
+        session = cloudpickle.loads(self.channel.receive())
+        return self._drivers.popleft(), session if isinstance(session, int) else _NO_DRIVER
+
+    def _call(self, method: str, *args: Any) -> None:
+        self.channel.send(cloudpickle.dumps((method, args)))
+
+
 class ForkServer:
     """Server that forks a process for each driver, and reports when the process ends.
 
@@ -113,70 +161,127 @@ class ForkServer:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._running: dict[int, tuple[str, OomKills]] = {}
         self._ended: set[int] = set()
+        """Sessions of ended drivers and of their templates."""
+        self._has_modules = False
+        self._torch: TorchTemplate | None = None
+        self._sessions: dict[int, int] = {}
+        """Sessions of the templates that `_torch` has forked, by the process ids of their drivers."""
+        self._selector = selectors.DefaultSelector()
         # A process whose parent has ended becomes a child of this process, and not of init.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def serve(self) -> None:
         """Start drivers, and report their ends, until stdin is closed."""
+        requests = b""
+        for descriptor in (0, self._woken, self._reports):
+            self._selector.register(descriptor, selectors.EVENT_READ)
+        while True:
+            ready = self._selector.select(self._patience_s())
+            for key, _ in ready:
+                if self._torch and key.fileobj is self._torch.channel.socket:
+                    self._note_session()
+                    continue
+                read = os.read(key.fd, 65536)
+                if key.fd == self._woken:
+                    self._report_ends()
+                elif key.fd == self._reports:
+                    self._wanted += read.decode().split()
+                elif not read:
+                    return
+                else:
+                    *lines, requests = (requests + read).split(b"\n")
+                    for line in lines:
+                        self._answer_request(json.loads(line))
+            if not ready:
+                if not self._has_modules:
+                    self._import_modules()
+                elif self._wanted:
+                    self._preload(self._wanted.pop(0))
+                    self._create_database()
+                elif not self._running:
+                    self._restart()
+
+    def _patience_s(self) -> float | None:
+        """Return how long the server waits for requests before it imports a module or restarts; None means for ever."""
+        if not self._has_modules:
+            return 0.0
+        if self._wanted:
+            return _PAUSE_S if self._had_request else 0.0
+        if self._running or not (self._preloaded or self._torch):
+            return None
+        return _PAUSE_S if thread_count() > 1 else FORK_SERVER_IDLE_S
+
+    def _import_modules(self) -> None:
+        """Import the modules of drivers, which takes a second: the template of PyTorch is forked earlier."""
+        if self._has_modules:
+            return
+        self._has_modules = True
+        from shoal.jobs.driver import main  # noqa: F401
+        from shoal.jobs.kind import import_for_drivers
+
         import_for_drivers()
         # Without `gc.freeze`, the garbage collection of a driver would copy the memory that it shares with this
         # process.
         gc.freeze()
-        requests = b""
-        with selectors.DefaultSelector() as selector:
-            for descriptor in (0, self._woken, self._reports):
-                selector.register(descriptor, selectors.EVENT_READ)
-            while True:
-                ready = selector.select(self._patience_s())
-                for key, _ in ready:
-                    read = os.read(key.fd, 65536)
-                    if key.fd == self._woken:
-                        self._report_ends()
-                    elif key.fd == self._reports:
-                        self._wanted += read.decode().split()
-                    elif not read:
-                        return
-                    else:
-                        *lines, requests = (requests + read).split(b"\n")
-                        for line in lines:
-                            self._answer_request(json.loads(line))
-                if not ready:
-                    if self._wanted:
-                        self._preload(self._wanted.pop(0))
-                        self._create_database()
-                    elif not self._running:
-                        self._restart()
 
-    def _patience_s(self) -> float | None:
-        """Return how long the server waits for requests before it imports a module or restarts; None means for ever."""
-        if self._wanted:
-            return _PAUSE_S if self._had_request else 0.0
-        if self._running or not self._preloaded:
-            return None
-        return _PAUSE_S if thread_count() > 1 else FORK_SERVER_IDLE_S
+    def _begin_torch(self) -> None:
+        """Fork the template of PyTorch, if there is none."""
+        server = os.getpid()
+
+        def begin() -> None:
+            self._leave(server)
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks for the exit codes of the forked templates
+
+        if self._torch is None and (forked := fork_template(begin)):
+            self._torch = TorchTemplate(*forked)
+            self._selector.register(self._torch.channel.socket, selectors.EVENT_READ)
+
+    def _note_session(self) -> None:
+        assert self._torch is not None
+        try:
+            driver, session = self._torch.session()
+        except (EOFError, OSError):
+            self._selector.unregister(self._torch.channel.socket)
+            self._torch.channel.close()
+            self._torch = None
+            return
+        if driver in self._running:
+            self._sessions[driver] = session
+        elif driver != _NO_DRIVER:
+            self._ended.add(session)
+            self._kill_left_processes()
 
     def _answer_request(self, request: dict[str, Any]) -> None:
         """Import the libraries of a driver and start it. A request without a driver names those to import meanwhile."""
         libraries = {*_ALWAYS, *request["libraries"]} if request["libraries"] else ()
         modules = [module for module in PRELOADED if _library_of(module) in libraries]
+        if "torch" in libraries:
+            self._begin_torch()
         if "id" not in request:
             self._wanted, self._creates_database = modules, MLFLOW_STORE in libraries
             return
         self._had_request = True
+        self._import_modules()
         for module in modules:
             self._preload(module)
         self._start(request)
 
     def _start(self, request: dict[str, Any]) -> None:
         server, kills = os.getpid(), OomKills()
+        torch = self._torch if "torch" in request["libraries"] else None
         try:
-            log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
+            with contextlib.ExitStack() as opened:
+                log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                opened.callback(os.close, log)
+                ours, theirs = map(opened.enter_context, socket.socketpair()) if torch else (None, None)
                 pid = os.fork()
                 if pid == 0:
-                    self._become_driver(server, request, log)
-            finally:
-                os.close(log)
+                    if theirs:
+                        theirs.close()
+                    self._become_driver(server, request, log, ours)
+                if torch and theirs:
+                    with contextlib.suppress(OSError):  # the template has ended: the driver finds that out
+                        torch.fork(pid, request["folder"], log, theirs)
         except OSError as error:  # no process, memory or descriptor is left; the drivers that run must go on
             self._answer({"id": request["id"], "refused": str(error)})
             return
@@ -184,7 +289,11 @@ class ForkServer:
         self._ended.discard(pid)
         self._answer({"id": request["id"], "pid": pid})
 
-    def _become_driver(self, server: int, request: dict[str, Any], log: int) -> NoReturn:
+    def _become_driver(
+        self, server: int, request: dict[str, Any], log: int, template: socket.socket | None
+    ) -> NoReturn:
+        from shoal.jobs.driver import main as driver
+
         try:
             self._leave(server)
             os.setsid()
@@ -195,7 +304,7 @@ class ForkServer:
             sys.argv = ["shoal.jobs.driver", *request["arguments"]]
             if numpy_random := sys.modules.get("numpy.random"):
                 numpy_random.seed()  # otherwise NumPy would draw the same random numbers in all drivers
-            code = driver.run()
+            code = driver.run(template)
             used = [module for module in PRELOADED if sys.modules.get(module)]
             # The line is shorter than 4096 bytes, so that the lines of several drivers do not mix.
             os.write(self._report_to, " ".join([*used, ""]).encode())
@@ -214,6 +323,8 @@ class ForkServer:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._answers)
+        if self._torch:
+            self._torch.channel.close()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
     def _create_database(self) -> None:
@@ -228,6 +339,8 @@ class ForkServer:
         if self._database_creator:
             return
         try:
+            from shoal.jobs import mlflow_run
+
             self._leave(server)
             os.nice(_NICE_OF_DATABASE)
             mlflow_run.create_default_database()
@@ -293,7 +406,7 @@ class ForkServer:
                     self._database_creator = None
                 if pid in self._running:
                     driver, kills = self._running.pop(pid)
-                    self._ended.add(pid)
+                    self._ended |= {pid, self._sessions.pop(pid, pid)}
                     killed = kills.told() if code == -signal.SIGKILL else ""
                     answers.append({"id": driver, "code": code, "why": killed and f"since it started, {killed}"})
         self._kill_left_processes()
@@ -305,13 +418,18 @@ class ForkServer:
         children."""
         try:
             me = psutil.Process()
-            children, command = me.children(), me.cmdline()
+            command, children = me.cmdline(), []
+            if self._torch:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    children = psutil.Process(self._torch.pid).children(recursive=True)
+            children += me.children()  # later, because a process whose parent ends meanwhile becomes one of these
         except OSError:
             return  # no file descriptor is free: the next call looks for these processes, too
+        kept = {*self._running, self._database_creator, self._torch and self._torch.pid}
         for child in children:
             # User code may have set the variable of the tag to a text.
             with contextlib.suppress(psutil.Error, OSError, ValueError):
-                if child.pid not in {*self._running, self._database_creator} and self._is_left(child, command):
+                if child.pid not in kept and self._is_left(child, command):
                     child.kill()
         if not self._running:
             self._ended.clear()

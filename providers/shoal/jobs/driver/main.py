@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -514,8 +515,11 @@ def _start(store: Store, key: Key, secrets: Secrets) -> int:
     return Driver(store, job, spec, secrets).run()
 
 
-def run() -> int:
+def run(template: socket.socket | None = None) -> int:
     """Prepare this process for forking workers, call :func:`main`, flush all output, and return the exit code.
+
+    Args:
+        template: Socket to the template of the workers (see `shoal.training.gang.child`). None: fork one.
 
     The caller ends the process with `os._exit`, because a normal exit could hang. Threads have ended and exit handlers
     have run before, as at a normal exit.
@@ -527,7 +531,9 @@ def run() -> int:
         # The workers are forked from the template process, so all processes share the memory of these modules.
         with before_forks():
             import_lean(library_of(library).worker for library in libraries)
-    use_template(fork_template())
+    if template is None and (forked := fork_template()):
+        template, _ = forked
+    use_template(template)
     code = main(ends_process=True)
     logging.shutdown()
     sys.stdout.flush()

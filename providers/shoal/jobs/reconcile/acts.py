@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import get_args
 
-from shoal.boosting_libraries import Framework
+from shoal.boosting_libraries import MLFLOW_STORE, Framework
 from shoal.errors import JobError, PoolDownError, PoolNotFoundError
 from shoal.jobs import credentials, remote_files
 from shoal.jobs.credentials import Secrets
@@ -22,7 +22,7 @@ from shoal.jobs.reconcile import look
 from shoal.jobs.reconcile.decide import End, Silence
 from shoal.jobs.reconcile.look import HeadBusyError, HeadGoneError, JobClient, Target, address, find_head
 from shoal.jobs.timeouts import SHORTEST_PAUSE_S, STOP_PATIENCE_S
-from shoal.pool.endpoint import LIBRARIES, MLFLOW_STORE, NO_GCS, Endpoint, driver_command, is_on_loopback
+from shoal.pool.endpoint import LIBRARIES, NO_GCS, Endpoint, driver_command, is_on_loopback
 from shoal.state.home import is_own_store
 from shoal.state.schema import JOB_ACTIVE, Job, JobState, Pool
 
@@ -164,7 +164,10 @@ def _libraries(job: Job) -> list[str]:
     framework = [name for name in get_args(Framework) if name in trained]
     tracking = job.spec.get("tracking")
     mlflow = [] if tracking is None else ["mlflow"] if tracking.get("uri") else ["mlflow", MLFLOW_STORE]
-    return [*ray, *framework, *mlflow]
+    # Packages that the job brings may contain another PyTorch. On a pool with Ray, Ray may start the workers.
+    brings_packages = job.run_config.get("packages") or job.run_config.get("code")
+    torch = ["torch"] if job.framework == "pytorch" and not ray and not brings_packages else []
+    return [*ray, *framework, *mlflow, *torch]
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,19 @@ folder from which the driver can import modules; this process then can import th
 
 A template is a process that has imported the training library and done nothing else. A driver forks it from itself at
 its start, while it has one thread and has run no code of a job. The workers, and XGBoost's tracker, are forked from it:
-they share the memory of the modules that the driver, the template and they need, and start without imports."""
+they share the memory of the modules that the driver, the template and they need, and start without imports. Because
+PyTorch takes seconds to import, the fork server of a pool without Ray keeps a template that has imported it, and lets
+it fork a template for each driver."""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -27,6 +30,10 @@ from shoal.training.host.imports import before_forks, import_lean, thread_count
 from shoal.training.host.memory import trim_memory
 from shoal.training.host.own_process import ending_forks
 from shoal.training.host.process_channel import ProcessChannel
+
+TORCH_MODULES = ("torch", "torch._dynamo")
+"""Modules of PyTorch that a template imports. The first optimizer of each worker would import the compiler
+(``torch._dynamo``), which takes longer than PyTorch."""
 
 
 def serve(driver: socket.socket, served: object) -> NoReturn:
@@ -66,7 +73,7 @@ class Template:
     def __init__(self, control: socket.socket) -> None:
         self._control = control
 
-    def prepare(self, cpus: int, trim: bool, folders: Sequence[str], modules: Sequence[str], complete: bool) -> int:
+    def prepare(self, cpus: int, trim: bool, folders: Sequence[str], modules: Sequence[str], complete: bool) -> None:
         """Import the modules that the workers need, and for user code (`complete`) also their optional packages."""
         os.environ["OMP_NUM_THREADS"] = str(max(1, cpus))
         add_to_path(folders)
@@ -77,7 +84,6 @@ class Template:
         # Without `gc.freeze`, the garbage collection of a worker would copy the memory that the worker shares with this
         # process.
         gc.freeze()
-        return thread_count()
 
     def fork(self, run: Callable[..., object], args: Sequence[object], number: int) -> int:
         """Fork a process that calls a function with file descriptors and arguments, and return its process id.
@@ -85,10 +91,12 @@ class Template:
         Directly after this call, the driver sends the `number` file descriptors.
 
         Raises:
-            OSError: The machine has no room for another process.
+            OSError: The machine has no room for another process, or a module has started a thread.
         """
         _, descriptors, _, _ = socket.recv_fds(self._control, 1, number)
         try:
+            if thread_count() > 1:
+                raise OSError("a module of the template has started a thread")
             pid = os.fork()
             if not pid:
                 self._become(partial(run, *descriptors, *args))
@@ -125,28 +133,49 @@ def serve_worker(calls: int, output: int) -> NoReturn:
     serve(socket.socket(fileno=calls), Worker())
 
 
-def fork_template() -> socket.socket | None:
+def serve_template(calls: int, output: int, folder: str, variables: Mapping[str, str]) -> NoReturn:
+    """Run the template of a driver in this process, with the folder, output and variables of the driver.
+
+    Its processes are in a session of their own, by which the fork server finds those that the driver leaves.
+    """
+    os.setsid()
+    for descriptor in (1, 2):
+        os.dup2(output, descriptor)
+    os.close(output)
+    os.chdir(folder)
+    os.environ.update(variables)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    control = socket.socket(fileno=calls)
+    serve(control, Template(control))
+
+
+def fork_template(begin: Callable[[], object] = lambda: None) -> tuple[socket.socket, int] | None:
     """Fork a template from this process, which must have only one thread.
 
+    Args:
+        begin: Function that the template calls first.
+
     Returns:
-        The driver's end of the socket to the template. The template ends when this socket is closed. None if the
-        machine has no room for another process; the workers are then started without a template.
+        The driver's end of the socket to the template, and the template's process id. The template ends when this
+        socket is closed. None if the machine has no room for another process; the workers are then started without a
+        template.
     """
     ours, theirs = socket.socketpair()
     try:
-        is_template = not os.fork()
+        pid = os.fork()
     except OSError:
         ours.close()
         theirs.close()
         return None
-    if is_template:
+    if not pid:
         try:
             ours.close()
+            begin()
             serve(theirs, Template(theirs))
         finally:
             os._exit(1)
     theirs.close()
-    return ours
+    return ours, pid
 
 
 if __name__ == "__main__":

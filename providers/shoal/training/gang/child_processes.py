@@ -228,12 +228,11 @@ class _Template:
         self.close = self._proxy.close
         self.settings: _StartSettings | None = None
         """Settings with which workers can be forked."""
-        self._threads: Future[Any] | None = None
 
     def prepare(self, settings: _StartSettings, modules: Sequence[str], complete: bool) -> None:
         if self.settings is None:
             self.settings = settings
-            self._threads = self._proxy.call("prepare", *settings, sys.path, list(modules), complete)
+            self._proxy.call("prepare", *settings, sys.path, list(modules), complete)
 
     def fork(self, run: Callable[..., object], args: Sequence[object], descriptors: Sequence[int]) -> Forked | None:
         """Wait until the template has imported its modules, and fork a process that calls a function.
@@ -241,7 +240,7 @@ class _Template:
         Returns:
             The process; None if the template cannot fork, or has ended.
         """
-        if self._threads is None or self._threads.result() != 1:
+        if self.settings is None:
             return None
         pid = self._proxy.call("fork", run, args, len(descriptors), descriptors=descriptors).result()
         return Forked(pid, self._proxy) if isinstance(pid, int) else None

@@ -19,6 +19,7 @@ from shoal.data.connector import DataConnector
 from shoal.errors import DataError, MissingExtraError, ShoalError
 from shoal.lazy_imports import cloudpickle
 from shoal.training import cluster, locations
+from shoal.training.gang.child import TORCH_MODULES
 from shoal.training.gang.child_processes import import_ahead
 from shoal.training.gang.gang import Gang, end_gangs
 from shoal.training.host.usage import NodeMetrics
@@ -92,11 +93,8 @@ def run(
 
 
 def import_ahead_for_workers(request: FunctionRequest) -> None:
-    """Import PyTorch in the template of the workers, while this process does other things.
-
-    The first optimizer of each worker would import the compiler (``torch._dynamo``), which takes longer than PyTorch.
-    """
-    import_ahead(request.demand().resolved, ["torch", "torch._dynamo"], complete=True)
+    """Import PyTorch in the template of the workers, while this process does other things."""
+    import_ahead(request.demand().resolved, TORCH_MODULES, complete=True)
 
 
 @dataclass
