@@ -71,6 +71,10 @@ class _OfThisProcess(PauseClock):
             self._thread.start()
         return super().read()
 
+    def threads(self) -> int:
+        """Return the number of threads of the clock, 0 or 1. A fork may leave it out, because it holds no lock."""
+        return int(self._thread is not None and self._thread.is_alive())
+
     def _tick(self) -> None:
         while True:
             super().read()
@@ -80,3 +84,4 @@ class _OfThisProcess(PauseClock):
 _clock = _OfThisProcess()
 waited_since = _clock.waited_since
 paused_after = _clock.paused_after
+threads = _clock.threads

@@ -88,11 +88,12 @@ class Call(Generic[T]):
 
         returns_model = self.parts.returns_model
         self.parts.check()
-        if returns_model:
-            # The model's library is imported while the pool and the job start: the import takes 1.6 s of CPU time.
-            Thread(target=self._import_library).start()
         with self._pool(None) as pool_name:
             call = SubmittedCall(jobs.submit(self._spec(pool_name), returns_model=returns_model), self._read)
+            if returns_model:
+                # The model's library is imported while the job runs, and not before it is submitted: the import takes
+                # 1.6 s of CPU time, and holds the GIL.
+                Thread(target=self._import_library).start()
             try:
                 # Without a terminal, `ProgressDisplay` would print the progress as lines. The job's log already
                 # contains lines about the progress, so `first_line_s=math.inf` turns the display's own lines off.

@@ -202,7 +202,8 @@ class LocalOptions(PoolOptions):
         default=None,
         description=f"Libraries, separated by commas, that the head of a local:// pool imports while the pool starts, "
         f"so that the first job starts sooner: {', '.join(LIBRARIES)}. With mlflow, the head also creates shoal's own "
-        "MLflow database if there is none. torch needs ray=false. Default: none; the first job that needs a library imports it for all jobs.",
+        "MLflow database if there is none. torch needs ray=false. Default: none; the first job that needs a library "
+        "imports it for all jobs.",
     )
 
     python: str | None = Field(

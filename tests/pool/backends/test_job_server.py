@@ -144,9 +144,11 @@ def test_driver_that_cannot_start_is_refused_with_the_reason(fresh_home: Path, r
 HEAD = """
 import sys
 from pathlib import Path
+from shoal import own_pauses
 from shoal.pool.backends.local.job_server import JobServer
 from shoal.state.home import open_locked
 
+own_pauses.waited_since(0.0)  # every supervisor does, which starts a thread
 with open_locked(Path("lock"), wait=False) as is_mine:
     assert is_mine
     server = JobServer(Path.cwd(), sys.argv[1])

@@ -28,6 +28,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol
 
+from shoal import own_pauses
 from shoal.os_processes import how_ended, python_command
 from shoal.pool.endpoint import LIBRARIES, driver_arguments
 from shoal.pool.timeouts import DRIVER_START_TIMEOUT, DRIVER_STOP_PATIENCE, HEAD_REQUEST_TIMEOUT, HEAD_TOKEN_TIMEOUT
@@ -99,11 +100,11 @@ class _ChildProcess:
 def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] | _ChildProcess:
     """Start the program of the fork server in a session of its own.
 
-    If this process has only one thread and has not imported Ray, the fork server is a fork of it. Then the two share
-    the memory of the modules that both use (30 MiB), and the start takes 0.2 s of CPU time instead of 0.6 s. After a
-    fork, Ray would write to the streams of this process, also in the drivers.
+    If this process has only one thread, apart from that of its clock, and has not imported Ray, the fork server is a
+    fork of it. Then the two share the memory of the modules that both use (30 MiB), and the start takes 0.2 s of CPU
+    time instead of 0.6 s. After a fork, Ray would write to the streams of this process, also in the drivers.
     """
-    if len(os.listdir("/proc/self/task")) > 1 or "ray" in sys.modules:
+    if len(os.listdir("/proc/self/task")) - own_pauses.threads() > 1 or "ray" in sys.modules:
         command = python_command("-m", _FORK_SERVER)
         return subprocess.Popen(command, stdin=requests, stdout=answers, start_new_session=True)
     pid = os.fork()
