@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -158,20 +158,16 @@ def test_which_jobs_record_a_run(fresh_home, monkeypatch, variables, run_config,
         assert fitted.completed("p", variables).tracking.experiment == "mine"
 
 
-def test_the_library_of_the_model_is_imported_while_the_pool_starts_and_an_interrupt_cancels_the_job(
+def test_the_library_of_the_model_is_imported_while_the_job_runs_and_an_interrupt_cancels_the_job(
     monkeypatch, tmp_path
 ):
     events, imported = [], threading.Event()
     (tmp_path / "a_library.py").write_text("from tests.distributors import test_call as t; t.imported()")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setitem(globals(), "imported", imported.set)
-    handle = SimpleNamespace(wait=lambda *_: events.append("wait"), cancel=events.append)
+    wait = lambda *_: imported.wait(timeout=60) and events.append("wait")  # noqa: E731
+    handle = SimpleNamespace(wait=wait, cancel=events.append)
     monkeypatch.setattr("shoal.jobs.submit", lambda spec, **_: events.append("submit") or handle)
-
-    @contextmanager
-    def pool(_):
-        assert imported.wait(timeout=60)
-        yield "p"
 
     monkeypatch.setattr(call, "is_connected", lambda: False)
     parts = SimpleNamespace(
@@ -181,7 +177,7 @@ def test_the_library_of_the_model_is_imported_while_the_pool_starts_and_an_inter
         read=lambda *_: "",
         value=str,
     )
-    training = Call(parts, pool=pool)
+    training = Call(parts, pool=lambda _: nullcontext("p"))
     monkeypatch.setattr(Call, "_spec", lambda *_: None)
     training.run()
     assert events == ["submit", "wait"]
