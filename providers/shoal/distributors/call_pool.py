@@ -23,6 +23,7 @@ from shoal.pool.holder import job_holder
 from shoal.pool.options import is_pool_name
 from shoal.pool.selection import defined_pool, which_pool
 from shoal.pool.spec import PoolSpec, pool_name_of
+from shoal.pool.status import NodeStatus
 from shoal.pool.timeouts import IDLE_TIMEOUT, JOB_LEASE_TTL
 from shoal.pool.waiting import end_if_abandoned
 from shoal.state import Store
@@ -181,9 +182,11 @@ def embedded_pool(
                     end_if_abandoned(Store(), spec.name)
                     _say(f"{reason}starting a pool that is embedded in this process and ends with it, {spec.uri}{few}")
                 pool = ComputePool(spec)
-                pool.up(owner=ProcessId.mine())
-            _warn_without_gpus(pool, found)
-            return pool, bool(found) or any(node["gpus"] for node in pool.get_nodes())
+                if is_new or not _active_nodes(pool):
+                    pool.up(owner=ProcessId.mine())
+            nodes = _active_nodes(pool)
+            _warn_without_gpus(nodes, found)
+            return pool, bool(found) or any(node.gpus for node in nodes)
 
         with pool_of_process(max(own, cpus), gpus, start, ray=ray, libraries=libraries) as name:
             yield name
@@ -204,7 +207,7 @@ def embedded_pool(
         pool = ComputePool(spec, holder=job_holder(job_id))
         with _leased_for_job(pool, 1, job_id, owner=ProcessId.mine()):
             turn.close()
-            _warn_without_gpus(pool, found)
+            _warn_without_gpus(_active_nodes(pool), found)
             yield pool.name
 
 
@@ -237,9 +240,16 @@ def _end_pool_of_earlier_attempt(spec: PoolSpec, job_id: str) -> None:
             pool.down()
 
 
-def _warn_without_gpus(pool: ComputePool, found: Sequence[Gpu]) -> None:
-    """Print a warning if a new embedded pool has no GPU although this machine has GPUs."""
-    if not found or any(node["gpus"] for node in pool.get_nodes()):
+def _active_nodes(pool: ComputePool) -> Sequence[NodeStatus]:
+    """Return the active nodes of an embedded pool; none if the pool is down, or was deleted."""
+    with suppress(PoolNotFoundError):
+        return pool.describe().active
+    return ()
+
+
+def _warn_without_gpus(nodes: Sequence[NodeStatus], found: Sequence[Gpu]) -> None:
+    """Print a warning if an embedded pool has no GPU although this machine has GPUs."""
+    if not found or any(node.gpus for node in nodes):
         return
     claimants = ", ".join(sorted({claimant.pool for claimant in look(found)[1]}))
     _say(

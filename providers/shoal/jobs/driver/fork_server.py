@@ -54,6 +54,8 @@ PRELOADED = (
     "pyarrow.compute",
     "pyarrow.dataset",
     "pyarrow.parquet",
+    "fsspec",
+    "fsspec.implementations.local",
     "mlflow",
     "mlflow.models",
     f"{MLFLOW_STORE}.tracking.sqlalchemy_store",
@@ -63,7 +65,7 @@ PRELOADED = (
 )
 """Modules that the server may import. A driver needs 2 to 3 s for all of them."""
 
-_ALWAYS = ("numpy", "pyarrow")
+_ALWAYS = ("numpy", "pyarrow", "fsspec")
 """Libraries that are imported whenever a job needs a library."""
 
 _DATABASE_MODULE = f"{MLFLOW_STORE}.tracking.sqlalchemy_store"
