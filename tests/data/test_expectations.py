@@ -137,10 +137,16 @@ def test_an_expectation_that_cannot_be_checked_is_refused(
 
 
 def test_a_share_that_is_just_allowed_passes_and_the_last_day_is_an_age(tmp_path: Path) -> None:
-    rows = pa.table({"x": [None] * 29 + [1] * 71, "until": [date(9999, 12, 31)] * 100})
+    later = pa.array([500_000_000_000_000] * 100, pa.timestamp("ms"))  # after Python's last year
+    half = pa.array([0.5] * 100, pa.float16())
+    rows = pa.table({"x": [None] * 29 + [1] * 71, "until": [date(9999, 12, 31)] * 100, "later": later, "half": half})
     pq.write_table(rows, tmp_path / "a.parquet")
     assert 0.29 * 100 < 29
-    DataConnector.from_parquet(tmp_path).expect(nulls={"x": 0.29}, fresh={"column": "until", "within": "2d"})
+    data = DataConnector.from_parquet(tmp_path)
+    data.expect(nulls={"x": 0.29}, fresh={"column": "until", "within": "2d"}, range={"half": (0, 1)})
+    data.expect(fresh={"column": "later", "within": "2d"})
+    with pytest.raises(DataError, match="is from '17814-"):
+        data.expect(range={"later": (None, "2024-01-01")})
 
 
 def test_a_spec_without_expectations_is_stored_as_by_earlier_versions() -> None:

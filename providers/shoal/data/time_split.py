@@ -130,4 +130,7 @@ def time_text(value: pa.Scalar) -> Any:
         zone = None if value.type.tz is None else "UTC"
         value = pc.ceil_temporal(value.cast(pa.timestamp(value.type.unit, zone)), unit="microsecond")
         value = value.cast(pa.timestamp("us", zone))
-    return builtin_value(value.as_py())
+    try:
+        return builtin_value(value.as_py())
+    except OverflowError:  # Python's times end with the year 9999
+        return value.cast(pa.string()).as_py()
