@@ -74,6 +74,9 @@ def test_a_change_that_the_deciles_alone_would_not_show_is_drift(before: list[ob
 def test_columns_of_other_types_are_not_compared_and_empty_ones_have_a_profile() -> None:
     numbers = profile_of(pa.chunked_array([[1, 2]]), is_category=False)
     assert stability_index(numbers, pa.chunked_array([["1", "2"]])) is None
+    truths, ones = pa.chunked_array([[True, False, True]]), pa.chunked_array([[1, 0, 1]])
+    for before, after in ((truths, ones), (ones, truths)):
+        assert stability_index(profile_of(before, is_category=False), after) == 0
     texts = [pa.chunked_array([pa.array(["a", None, "b"]).cast(kind)]) for kind in (pa.string(), pa.string_view())]
     texts.append(texts[0].dictionary_encode())
     assert [profile_of(each, is_category=False)["shares"] for each in texts] == [[1 / 3, 1 / 3, 0, 1 / 3]] * 3

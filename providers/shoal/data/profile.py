@@ -85,7 +85,7 @@ def stability_index(profile: Mapping[str, Any], values: pa.ChunkedArray) -> floa
     Returns:
         The index; None if texts cannot be compared with a profile of numbers.
     """
-    if "edges" in profile and not has_numbers(values.type):
+    if "edges" in profile and not (has_numbers(values.type) or pa.types.is_boolean(values.type)):
         return None
     expected, actual = (np.maximum(each, _LEAST_SHARE) for each in (profile["shares"], _shares(profile, values)))
     return float(((actual - expected) * np.log(actual / expected)).sum())
@@ -115,5 +115,7 @@ def _numbers(values: pa.ChunkedArray) -> np.ndarray:
 
 
 def _texts(values: pa.ChunkedArray) -> list[str]:
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())  # so that a column that becomes one of 0 and 1 does not differ
     found: list[str] = pc.utf8_slice_codeunits(values.cast(pa.large_string()), 0, _LONGEST_TEXT).to_pylist()
     return found

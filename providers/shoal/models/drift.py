@@ -100,7 +100,10 @@ def profiled(
     known = ((name, index) for name, index in indices.items() if index is not None)
     drift = dict(sorted(known, key=lambda each: -each[1]))
     if others := names - drift.keys():
-        print(f"no drift is known of {', '.join(sorted(others))}: version {version} has other columns or types")
+        unknown = f"no drift is known of {', '.join(sorted(others))}: version {version} has other columns or types"
+        if expected and others.intersection(expected.columns):
+            raise DataError(f"{unknown}. Train once without these columns in expect.drift.columns")
+        print(unknown)
     limit = expected.max if expected else math.inf
     counted = (expected and expected.columns) or names
     if large := [f'"{name}" {drift[name]:.3g}' for name in drift if name in counted and drift[name] > limit]:
