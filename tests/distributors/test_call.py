@@ -260,7 +260,7 @@ def test_a_call_without_a_pool_that_is_up_has_one_of_its_own_size(calls, tiny, c
     assert [pool.name for pool in list_pools()] == ["old"]
 
 
-def test_calls_at_once_share_a_pool_that_is_started_again_after_it_went_down(tiny):
+def test_calls_at_once_share_a_pool_that_is_started_again_after_it_went_down(tiny, monkeypatch):
     both_in = threading.Barrier(2, timeout=60)
 
     def call() -> str:
@@ -272,6 +272,10 @@ def test_calls_at_once_share_a_pool_that_is_started_again_after_it_went_down(tin
         names = [each.result() for each in [threads.submit(call) for _ in range(2)]]
     assert names[0] == names[1]
     [node] = node_rows()
+    with monkeypatch.context() as limited, embedded_pool():
+        limited.setattr(Store, "transaction", None)
+        with embedded_pool() as name:  # a pool that is up is only read
+            assert name == names[0]
     ComputePool(names[0]).down()  # as its idle_timeout does
     with embedded_pool() as name:
         assert name == names[0]
