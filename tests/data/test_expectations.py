@@ -145,6 +145,7 @@ def test_a_share_that_is_just_allowed_passes_and_the_last_day_is_an_age(tmp_path
     data = DataConnector.from_parquet(tmp_path)
     data.expect(nulls={"x": 0.29}, fresh={"column": "until", "within": "2d"}, range={"half": (0, 1)})
     data.expect(fresh={"column": "later", "within": "2d"})
+    data.expect(fresh={"column": "until", "within": "999999d"})
     with pytest.raises(DataError, match="is from '17814-"):
         data.expect(range={"later": (None, "2024-01-01")})
 

@@ -158,8 +158,7 @@ class Expectations(Settings):
             at = parse_moment(fresh.at) if fresh.at else datetime.fromtimestamp(now, UTC)
             newest = time_text(found["max"]) if present else None
             longest = duration(fresh.within) + timedelta(days=pa.types.is_date(type_))
-            limit = pa.scalar((at - longest).astimezone(UTC).replace(tzinfo=None), pa.timestamp("us"))
-            if newest is None or pc.less(_in_utc(found["max"]), limit).as_py():
+            if newest is None or _is_before(found["max"], at, longest):
                 yield f'the newest "{name}" is {newest}, more than {fresh.within} before {at.isoformat()}'
 
 
@@ -171,10 +170,14 @@ def without_nulls(values: pa.ChunkedArray) -> pa.ChunkedArray:
     return values.filter(pc.invert(pc.is_nan(values))) if pa.types.is_floating(values.type) else values
 
 
-def _in_utc(time: pa.Scalar) -> pa.Scalar:
-    """Return a date or timestamp as a timestamp in UTC, without its zone."""
-    naive = pa.timestamp(time.type.unit if pa.types.is_timestamp(time.type) else "us")
-    return time.cast(naive)
+def _is_before(time: pa.Scalar, at: datetime, longest: timedelta) -> bool:
+    """Return whether a date or timestamp, which is UTC if it has no zone, is earlier than `longest` before a time."""
+    type_ = pa.timestamp(time.type.unit if pa.types.is_timestamp(time.type) else "s")
+    try:
+        limit = pa.scalar((at - longest).astimezone(UTC).replace(tzinfo=None), pa.timestamp("us"))
+        return bool(pc.less(time.cast(type_), limit.cast(type_, safe=False)).as_py())
+    except (OverflowError, pa.ArrowInvalid):  # the limit is before the first time of Python or of the column's type
+        return False
 
 
 def _repeated(columns: Sequence[str], source: ParquetSource, rows: int) -> Iterator[str]:

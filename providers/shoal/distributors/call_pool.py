@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -182,8 +183,7 @@ def embedded_pool(
                     end_if_abandoned(Store(), spec.name)
                     _say(f"{reason}starting a pool that is embedded in this process and ends with it, {spec.uri}{few}")
                 pool = ComputePool(spec)
-                if is_new or not _active_nodes(pool):
-                    pool.up(owner=ProcessId.mine())
+                pool.up(owner=ProcessId.mine())
             nodes = _active_nodes(pool)
             _warn_without_gpus(nodes, found)
             return pool, bool(found) or any(node.gpus for node in nodes)
@@ -310,6 +310,7 @@ class _Kept:
         spec: Definition of the pool.
         calls: Number of calls that use the pool now.
         pool: The pool; None before it was started.
+        up_at: When the pool was last brought up, from `time.monotonic`. A pool that is up is used from then on.
         may_have_gpus: Whether this machine has GPUs that the pool has claimed or could claim.
         turn: Lock that a call holds while it starts or ends the pool.
     """
@@ -317,6 +318,7 @@ class _Kept:
     spec: PoolSpec
     calls: int = 0
     pool: ComputePool | None = None
+    up_at: float = 0.0
     may_have_gpus: bool = True
     turn: threading.Lock = field(default_factory=threading.Lock)
 
@@ -353,7 +355,10 @@ def pool_of_process(
         for each in idle:
             _end(each)
         with kept.turn:
-            kept.pool, kept.may_have_gpus = start(kept.spec, kept.pool is None)
+            now = time.monotonic()
+            if kept.pool is None or now - kept.up_at > IDLE_TIMEOUT / 2 or not _active_nodes(kept.pool):
+                kept.pool, kept.may_have_gpus = start(kept.spec, kept.pool is None)
+                kept.up_at = now
         yield kept.pool.name
     finally:
         with kept.turn:

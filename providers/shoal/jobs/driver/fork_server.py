@@ -2,8 +2,8 @@
 
 A pool's head starts this process (``python -P -m shoal.jobs.driver.fork_server``) and writes a request for each job to
 its stdin, as a line of JSON. The answers on its stdout are lines of JSON, too: one when a driver has started or could
-not be started, one when it has ended. The process has one thread and runs no code of a job, and each fork of it serves
-one job. The drivers end with the process that forked them, and that process ends with the head. When a driver has
+not be started, one when it has ended. The process has one thread and runs no code of a job, and each driver serves one
+job. The drivers end with the process that forked them, and that process ends with the head. When a driver has
 ended, the process kills what is left of the driver's job, such as processes that a training function has forked.
 
 The process imports the libraries of the jobs, so that the drivers need no time for them. Before the first job, it
@@ -28,22 +28,19 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
-import cloudpickle
 import psutil
 
 from shoal.boosting_libraries import BOOSTING_LIBRARIES, MLFLOW_STORE
 from shoal.jobs.timeouts import FORK_SERVER_IDLE_S
 from shoal.os_processes import python_command
 from shoal.secrets.hidden_output import DRIVER_TAG
-from shoal.training.gang.child import TORCH_MODULES, fork_template, serve_template
+from shoal.training.gang.child import NO_PROCESS, TORCH_MODULES, TemplateOfTemplates, fork_template
 from shoal.training.host.imports import before_forks, import_lean, thread_count
 from shoal.training.host.memory import OomKills
 from shoal.training.host.own_process import WORKER
-from shoal.training.host.process_channel import ProcessChannel
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -74,6 +71,9 @@ _DATABASE_MODULE = f"{MLFLOW_STORE}.tracking.sqlalchemy_store"
 _LEAN = tuple(BOOSTING_LIBRARIES)
 """Modules that are imported without optional packages. A driver that needs these packages imports the modules again."""
 
+_NO_TELEMETRY = {"MLFLOW_DISABLE_TELEMETRY": "true"}
+"""Variable for workers that import MLflow themselves; others inherit an MLflow that was imported with it."""
+
 _PAUSE_S = 0.2
 """Seconds without a request after which the server imports a module that an ended driver has used. The import waits,
 because the next request may follow at once."""
@@ -90,52 +90,6 @@ the import may take minutes."""
 
 _THREAD_END_S = 0.5
 """Longest time in seconds that the kernel needs to end a thread that has returned."""
-
-
-_NO_DRIVER = 0
-"""Process id in place of that of a driver or of a template."""
-
-
-class TorchTemplate:
-    """Template that imports PyTorch, and forks a template for each driver. The requests wait for the import.
-
-    Args:
-        control: Socket to the template.
-        pid: Process id of the template.
-    """
-
-    def __init__(self, control: socket.socket, pid: int) -> None:
-        self.pid = pid
-        self.channel = ProcessChannel(control)
-        self._drivers: deque[int] = deque([_NO_DRIVER])  # the first answer is that of `prepare`
-        self._call("prepare", 1, False, sys.path, [*TORCH_MODULES, "shoal.training.pytorch.worker"], True)
-
-    def fork(self, driver: int, folder: str, log: int, control: socket.socket) -> None:
-        """Request the template of a driver.
-
-        Args:
-            driver: Process id of the driver.
-            folder: Folder of the driver.
-            log: Descriptor of the log of the driver.
-            control: End of a socket, of which the driver has the other end.
-        """
-        self._drivers.append(driver)
-        variables = {DRIVER_TAG: str(driver)}
-        self._call("fork", serve_template, (folder, variables), 2)
-        socket.send_fds(self.channel.socket, [b"+"], [control.fileno(), log])
-
-    def session(self) -> tuple[int, int]:
-        """Receive an answer. Return the process id of a driver, and the session of its template; `_NO_DRIVER` for one
-        that does not exist.
-
-        Raises:
-            EOFError: The template has ended.
-        """
-        session = cloudpickle.loads(self.channel.receive())
-        return self._drivers.popleft(), session if isinstance(session, int) else _NO_DRIVER
-
-    def _call(self, method: str, *args: Any) -> None:
-        self.channel.send(cloudpickle.dumps((method, args)))
 
 
 class ForkServer:
@@ -165,7 +119,7 @@ class ForkServer:
         self._ended: set[int] = set()
         """Sessions of ended drivers and of their templates."""
         self._has_modules = False
-        self._torch: TorchTemplate | None = None
+        self._torch: TemplateOfTemplates | None = None
         self._sessions: dict[int, int] = {}
         """Sessions of the templates that `_torch` has forked, by the process ids of their drivers."""
         self._selector = selectors.DefaultSelector()
@@ -211,7 +165,10 @@ class ForkServer:
             return _PAUSE_S if self._had_request else 0.0
         if self._running or not (self._preloaded or self._torch):
             return None
-        return _PAUSE_S if thread_count() > 1 else FORK_SERVER_IDLE_S
+        with contextlib.suppress(OSError):  # no descriptor is left
+            if thread_count() > 1:
+                return _PAUSE_S
+        return FORK_SERVER_IDLE_S
 
     def _import_modules(self) -> None:
         """Import the modules of drivers, which takes a second: the template of PyTorch is forked earlier."""
@@ -235,8 +192,11 @@ class ForkServer:
             signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks for the exit codes of the forked templates
 
         if self._torch is None and (forked := fork_template(begin)):
-            self._torch = TorchTemplate(*forked)
-            self._selector.register(self._torch.channel.socket, selectors.EVENT_READ)
+            with contextlib.suppress(OSError):  # no descriptor is left, or the template has ended
+                template = TemplateOfTemplates(*forked)
+                template.load([*TORCH_MODULES, "shoal.training.pytorch.worker", *_modules_of(_ALWAYS)])
+                self._selector.register(template.channel.socket, selectors.EVENT_READ)
+                self._torch = template
 
     def _note_session(self) -> None:
         assert self._torch is not None
@@ -247,25 +207,29 @@ class ForkServer:
             self._torch.channel.close()
             self._torch = None
             return
+        if NO_PROCESS in (driver, session):
+            return
         if driver in self._running:
             self._sessions[driver] = session
-        elif driver != _NO_DRIVER:
+            self._ended.discard(session)
+        else:
             self._ended.add(session)
             self._kill_left_processes()
 
     def _answer_request(self, request: dict[str, Any]) -> None:
         """Import the libraries of a driver and start it. A request without a driver names those to import meanwhile."""
         libraries = {*_ALWAYS, *request["libraries"]} if request["libraries"] else ()
-        modules = [module for module in PRELOADED if _library_of(module) in libraries]
+        modules = _modules_of(libraries)
         if "torch" in libraries:
             self._begin_torch()
         if "id" not in request:
             self._wanted, self._creates_database = modules, MLFLOW_STORE in libraries
             return
         self._had_request = True
-        self._import_modules()
-        for module in modules:
-            self._preload(module)
+        with contextlib.suppress(OSError):  # no descriptor is left: the driver is refused
+            self._import_modules()
+            for module in modules:
+                self._preload(module)
         self._start(request)
 
     def _start(self, request: dict[str, Any]) -> None:
@@ -283,7 +247,8 @@ class ForkServer:
                     self._become_driver(server, request, log, ours)
                 if torch and theirs:
                     with contextlib.suppress(OSError):  # the template has ended: the driver finds that out
-                        torch.fork(pid, request["folder"], log, theirs)
+                        torch.fork(pid, request["folder"], log, theirs, {DRIVER_TAG: str(pid), **_NO_TELEMETRY})
+                        torch.load(_modules_of({*_ALWAYS, *request["libraries"]}))
         except OSError as error:  # no process, memory or descriptor is left; the drivers that run must go on
             self._answer({"id": request["id"], "refused": str(error)})
             return
@@ -450,6 +415,10 @@ class ForkServer:
 
     def _answer(self, answer: dict[str, Any]) -> None:
         os.write(self._answers, json.dumps(answer).encode() + b"\n")
+
+
+def _modules_of(libraries: Collection[str]) -> list[str]:
+    return [module for module in PRELOADED if _library_of(module) in libraries]
 
 
 def _library_of(module: str) -> str:

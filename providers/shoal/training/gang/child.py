@@ -13,12 +13,14 @@ it fork a template for each driver."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
 import socket
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
@@ -72,10 +74,12 @@ class Template:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
+        self._can_fork = True
 
     def prepare(self, cpus: int, trim: bool, folders: Sequence[str], modules: Sequence[str], complete: bool) -> None:
         """Import the modules that the workers need, and for user code (`complete`) also their optional packages."""
         os.environ["OMP_NUM_THREADS"] = str(max(1, cpus))
+        self._can_fork = False  # if a module raises an error, a new process shows it
         add_to_path(folders)
         if trim:
             trim_memory()
@@ -84,6 +88,7 @@ class Template:
         # Without `gc.freeze`, the garbage collection of a worker would copy the memory that the worker shares with this
         # process.
         gc.freeze()
+        self._can_fork = True
 
     def fork(self, run: Callable[..., object], args: Sequence[object], number: int) -> int:
         """Fork a process that calls a function with file descriptors and arguments, and return its process id.
@@ -91,12 +96,12 @@ class Template:
         Directly after this call, the driver sends the `number` file descriptors.
 
         Raises:
-            OSError: The machine has no room for another process, or a module has started a thread.
+            OSError: The machine has no room for another process, or a module has started a thread or raised an error.
         """
         _, descriptors, _, _ = socket.recv_fds(self._control, 1, number)
         try:
-            if thread_count() > 1:
-                raise OSError("a module of the template has started a thread")
+            if not self._can_fork or thread_count() > 1:
+                raise OSError("a module of the template has started a thread or raised an error")
             pid = os.fork()
             if not pid:
                 self._become(partial(run, *descriptors, *args))
@@ -118,8 +123,11 @@ class Template:
                 os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)
                 for descriptor in (1, 2)
             )
+            # Otherwise NumPy and PyTorch would draw the same numbers in all workers.
             if numpy_random := sys.modules.get("numpy.random"):
-                numpy_random.seed()  # otherwise NumPy would draw the same numbers in all workers
+                numpy_random.seed()
+            if torch := sys.modules.get("torch"):
+                torch.default_generator.seed()
             run()
         finally:
             os._exit(1)
@@ -149,6 +157,55 @@ def serve_template(calls: int, output: int, folder: str, variables: Mapping[str,
     serve(control, Template(control))
 
 
+NO_PROCESS = 0
+"""Process id in place of that of a process that does not exist."""
+
+
+class TemplateOfTemplates:
+    """Handle of a template that forks a template for each driver. Requests wait for its imports, the caller does not.
+
+    Args:
+        control: Socket to the template.
+        pid: Process id of the template.
+    """
+
+    def __init__(self, control: socket.socket, pid: int) -> None:
+        self.pid = pid
+        self.channel = ProcessChannel(control)
+        self._drivers: deque[int] = deque()
+
+    def load(self, modules: Sequence[str]) -> None:
+        """Request imports."""
+        self._request(NO_PROCESS, "prepare", 1, False, sys.path, modules, True)
+
+    def fork(self, driver: int, folder: str, log: int, control: socket.socket, variables: Mapping[str, str]) -> None:
+        """Request the template of a driver.
+
+        Args:
+            driver: Process id of the driver.
+            folder: Folder of the driver.
+            log: Descriptor of the log of the driver.
+            control: End of a socket, of which the driver has the other end.
+            variables: Environment variables of the template and its forks.
+        """
+        self._request(driver, "fork", serve_template, (folder, variables), 2)
+        socket.send_fds(self.channel.socket, [b"+"], [control.fileno(), log])
+
+    def session(self) -> tuple[int, int]:
+        """Receive an answer. Return the process id of a driver, and the session of its template; `NO_PROCESS` for one
+        that does not exist.
+
+        Raises:
+            EOFError: The template has ended.
+        """
+        session = cloudpickle.loads(self.channel.receive())
+        return self._drivers.popleft(), session if isinstance(session, int) else NO_PROCESS
+
+    def _request(self, driver: int, method: str, *args: object) -> None:
+        self._drivers.append(driver)
+        self.channel.send(cloudpickle.dumps((method, args)))
+
+
 def fork_template(begin: Callable[[], object] = lambda: None) -> tuple[socket.socket, int] | None:
     """Fork a template from this process, which must have only one thread.
 
@@ -160,13 +217,13 @@ def fork_template(begin: Callable[[], object] = lambda: None) -> tuple[socket.so
         socket is closed. None if the machine has no room for another process; the workers are then started without a
         template.
     """
-    ours, theirs = socket.socketpair()
-    try:
-        pid = os.fork()
-    except OSError:
-        ours.close()
-        theirs.close()
-        return None
+    with contextlib.ExitStack() as opened:
+        try:
+            ours, theirs = map(opened.enter_context, socket.socketpair())
+            pid = os.fork()
+        except OSError:
+            return None
+        opened.pop_all()
     if not pid:
         try:
             ours.close()
