@@ -111,7 +111,7 @@ ROOMS = st.builds(Room, st.integers(0, 6), NODES.map(tuple))
 
 
 def fits(entries: list[Entry], room: Room) -> bool:
-    claims = [each.claim(room.nodes) for each in entries]
+    claims = [each.gang.claim(room.nodes, each.most_nodes) for each in entries]
     return (
         room.drivers is not None
         and len(entries) <= room.drivers

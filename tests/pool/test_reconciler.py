@@ -10,14 +10,17 @@ import psutil
 import pytest
 
 from shoal import ComputePool
+from shoal.jobs.journal import attempts
+from shoal.jobs.journal.attempts import Order
 from shoal.os_processes import ProcessId
 from shoal.pool import reconciling
-from shoal.pool.reconciling import reconcile
+from shoal.pool.reconciling import Reading, reconcile
 from shoal.pool.supervisor import Supervisor, load_node
 from shoal.state import Store, home
 from shoal.state.home import open_locked
-from shoal.state.schema import Node
-from tests.support.job_store import add_node, add_pool
+from shoal.state.schema import Lease, Node
+from tests.support.job_store import POOL, add_node, add_pool
+from tests.support.statements import statements
 from tests.support.waiting import wait_until
 
 
@@ -64,13 +67,52 @@ def test_rows_are_read_again_only_after_a_change(either_tiny, monkeypatch):
     with open_locked(lock, wait=False):
         seen = wait_until(lambda: has_read() == 0 and reconciling.changes_seen(lock), "a store that nobody changes")
         assert (has_read(), reconciling.changes_seen(lock)) == (0, seen)
-        lease = pool.lease(size=1)
+        lease = pool.lease(size=1, options={"max_lifetime": 3600})
         assert has_read() == 2
         wait_until(lambda: has_read() == 1, "a store that nobody changes")
         assert reconciling.changes_seen(lock) != seen
         lease.release()
     assert reconciling.changes_seen(lock) != reconciling.changes_seen(lock), "no reconciler runs"
     pool.down()
+
+
+def test_a_round_over_many_pools_needs_no_query_for_each(fresh_home):
+    store, found = Store(), []
+    for number in range(24):
+        add_pool(store, f"pool-{number}")
+        if number in (11, 23):
+            kept = reconciling.KeptReadings(store)
+            with statements() as seen:
+                for name in kept.active_pools(reconciling.lock_path()):
+                    assert kept.of(name).snapshot.pool.name == name
+            found.append(len(seen))
+    assert found[0] == found[1]
+
+
+def test_what_all_pools_are_read_as_is_what_each_is_read_as(fresh_home):
+    store = Store()
+    for name in ("a", "b", POOL):
+        add_pool(store, name)
+    add_node(store, cpus=1)
+    for name in ("a", POOL):
+        holder = "job:j" if name == "a" else "airflow:dag/run"
+        with store.transaction() as session:
+            lease = {"ttl": 9.0, "expires_at": 9.0, "max_lifetime": 0.1, "created_at": 1.0, "epoch": 1, "size": 1}
+            session.add(Lease(id=name, pool=name, holder=holder, **lease))
+    attempts.ask(store, Order("j", "a", "airflow:dag/run", {"fingerprint": "f"}, {}, None), 1.0)
+    read = Reading.of_all(store, [POOL, "a"])
+
+    def plain(reading: Reading) -> tuple[object, ...]:
+        shot = reading.snapshot
+        rows = [vars(row).copy() for row in (shot.pool, *shot.leases, *shot.operations, *shot.nodes)]
+        for row in rows:
+            del row["_sa_instance_state"]
+        return rows, shot.demand, shot.works, shot.lasting, reading.spent, reading.ages
+
+    assert {name: plain(each) for name, each in read.items()} == {
+        name: plain(Reading.of(store, name)) for name in ("a", POOL)
+    }
+    assert [(each.snapshot.works, each.snapshot.lasting) for each in read.values()] == [(True, {"a"}), (False, set())]
 
 
 def test_a_supervisor_reads_its_row_after_it_has_written_it(fresh_home):

@@ -7,8 +7,6 @@ import json
 import re
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from html import unescape
 from types import SimpleNamespace
@@ -17,7 +15,6 @@ import pytest
 from fastapi import HTTPException, Request
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
-from sqlalchemy import Engine, event
 
 from shoal import history
 from shoal.jobs.driver.attempt_metrics import MetricSeries
@@ -44,6 +41,7 @@ from shoal.ui.server import below
 from tests.support import ui_systems
 from tests.support.browser import TOKEN
 from tests.support.job_results import result_of
+from tests.support.statements import statements
 from tests.support.ui_systems import HOSTILE
 from tests.support.waiting import wait_until
 
@@ -58,22 +56,6 @@ def csrf(client: TestClient) -> dict[str, str]:
 
 def act(client: TestClient, name: str, arguments: dict, **headers: str):
     return client.post(f"/api/actions/{name}", json=arguments, headers={**csrf(client), **headers})
-
-
-@contextmanager
-def statements() -> Iterator[list[str]]:
-    """The SQL statements of the block."""
-    seen: list[str] = []
-
-    def note(connection, cursor, statement, *_):
-        if statement.lstrip().upper().startswith("SELECT"):
-            seen.append(statement)
-
-    event.listen(Engine, "before_cursor_execute", note)
-    try:
-        yield seen
-    finally:
-        event.remove(Engine, "before_cursor_execute", note)
 
 
 # --- access
@@ -585,7 +567,7 @@ def test_fifty_viewers_cost_the_store_no_more_than_one(store):
         reader = StoreReader(store, monotonic=lambda: now[0])
         pages = Pages(reader, version="1", clock=lambda: 0.0, monotonic=lambda: now[0])
         viewer = AnyoneMayLook().viewer(Request({"type": "http", "headers": []}))
-        with statements() as seen:
+        with statements("SELECT") as seen:
             for second in range(10):
                 now[0] += 1.0
                 if second == 5:
@@ -606,7 +588,7 @@ def test_fifty_viewers_cost_the_store_no_more_than_one(store):
 
 def test_the_work_for_a_first_view_does_not_grow_with_the_pools(store):
     def selects() -> int:
-        with statements() as seen:
+        with statements("SELECT") as seen:
             StoreReader(store).overview()
         return len(seen)
 
@@ -623,7 +605,7 @@ def test_a_change_is_noticed_with_one_query_and_no_change_reads_no_rows(store):
     first = reader.overview()
 
     now[0] += 1.0
-    with statements() as seen:
+    with statements("SELECT") as seen:
         assert reader.overview() is first
     assert len(seen) == 1
 
@@ -647,10 +629,10 @@ def test_the_metrics_of_a_job_are_read_once_for_all_viewers(store):
     [line] = [job for job in reader.overview().jobs if job.key == key]
 
     assert [point.values for point in reader.metrics(line)] == [{"eval-rmse": 2.5}]
-    with statements() as seen:
+    with statements("SELECT") as seen:
         reader.metrics(line)
     assert seen == []
-    with statements() as seen:
+    with statements("SELECT") as seen:
         reader.metrics(replace(line, progress=None))
     assert len(seen) == 1
 

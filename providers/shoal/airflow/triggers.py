@@ -406,7 +406,7 @@ class JobWait(Wait):
                 with suppress(PoolNotFoundError):
                     which_pool(store, self.pool)  # this home may act on the pool that the task has named
             target = Target(store, self.key, job.pool, actor=job.holder)
-            self._waiter, self._follower = Waiter(target), log_follower(target, self.log_position)
+            self._waiter, self._follower = Waiter(target, shares_looks=True), log_follower(target, self.log_position)
         now = time.monotonic()
         if job.heartbeat_at != self._heartbeat:
             self._heartbeat, self._silent_since = job.heartbeat_at, now
@@ -517,21 +517,25 @@ class PoolWait(Wait):
 
     @classmethod
     def look_at_all(cls, store: Store, waits: Collection[PoolWait]) -> None:
-        """Read the rows of each pool once, and send an update to each wait for this pool."""
+        """Read the rows of all pools once, and send an update to each wait."""
         operations = [wait.operation_id for wait in waits if wait.operation_id is not None]
         with store.reading(snapshot=False) as session:
             query = select(Operation.id).where(Operation.id.in_(operations), Operation.state == OperationState.OPEN)
             is_open = set(session.scalars(query)) if operations else set()
-        for name in {wait.pool for wait in waits}:
+        of_pool: dict[str, list[PoolWait]] = {}
+        for wait in waits:
+            of_pool.setdefault(wait.pool, []).append(wait)
+        with store.reading() as session:
+            snapshots = {each.pool.name: each for each in rows.load_all(session, of_pool)}
+        for name, its_waits in of_pool.items():
             with isolated(f"pool {name}"):
-                cls._look_at_pool(store, name, [wait for wait in waits if wait.pool == name], is_open)
+                cls._look_at_pool(store, name, snapshots.get(name), its_waits, is_open)
 
     @classmethod
-    def _look_at_pool(cls, store: Store, name: str, waits: Collection[PoolWait], is_open: Collection[str]) -> None:
-        try:
-            with store.reading() as session:
-                snapshot = rows.load(session, name, lock=False)
-        except PoolNotFoundError:
+    def _look_at_pool(
+        cls, store: Store, name: str, snapshot: Snapshot | None, waits: Collection[PoolWait], is_open: Collection[str]
+    ) -> None:
+        if snapshot is None:  # no pool has this name any more
             for wait in waits:
                 wait.send(Update(is_over=True))
             return
@@ -549,7 +553,7 @@ class PoolWait(Wait):
         is_over = self.operation_id is not None and self.operation_id not in is_open
         if not is_over and self.nodes is not None:
             try:
-                is_over = self._client.has_nodes(self.nodes, snapshot=snapshot)
+                is_over = self._client.has_nodes(self.nodes, snapshot=snapshot, status=status)
             except ScaleError:  # The wait ends. The task continues in a worker and raises this error.
                 is_over = True
         if lines or is_over:

@@ -12,11 +12,10 @@ fewest running jobs comes first, and among the jobs of one holder the oldest job
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cache
 from typing import TYPE_CHECKING
 
 from shoal.errors import InvalidArgumentError
@@ -50,10 +49,6 @@ class Entry:
     gang: GangClaim
     most_nodes: int | None = None
 
-    def claim(self, nodes: Sequence[NodeSize]) -> NodeSize:
-        """Return how many of the nodes' CPUs and GPUs the job needs."""
-        return self.gang.claim(nodes, self.most_nodes)
-
 
 @dataclass(frozen=True)
 class Place:
@@ -75,56 +70,42 @@ class Place:
 
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the waiting attempts of a pool in the order in which they start, the highest priority first."""
+    """Return the waiting attempts of a pool in the order in which they start, the highest priority first.
+
+    Among attempts of equal priority, the submitters, such as DAG runs, take turns: each time, the next attempt is the
+    oldest one of the holder with the fewest running jobs.
+    """
     entries = list(entries)
     running = Counter(entry.holder for entry in entries if not entry.waits)
-    waiting = sorted((entry for entry in entries if entry.waits), key=lambda entry: -entry.priority)
-    by_priority = groupby(waiting, key=lambda entry: entry.priority)
-    return [entry for _, equals in by_priority for entry in _in_turns(equals, running)]
+    waiting = [entry for entry in entries if entry.waits]
+    placed = []
+    for entry in sorted(waiting, key=lambda entry: (-entry.priority, entry.queued_at, entry.key)):
+        placed.append((-entry.priority, running[entry.holder], entry.queued_at, entry.key, entry))
+        running[entry.holder] += 1
+    return [place[-1] for place in sorted(placed, key=lambda place: place[:-1])]
 
 
 def next_up(entries: Iterable[Entry], room: Room) -> list[Entry]:
     """Return the waiting attempts for which the pool has room now, in the order in which they start."""
     entries = list(entries)
     total = total_size(room.nodes)
-    claims = [entry.claim(room.nodes) for entry in entries if not entry.waits]
+    claim = cache(lambda gang, most_nodes: gang.claim(room.nodes, most_nodes))  # thousands of jobs ask for the same
+    taken = total_size(claim(entry.gang, entry.most_nodes) for entry in entries if not entry.waits)
+    begun = sum(not entry.waits for entry in entries)
     chosen: list[Entry] = []
     is_full = False
     for entry in in_order(entries):
-        if room.drivers is not None and len(claims) >= max(1, room.drivers):
+        if room.drivers is not None and begun + len(chosen) >= max(1, room.drivers):
             break
-        taken = total_size([*claims, entry.claim(room.nodes)])
-        if entry.gang.workers and (is_full or (claims and (taken.cpus > total.cpus or taken.gpus > total.gpus))):
+        if entry.gang.workers and is_full:
+            continue
+        needed = total_size([taken, claim(entry.gang, entry.most_nodes)])
+        if entry.gang.workers and begun + len(chosen) and (needed.cpus > total.cpus or needed.gpus > total.gpus):
             is_full = True
             continue
-        claims.append(entry.claim(room.nodes))
+        taken = needed
         chosen.append(entry)
     return chosen
-
-
-def _in_turns(equals: Iterable[Entry], running: Counter[str]) -> Iterable[Entry]:
-    """Yield waiting attempts of equal priority in the order in which they start. Their submitters, such as DAG runs,
-    take turns.
-
-    Each time, the next attempt is the oldest one of the holder with the fewest running jobs.
-    """
-    lines: dict[str, list[Entry]] = {}
-    for entry in sorted(equals, key=lambda entry: (entry.queued_at, entry.key), reverse=True):
-        # Each list begins with the newest attempt, so that `list.pop` takes the oldest attempt.
-        lines.setdefault(entry.holder, []).append(entry)
-
-    def turn(holder: str) -> tuple[int, float, tuple[str, int], str]:
-        first = lines[holder][-1]
-        return running[holder], first.queued_at, first.key, holder
-
-    turns = [turn(holder) for holder in lines]
-    heapq.heapify(turns)
-    while turns:
-        *_, holder = heapq.heappop(turns)
-        yield lines[holder].pop()
-        running[holder] += 1
-        if lines[holder]:
-            heapq.heappush(turns, turn(holder))
 
 
 DRIVER_BYTES = 400 * 2**20

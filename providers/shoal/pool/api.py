@@ -572,7 +572,7 @@ class ComputePool:
         reconciling.ensure_running()
         return withdrawn
 
-    def has_nodes(self, size: int, *, snapshot: Snapshot | None = None) -> bool:
+    def has_nodes(self, size: int, *, snapshot: Snapshot | None = None, status: PoolStatus | None = None) -> bool:
         """Check whether at least `size` nodes are ready.
 
         If this holder has a lease, the nodes that earlier leases take do not count. While this holder's lease waits in
@@ -581,13 +581,14 @@ class ComputePool:
         Args:
             size: Number of nodes, including the head.
             snapshot: The pool's rows, if the caller has just read them. With None, this method reads the rows.
+            status: The status that the caller has built from `snapshot`. With None, this method builds it.
 
         Raises:
             ScaleError: Fewer nodes are ready, and no lease or demand requests that many. If this holder's last
                 operation was rolled back, the message contains the operation's error.
         """
         snapshot = snapshot or self._requests.snapshot()
-        status = status_of(snapshot, self._clock())
+        status = status or status_of(snapshot, self._clock())
         lease = next((lease for lease in snapshot.leases if lease.holder == self.holder), None)
         ready = nodes_for(snapshot, lease, len(status.active))
         if ready >= size:

@@ -24,10 +24,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sqlalchemy import func, select
@@ -103,6 +103,25 @@ class Reading:
             now = clock()
             ahead_s = stamps.shared_now(session, now) - now
             return cls(snapshot, ahead_s, bool(usage.spent_leases(session, snapshot, now)))
+
+    @classmethod
+    def of_all(cls, store: Store, names: Collection[str]) -> dict[str, Reading]:
+        """Read the rows of several pools, with as many queries as for one."""
+        found = {}
+        with store.reading() as session:
+            now = time.time()
+            ahead_s = stamps.shared_now(session, now) - now
+            for each in rows.load_all(session, names):
+                snapshot = replace(each, lasting=rows.lasting(session, each.pool.name, each.leases))
+                found[each.pool.name] = cls(snapshot, ahead_s, bool(usage.spent_leases(session, each, now)))
+        return found
+
+    @property
+    def ages(self) -> bool:
+        """Return whether the reading may become wrong although no row changes: a lease's time or budget is used up, or
+        the driver of a job with a lease ends."""
+        leases = self.snapshot.leases
+        return any(each.max_lifetime or each.budget_node_hours or job_of(each.holder) for each in leases)
 
 
 def reconcile(store: Store, name: str, *, clock: Clock = time.time, reading: Reading | None = None) -> Changes:
@@ -368,6 +387,10 @@ def _reconcile_all(store: Store, lock: Path, watch: Watch) -> None:
             time.sleep(RECONCILE_PERIOD)
 
 
+_READ_SINGLY = 4
+"""Largest number of pools whose rows are read one by one after a change of the store."""
+
+
 class KeptReadings:
     """The rows that a reconciler has read, until the store changes.
 
@@ -401,13 +424,17 @@ class KeptReadings:
                 os.utime(lock)
         if self._pools is None:
             self._pools = _all_pools(self._store)
+            names = _active(self._pools)
+            if names is not None and len(names) > _READ_SINGLY:
+                with suppress(StoreError):  # the threads of the pools tell it
+                    self._readings = Reading.of_all(self._store, names)
+            return names
         return _active(self._pools)
 
     def of(self, name: str) -> Reading:
-        """Return the rows of a pool. Those of a pool with a lease are read again, because its budget is used up while
-        the rows do not change."""
+        """Return the rows of a pool; they are read again if they have not been kept, or are no longer right."""
         kept = self._readings
-        if name not in kept or kept[name].snapshot.leases:
+        if name not in kept or kept[name].ages:
             kept[name] = Reading.of(self._store, name)
         return kept[name]
 

@@ -24,7 +24,7 @@ from shoal.jobs.journal.attempts import Key, Order
 from shoal.jobs.journal.job_queue import Admission, Line
 from shoal.jobs.reconcile import rounds
 from shoal.jobs.reconcile.look import HeadBusyError, HeadGoneError, JobClient, Target
-from shoal.jobs.reconcile.rounds import host_round
+from shoal.jobs.reconcile.rounds import Waiter, host_round
 from shoal.jobs.scheduling import DRIVER_BYTES
 from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
@@ -37,6 +37,7 @@ from shoal.training.run_config import RunConfig
 from tests.support.fake_ray_head import FakeHead
 from tests.support.job_results import result_of
 from tests.support.job_store import POOL, add_node, add_pool
+from tests.support.statements import statements
 
 RESULT = result_of(metrics={}, rows=3)
 
@@ -138,6 +139,16 @@ def test_no_place_is_shown_of_a_job_that_was_admitted_a_moment_ago(queue, monkey
     with pytest.raises(JobTimeoutError):
         second.wait(timeout=5.0, on_log=lines.append)
     assert lines == [f"waiting for room on pool {POOL}: position 1 of 1 in the queue, 1 job runs"]
+
+
+def test_waiters_of_one_process_that_share_looks_read_the_queue_once(queue):
+    handles = [queue.submit(f"job-{number}") for number in range(5)]
+    waiters = [Waiter(handle.target, shares_looks=True) for handle in handles[1:]]
+    with statements() as seen:
+        for waiter in waiters:
+            waiter.round()
+    assert sum("jobs.gang" in each and "jobs.priority" in each and "jobs.spec" not in each for each in seen) == 1
+    assert [waiter.place.position for waiter in waiters] == [1, 2, 3, 4]
 
 
 def test_higher_priority_then_the_holder_with_less_then_age(queue):

@@ -8,13 +8,15 @@ room and writes the row, so that two processes never give the same room to two a
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import Text, cast, select, update
 from sqlalchemy.orm import Session
 
 from shoal.jobs import scheduling
@@ -27,6 +29,7 @@ from shoal.pool.holder import Ancestors, ends_with, job_of
 from shoal.pool.journal import usage
 from shoal.pool.scaling_plan import kept_for
 from shoal.state import Store, stamps
+from shoal.state.databases import load_json
 from shoal.state.schema import JOB_ACTIVE, Demand, Job, JobState, Lease, Node, NodeState, Pool
 from shoal.training.demand import GangClaim, NodeSize
 from shoal.training.host import memory
@@ -151,6 +154,23 @@ def look(store: Store, pool: str) -> Line:
     return Line(_places(entries), free_for, has_nodes=bool(room.nodes))
 
 
+_FRESH_S = 1.0
+"""Age in seconds of a look that waits share."""
+_sharing = threading.Lock()
+_shared: dict[tuple[str, str], tuple[float, Line]] = {}
+
+
+def shared_look(store: Store, pool: str) -> Line:
+    """Return what :func:`look` returns, at most a second old: the many waits of one process read a queue once."""
+    with _sharing:
+        now = time.monotonic()
+        for key in [key for key, (seen_at, _) in _shared.items() if now - seen_at > _FRESH_S]:
+            del _shared[key]
+        if (store.url, pool) not in _shared:
+            _shared[store.url, pool] = now, look(store, pool)
+        return _shared[store.url, pool][1]
+
+
 def places(store: Store) -> dict[Key, Place]:
     """Return the place of each waiting attempt in its pool's queue, for all pools, with a single query."""
     with store.reading(snapshot=False) as session:
@@ -199,7 +219,7 @@ def _entries_by_pool(session: Session, pool: str | None, kept: _KeptNodes | None
         Job.queued_at,
         Job.admitted_at,
         Job.state,
-        Job.gang,
+        cast(Job.gang, Text).label("gang"),
     ).where(Job.state.in_(JOB_ACTIVE))
     if pool is not None:
         query = query.where(Job.pool == pool)
@@ -215,8 +235,14 @@ def _entries_by_pool(session: Session, pool: str | None, kept: _KeptNodes | None
 
 def _entry(row: Any, queued_at: float, *, waits: bool, kept: _KeptNodes | None) -> Entry:
     most = kept(row.id, row.holder, row.ancestors) if kept else None
-    gang = GangClaim(**row.gang)
+    gang = _gang(row.gang) if isinstance(row.gang, str) else GangClaim(**row.gang)
     return Entry((row.id, row.attempt), row.holder, row.priority, queued_at, waits, gang, most)
+
+
+@lru_cache(maxsize=1000)
+def _gang(written: str) -> GangClaim:
+    """Return the group of workers from its JSON, which many jobs have in common."""
+    return GangClaim(**load_json(written))
 
 
 def kept_nodes(store: Store, job: Job) -> int | None:

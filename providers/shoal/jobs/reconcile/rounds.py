@@ -44,10 +44,12 @@ class Waiter:
     Args:
         target: The attempt.
         supplies: What this process gives to the job if it submits the job.
+        shares_looks: Whether a look at the queue may be that of another waiter of this process, a second ago.
     """
 
-    def __init__(self, target: Target, supplies: Supplies | None = None) -> None:
+    def __init__(self, target: Target, supplies: Supplies | None = None, *, shares_looks: bool = False) -> None:
         self._target = target
+        self._shares_looks = shares_looks
         self._supplies = supplies or Supplies()
         self._silent_since: float | None = None
         self._heartbeat_at: float | None = None
@@ -113,7 +115,7 @@ class Waiter:
         process seems to wait for these attempts.
         """
         target = self._target
-        line = job_queue.look(target.store, target.pool)
+        line = (job_queue.shared_look if self._shares_looks else job_queue.look)(target.store, target.pool)
         self.place = line.places.get(target.key)
         now = target.monotonic()
         self._room_since = {key: self._room_since.get(key, now) for key in line.free_for}

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from sqlalchemy import delete, select, update
-from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm import Session, load_only
 
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
 from shoal.os_processes import ProcessId, hostname
@@ -28,6 +28,7 @@ from shoal.pool.scaling_plan import Snapshot
 from shoal.state import Store, home, stamps
 from shoal.state.home import is_own_store
 from shoal.state.schema import (
+    JOB_ACTIVE,
     JOB_ENDED,
     Demand,
     Job,
@@ -46,7 +47,7 @@ from shoal.state.store import At, act, transaction
 
 _Row = TypeVar("_Row", Lease, Operation, Node)
 
-_UNFINISHED = Job.state.not_in(JOB_ENDED)
+_UNFINISHED = Job.state.in_(JOB_ACTIVE)
 
 
 def pool_names(session: Session, *, embedded: bool = False) -> list[str]:
@@ -57,9 +58,10 @@ def pool_names(session: Session, *, embedded: bool = False) -> list[str]:
 
 
 def unfinished_jobs(session: Session, pools: Collection[str]) -> list[Job]:
-    """Load the unfinished jobs of some pools, without their specs and results, which may be large."""
-    query = select(Job).where(Job.pool.in_(pools), _UNFINISHED).options(defer(Job.spec), defer(Job.result))
-    return list(session.scalars(query))
+    """Load the unfinished jobs of some pools, with the columns that change while a process works on the job."""
+    at = (Job.queued_at, Job.admitted_at, Job.heartbeat_at, Job.last_polled_at)
+    query = select(Job).where(Job.pool.in_(pools), _UNFINISHED)
+    return list(session.scalars(query.options(load_only(Job.state, Job.submitter, Job.driver, *at))))
 
 
 def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
@@ -85,23 +87,37 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
             session.scalars(select(Operation).where(Operation.pool == name).order_by(Operation.created_at))
         ),
         nodes=tuple(session.scalars(select(Node).where(Node.pool == name).order_by(Node.created_at))),
-        works=any(map(_still_uses_pool, session.scalars(select(Job.driver).where(Job.pool == name, _UNFINISHED)))),
-        lasting=_leases_of_running_jobs(session, name, leases),
+        works=_works(session, name),
+        lasting=lasting(session, name, leases),
     )
 
 
-def load_all(session: Session) -> list[Snapshot]:
-    """Load the rows of all pools, in alphabetical order, with one query per table and without locks.
+def _works(session: Session, pool: str) -> bool:
+    """Return whether an unfinished job uses a pool. One job without a driver is enough, so the others of a long queue
+    are not read."""
+    drivers = select(Job.driver).where(Job.pool == pool, _UNFINISHED)
+    if session.execute(drivers.where(Job.driver.is_(None)).limit(1)).first() is not None:
+        return True
+    return any(map(_still_uses_pool, session.scalars(drivers.where(Job.driver.is_not(None)))))
 
-    The snapshots are only for display. Their field `lasting` (leases that do not expire) is empty.
+
+def load_all(session: Session, names: Collection[str] | None = None) -> list[Snapshot]:
+    """Load the rows of all pools, or of those with the given names, in alphabetical order, with one query per table and
+    without locks.
+
+    The field `lasting` (leases that do not expire) of the snapshots is empty; see :func:`lasting`.
     """
+
+    def of(table: type[_Row]) -> Iterable[_Row]:
+        query = select(table).order_by(table.created_at)
+        return session.scalars(query if names is None else query.where(table.pool.in_(names)))
+
     pools = list(session.scalars(select(Pool).order_by(Pool.name)))
     demands = {demand.pool: demand for demand in session.scalars(select(Demand))}
-    leases = _by_pool(session.scalars(select(Lease).order_by(Lease.created_at)))
-    operations = _by_pool(session.scalars(select(Operation).order_by(Operation.created_at)))
-    nodes = _by_pool(session.scalars(select(Node).order_by(Node.created_at)))
-    jobs = session.execute(select(Job.pool, Job.driver).where(_UNFINISHED))
-    working = {name for name, driver in jobs if _still_uses_pool(driver)}
+    leases, operations, nodes = _by_pool(of(Lease)), _by_pool(of(Operation)), _by_pool(of(Node))
+    working = set(session.scalars(select(Job.pool).where(_UNFINISHED, Job.driver.is_(None)).distinct()))
+    drivers = session.execute(select(Job.pool, Job.driver).where(_UNFINISHED, Job.driver.is_not(None)))
+    working |= {name for name, driver in drivers if _still_uses_pool(driver)}
     return [
         Snapshot(
             pool=pool,
@@ -112,6 +128,7 @@ def load_all(session: Session) -> list[Snapshot]:
             works=pool.name in working,
         )
         for pool in pools
+        if names is None or pool.name in names
     ]
 
 
@@ -128,7 +145,7 @@ def _still_uses_pool(driver: dict[str, Any] | None) -> bool:
     return driver is None or not ProcessId.from_json(driver).known_dead()
 
 
-def _leases_of_running_jobs(session: Session, pool: str, leases: Sequence[Lease]) -> frozenset[str]:
+def lasting(session: Session, pool: str, leases: Sequence[Lease]) -> frozenset[str]:
     """Return the ids of the leases that belong to an unfinished job, or to a job whose driver process still runs."""
     of_jobs = {job_id: lease.id for lease in leases if (job_id := job_of(lease.holder)) is not None}
     if not of_jobs:
