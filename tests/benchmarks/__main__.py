@@ -30,6 +30,7 @@ BENCHMARKS = (
     "tuning",
     "job_queue",
     "deferred_waits",
+    "simulation",
     "dag_parsing",
     "plugin_imports",
     "ui_first_view",

@@ -121,6 +121,9 @@ CLUSTER_JOB_PATIENCE = 45.0
 """Timeout of a one-line job on an existing Ray cluster. Such a job takes 3 s on the test machine. It takes longer if
 the head has to start its agents first, or if other jobs are queued before it."""
 
+CLUSTER_UNKNOWN_PATIENCE = 5.0
+"""Seconds for which an existing Ray cluster has to answer that it does not know a job, until the job is lost."""
+
 CLUSTER_START_TIMEOUT = 900.0
 """Time within which a node that was requested from Ray's autoscaler has to join the cluster: enough to start a cloud
 machine and pull its image. By default, a lease expires after the same time."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
 import socket
 import sys
 from collections.abc import Iterator
+from unittest.mock import MagicMock
 
 import httpx
 import pytest
@@ -18,9 +20,10 @@ from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
 from shoal.jobs import JobSpec, submit
 from shoal.jobs.reconcile.look import JobClient
 from shoal.pool.api import ComputePool
+from shoal.pool.backends import ray_http
 from shoal.pool.backends.interface import PoolRef
 from shoal.pool.backends.ray.backend import Cluster, RayBackend
-from shoal.pool.backends.ray_http import RayHead
+from shoal.pool.backends.ray_http import RayHead, RayJob, ScriptRunner
 from shoal.pool.reconciling import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
@@ -299,3 +302,14 @@ def test_a_heads_status_that_names_its_node_types_needs_no_job_to_find_the_autos
     monkeypatch.setattr(RayHead, "submit", lambda *_, **__: pytest.fail("a job was submitted"))
     assert Cluster(PoolSpec.parse("ray://foreign?address=http://127.0.0.1:1")).has_autoscaler() is expected
     assert asked == ["/api/cluster_status"]
+
+
+def test_a_small_job_is_lost_only_if_the_head_does_not_know_it_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = MagicMock(logs=MagicMock(return_value='{"autoscaler": null}'))
+    script = ScriptRunner(head, "the Ray cluster at http://h", "p")
+    head.status.side_effect = [None, RayJob("RUNNING", None, None), None, RayJob("SUCCEEDED", None, 0)]
+    assert script.answer("look") == {"autoscaler": None}
+    monkeypatch.setattr(ray_http, "CLUSTER_UNKNOWN_PATIENCE", 0.0)
+    head.status.side_effect = itertools.repeat(None)
+    with pytest.raises(PoolUnreachableError, match="has lost shoal's job look"):
+        script.answer("look")

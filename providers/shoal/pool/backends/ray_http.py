@@ -23,7 +23,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from shoal.errors import PoolUnreachableError
 from shoal.pool.endpoint import HeadAccess
-from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE
+from shoal.pool.timeouts import CLUSTER_JOB_PATIENCE, CLUSTER_PATIENCE, CLUSTER_UNKNOWN_PATIENCE
 
 T = TypeVar("T")
 
@@ -366,18 +366,22 @@ class ScriptRunner:
     def outcome(self, job_id: str) -> tuple[str, str]:
         """Wait until a submitted script has ended, and return its status and its log."""
         until = time.monotonic() + CLUSTER_JOB_PATIENCE
-        while (job := self._head.status(job_id)) is not None and not job.ended:
-            if time.monotonic() > until:
+        known_at = time.monotonic()
+        while (job := self._head.status(job_id)) is None or not job.ended:
+            now = time.monotonic()
+            known_at = known_at if job is None else now
+            # A busy head may answer once that it does not know a job that runs (seen with Ray 2.60 and a load of 7).
+            if now > known_at + CLUSTER_UNKNOWN_PATIENCE:
+                raise PoolUnreachableError(
+                    f"{self._cluster} has lost shoal's job {job_id}: check whether the cluster's head was restarted, "
+                    "and try again"
+                )
+            if now > until:
                 raise PoolUnreachableError(
                     f"{self._cluster} did not complete a small job of shoal within {CLUSTER_JOB_PATIENCE:.0f} s: check "
                     "in the cluster's dashboard whether the cluster can start jobs"
                 )
             time.sleep(0.2)
-        if job is None:
-            raise PoolUnreachableError(
-                f"{self._cluster} has lost shoal's job {job_id}: check whether the cluster's head was restarted, and "
-                "try again"
-            )
         return job.status, self._head.logs(job_id)
 
     def forget(self, job_id: str) -> None:
