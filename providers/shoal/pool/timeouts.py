@@ -122,7 +122,8 @@ CLUSTER_JOB_PATIENCE = 45.0
 the head has to start its agents first, or if other jobs are queued before it."""
 
 CLUSTER_UNKNOWN_PATIENCE = 5.0
-"""Seconds for which an existing Ray cluster has to answer that it does not know a job, until the job is lost."""
+"""Seconds for which a head has to answer that it does not know a job, until the job counts as lost. A busy head of Ray
+2.60 has answered once that it did not know a job that ran."""
 
 CLUSTER_START_TIMEOUT = 900.0
 """Time within which a node that was requested from Ray's autoscaler has to join the cluster: enough to start a cloud

@@ -15,8 +15,9 @@ from shoal.cli.doctor_checks import leftovers
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.reconcile.decide import Silence
+from shoal.jobs.reconcile.decide import Silence, View
 from shoal.jobs.reconcile.look import Target, address, view
+from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends.interface import Seen
 from shoal.pool.journal import rows
@@ -37,6 +38,7 @@ from shoal.state.schema import (
     PoolState,
 )
 from tests.jobs.journal.test_attempts import FIRST, ORDER
+from tests.support.fake_ray_head import FakeJob
 from tests.support.job_store import POOL
 
 NOW = 1000.0
@@ -152,3 +154,21 @@ def test_where_nothing_is_due_reconciling_changes_nothing(empty, found):
         changed = bool(session.new or session.deleted or any(session.is_modified(row) for row in session.dirty))
         assert due or not (changed or intents.start or intents.end or intents.decided)
         raise Undone
+
+
+def test_a_running_job_that_the_head_does_not_know_once_is_looked_for_again(store, head):
+    attempts.ask(store, replace(ORDER, endpoint=address(head.endpoint)), 0.0)
+    job = attempts.start(store, FIRST, ProcessId.mine().to_json(), 0.0)
+    pauses = []
+
+    def seen(back: bool) -> View:
+        def sleep(seconds: float, _: object) -> None:
+            pauses.append(seconds)
+            if back:
+                head.jobs[FIRST.submission_id] = FakeJob("driver", {}, status="RUNNING")
+
+        return view(Target(store, FIRST, POOL, find_endpoint=lambda _: head.endpoint, sleep=sleep), job)
+
+    assert seen(back=False) == View()
+    assert seen(back=True).ray_job is not None
+    assert pauses == [5.0, 5.0]

@@ -22,6 +22,7 @@ from shoal.jobs.reconcile.decide import Facts, Silence, View
 from shoal.os_processes import ProcessId, sleep_until_end
 from shoal.pool.backends.ray_http import Failure, Problem, RayHead, last_line
 from shoal.pool.endpoint import Endpoint, HeadAccess
+from shoal.pool.timeouts import CLUSTER_UNKNOWN_PATIENCE
 from shoal.state import Store, stamps
 from shoal.state.schema import Job, JobState, Pool, PoolState
 
@@ -183,7 +184,12 @@ def view(target: Target, job: Job) -> View:
     if address(head) != job.endpoint:
         return View(silence=Silence.HEAD_REPLACED)
     try:
-        return View(ray_job=JobClient.at(head).status(target.key.submission_id))
+        ray_job = JobClient.at(head).status(target.key.submission_id)
+        if ray_job is None and job.state is JobState.RUNNING:
+            # Once is no proof that the job is gone: see `CLUSTER_UNKNOWN_PATIENCE`.
+            target.sleep(CLUSTER_UNKNOWN_PATIENCE, None)
+            ray_job = JobClient.at(head).status(target.key.submission_id)
+        return View(ray_job=ray_job)
     except HeadUnreachableError:
         # A connection to this machine needs no network link. So if a head on this machine does not answer, the head
         # hangs.

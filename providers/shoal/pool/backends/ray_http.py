@@ -370,7 +370,6 @@ class ScriptRunner:
         while (job := self._head.status(job_id)) is None or not job.ended:
             now = time.monotonic()
             known_at = known_at if job is None else now
-            # A busy head may answer once that it does not know a job that runs (seen with Ray 2.60 and a load of 7).
             if now > known_at + CLUSTER_UNKNOWN_PATIENCE:
                 raise PoolUnreachableError(
                     f"{self._cluster} has lost shoal's job {job_id}: check whether the cluster's head was restarted, "
