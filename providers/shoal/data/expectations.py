@@ -164,7 +164,7 @@ class Expectations(Settings):
 
 def without_nulls(values: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the plain values of a column without nulls and NaN."""
-    # Arrow cannot filter views of texts, and does not find the ends of numbers of 16 bits.
+    # Arrow cannot filter views of texts, and has no `min_max` for float16.
     plain = plain_type(values.type)
     values = values.cast(pa.float32() if pa.types.is_float16(plain) else plain).drop_null()
     return values.filter(pc.invert(pc.is_nan(values))) if pa.types.is_floating(values.type) else values

@@ -8,8 +8,8 @@ ended, the process kills what is left of the driver's job, such as processes tha
 
 The process imports the libraries of the jobs, so that the drivers need no time for them. Before the first job, it
 imports those that the pool's spec names. The request for a driver names the libraries of its job, and each driver
-reports at its end which of the `PRELOADED` modules it has imported. PyTorch, which only workers need, is imported by a
-process of its own, the template that is forked for the workers of each driver.
+reports at its end which of the `PRELOADED` modules it has imported. Only workers need PyTorch. A process of its own
+imports it, and forks a template of workers for each driver.
 """
 
 from __future__ import annotations

@@ -518,11 +518,11 @@ def _start(store: Store, key: Key, secrets: Secrets) -> int:
 def run(template: socket.socket | None = None) -> int:
     """Prepare this process for forking workers, call :func:`main`, flush all output, and return the exit code.
 
-    Args:
-        template: Socket to the template of the workers (see `shoal.training.gang.child`). None: fork one.
-
     The caller ends the process with `os._exit`, because a normal exit could hang. Threads have ended and exit handlers
     have run before, as at a normal exit.
+
+    Args:
+        template: Socket to the template of the workers (see `shoal.training.gang.child`). None: fork one.
     """
     own_process.forget_exit_handlers()
     # The template process is forked before this process starts a thread, because only a process with one thread may

@@ -164,9 +164,8 @@ def _libraries(job: Job) -> list[str]:
     framework = [name for name in get_args(Framework) if name in trained]
     tracking = job.spec.get("tracking")
     mlflow = [] if tracking is None else ["mlflow"] if tracking.get("uri") else ["mlflow", MLFLOW_STORE]
-    # Packages that the job brings may contain another PyTorch. On a pool with Ray, Ray may start the workers.
-    brings_packages = job.run_config.get("packages") or job.run_config.get("code")
-    torch = ["torch"] if job.framework == "pytorch" and not ray and not brings_packages else []
+    # On a pool with Ray, Ray may start the workers.
+    torch = ["torch"] if job.framework == "pytorch" and not ray else []
     return [*ray, *framework, *mlflow, *torch]
 
 
