@@ -12,6 +12,7 @@ import copy
 import json
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -64,6 +65,8 @@ class FakeKubernetes:
             usual answer.
         before_patch: Called before a patch is tried, as another writer that is faster.
         requests: Verb and resource of each request.
+        cuts: How often all watches were cut.
+        is_silent: Whether watches report nothing, as over a dead connection.
     """
 
     folder: Path
@@ -82,6 +85,8 @@ class FakeKubernetes:
     objects: dict[tuple[str, str], Object] = field(default_factory=dict)
     log: str = ""
     ray_restarts: int = 0
+    cuts: int = 0
+    is_silent: bool = False
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
@@ -108,6 +113,9 @@ class FakeKubernetes:
                     )
                 except Refused as refused:
                     status, answer = refused.status, refused.body
+                if "watch=" in self.path and status == 200:
+                    self._watch(answer)
+                    return
                 content = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "text/plain" if isinstance(answer, str) else "application/json")
@@ -116,6 +124,27 @@ class FakeKubernetes:
                     self.send_header("Retry-After", "1")
                 self.end_headers()
                 self.wfile.write(content)
+
+            def _watch(self, selected: Callable[[], list[Object]]) -> None:
+                """Send the selected objects and each change of them, until the connection is cut."""
+                self.send_response(200)
+                self.send_header("Transfer-Encoding", "chunked")
+                self.end_headers()
+                known: dict[str, Object] = {}
+                cuts = fake.cuts
+                while cuts == fake.cuts:
+                    time.sleep(0.02)
+                    if fake.is_silent:
+                        continue
+                    with fake._lock:
+                        now = {made["metadata"]["uid"]: made for made in selected()}
+                    gone = [("DELETED", made) for uid, made in known.items() if uid not in now]
+                    changed = [("MODIFIED", made) for uid, made in now.items() if known.get(uid) != made]
+                    for kind, made in gone + changed:
+                        line = json.dumps({"type": kind, "object": made}).encode() + b"\n"
+                        self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+                    known = copy.deepcopy(now)
+                self.close_connection = True
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle
 
@@ -141,6 +170,7 @@ class FakeKubernetes:
         self.kubeconfig.write_text(json.dumps(config))
 
     def close(self) -> None:
+        self.cuts += 1
         self._server.shutdown()
         self._server.server_close()
 
@@ -208,8 +238,9 @@ class FakeKubernetes:
             if found is None:
                 return 404, "404 page not found"
             kind, name, sub = found["kind"], unquote(found["name"] or ""), found["sub"] or ""
+            query = parse_qs(parts.query)
             verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(method) or (
-                "get" if name else "list"
+                "get" if name else "watch" if "watch" in query else "list"
             )
             resource = kind + ("/" + sub.split("/")[1] if sub else "")
             self.requests.append(f"{verb} {resource}")
@@ -222,7 +253,9 @@ class FakeKubernetes:
                 return self._ray(_PROXY.fullmatch(name)["service"], sub.removeprefix("/proxy"), headers)
             if sub == "/log":
                 return 200, self.log
-            return self._object(verb, kind, name, parse_qs(parts.query), headers, body)
+            if verb == "watch":
+                return 200, lambda: self._selected(kind, query)
+            return self._object(verb, kind, name, query, headers, body)
 
     def _may(self, use: str) -> bool:
         return use not in self.refused and (self.allowed is None or use in self.allowed)
@@ -236,14 +269,7 @@ class FakeKubernetes:
         self, verb: str, kind: str, name: str, query: dict[str, list[str]], headers: dict[str, str], body: bytes
     ) -> tuple[int, Any]:
         if verb == "list":
-            items = [made for (one, _), made in self.objects.items() if one == kind]
-            for selector in query.get("labelSelector", []):
-                key, _, value = selector.partition("=")
-                items = [made for made in items if _labels(made).get(key) == value]
-            for selector in query.get("fieldSelector", []):
-                uid = selector.partition("involvedObject.uid=")[2]
-                items = [made for made in items if made["involvedObject"]["uid"] == uid]
-            return 200, {"kind": "List", "metadata": {}, "items": items}
+            return 200, {"kind": "List", "metadata": {}, "items": self._selected(kind, query)}
         if verb == "create":
             made = json.loads(body)
             if (kind, made["metadata"]["name"]) in self.objects:
@@ -267,6 +293,17 @@ class FakeKubernetes:
                 return 200, made
             return 200, self._store(kind, name, lambda made: apply(made, json.loads(body)))
         return 200, self.objects[kind, name]
+
+    def _selected(self, kind: str, query: dict[str, list[str]]) -> list[Object]:
+        items = [made for (one, _), made in self.objects.items() if one == kind]
+        for selector in query.get("labelSelector", []):
+            key, _, value = selector.partition("=")
+            items = [made for made in items if _labels(made).get(key) == value]
+        for selector in query.get("fieldSelector", []):
+            field_name, _, value = selector.rpartition(",")[2].partition("=")
+            first, last = field_name.split(".")
+            items = [made for made in items if made[first][last] == value]
+        return items
 
     def _store(self, kind: str, name: str, change: Callable[[Object], None], *, is_status: bool = False) -> Object:
         """Change an object: its version rises with each change, its generation only with those of its spec."""

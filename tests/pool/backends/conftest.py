@@ -27,9 +27,11 @@ def static_cluster() -> Iterator[ForeignCluster]:
 
 @pytest.fixture
 def kube(fresh_home, monkeypatch, tmp_path) -> Iterator[FakeKubernetes]:
-    """A Kubernetes API; no detached reconciler, so whoever acts or sweeps does it all; and each look sends requests."""
+    """A Kubernetes API; no detached reconciler, so whoever acts or sweeps does it all; and each look sends requests,
+    because nothing is watched."""
     pytest.importorskip("kubernetes", reason="the extra kuberay is not installed")
-    monkeypatch.setattr("shoal.pool.backends.kuberay.backend.PERIOD", 0.0)
+    monkeypatch.setattr("shoal.pool.backends.kuberay.watch.PERIOD", 0.0)
+    monkeypatch.setattr("shoal.pool.backends.kuberay.watch.PoolView._watch", lambda view: None)
     monkeypatch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
     kube = FakeKubernetes(tmp_path)
     yield kube

@@ -13,7 +13,7 @@ from shoal.errors import InvalidArgumentError, PoolUnreachableError, ScaleError
 from shoal.jobs.reconcile.look import JobClient
 from shoal.pool.api import ComputePool
 from shoal.pool.backends.interface import NodeRef, PoolRef
-from shoal.pool.backends.kuberay import backend, head_access
+from shoal.pool.backends.kuberay import head_access, watch
 from shoal.pool.backends.kuberay.backend import KubeRayBackend
 from shoal.pool.backends.kuberay.reasons import why_lost
 from shoal.pool.backends.kuberay.resources import CLAIM, QUEUE, Pod, RayCluster
@@ -22,10 +22,11 @@ from shoal.pool.reconciling import reconcile, sweep
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import START_TIMEOUT
 from shoal.state import Store
-from shoal.state.schema import Pool
+from shoal.state.schema import NodeState, Pool
 from tests.kuberay.accounts import roles
 from tests.support.fake_kubernetes import RAY_TOKEN, USER_TOKEN, ray_cluster
 from tests.support.pool_processes import node_rows
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.server
 
@@ -195,22 +196,84 @@ def test_a_program_that_gives_tokens_runs_again_when_the_token_is_refused_or_old
     assert len(pool.get_nodes()) == 1
 
 
-def test_an_idle_pool_sends_few_requests(kube, monkeypatch):
-    kube.add("rayclusters", ray_cluster("c"))
-    pool = attach(kube)
-    pool.scale(3)
-    clock = [time.monotonic()]
-    monkeypatch.setattr(backend, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(backend, "PERIOD", 5.0)
-    kube.requests.clear()
-    for _ in range(60):
-        clock[0] += 1
-        reconcile(Store(), pool.name)
-        pool.describe()
-    assert len(kube.requests) <= 36
-    kube.delete_pod(kube.pods()[0])
-    clock[0] += 5
-    assert pool.describe().failed
+class Rounds:
+    """Rounds of a process that reconciles a pool and shows it, one each second of its own clock."""
+
+    def __init__(self, monkeypatch, kube):
+        kube.add("rayclusters", ray_cluster("c"))
+        self.kube, self.now = kube, time.monotonic()
+        self.pool = attach(kube)
+        self.pool.scale(3)
+        monkeypatch.setattr(watch, "monotonic", lambda: self.now)
+        monkeypatch.setattr(watch, "PERIOD", 5.0)
+        monkeypatch.setattr(watch.PoolView, "_watch", START_WATCH)
+        self.view = watch.view(PoolSpec.parse(kube.uri("c")))
+
+    def run(self, seconds):
+        """The requests that are sent in these seconds."""
+        self.kube.requests.clear()
+        for _ in range(seconds):
+            self.now += 1
+            reconcile(Store(), self.pool.name)
+            self.pool.describe()
+        return self.kube.requests
+
+    def lose_a_pod(self):
+        """Delete a worker's pod, and return the question whether the pool has noticed it."""
+        [*_, gone] = self.kube.pods()
+        self.kube.delete_pod(gone)
+
+        def is_noticed():
+            reconcile(Store(), self.pool.name)
+            of_pod = [node for node in node_rows() if (node.endpoint or {}).get("pod") == gone]
+            return all(node.state == NodeState.FAILED for node in of_pod)
+
+        return is_noticed
+
+    def run_until_watched(self):
+        self.run(7)
+        wait_until(lambda: self.view._is_watched, "both watches")
+        self.run(2)
+
+
+START_WATCH = watch.PoolView._watch
+
+
+@pytest.fixture
+def rounds(kube, monkeypatch):
+    return Rounds(monkeypatch, kube)
+
+
+def test_an_idle_pool_that_is_watched_sends_few_requests(rounds):
+    rounds.run_until_watched()
+    # Ray's nodes four times a minute, the RayCluster and its pods once in two.
+    assert len(rounds.run(120)) <= 12
+    is_noticed = rounds.lose_a_pod()
+    wait_until(is_noticed, "the report of the change, while the clock stands still")
+
+
+def test_an_account_without_the_right_to_watch_looks_more_often(rounds):
+    rounds.kube.refused = {"watch rayclusters"}
+    rounds.run(10)
+    assert len(rounds.run(60)) <= 40
+    is_noticed = rounds.lose_a_pod()
+    rounds.run(5)
+    assert is_noticed()
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_change_is_seen_though_no_watch_reports_it(rounds, is_cut):
+    rounds.run_until_watched()
+    if is_cut:  # The API has gone away for a moment, and comes back without a pod.
+        rounds.kube.user_token, token = "other", rounds.kube.user_token
+        rounds.kube.cuts += 1
+        wait_until(lambda: not rounds.view._is_watched, "the end of the watches")
+        rounds.kube.user_token = token
+    else:  # The connection is dead, and nobody says so.
+        rounds.kube.is_silent = True
+    is_noticed = rounds.lose_a_pod()
+    rounds.run(5 if is_cut else 120)
+    assert is_noticed()
 
 
 def scheduled(reason, message):
@@ -605,7 +668,7 @@ def test_the_smallest_role_is_enough_and_none_of_its_rights_is_too_many(kube):
     client.submit(["true"], "job-1", {})
     client.delete("job-1")
     pool.down()
-    assert set(kube.requests) == kube.allowed
+    assert set(kube.requests) | {"watch pods", "watch rayclusters"} == kube.allowed
 
 
 def test_a_cluster_that_was_deleted_is_lost_and_down_ends(kube):

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from time import monotonic
+from functools import partial
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
 from shoal.pool.backends import versions
 from shoal.pool.backends.interface import Arrival, ClusterBackend, NodeRef, PoolRef, Seen, Waiting
-from shoal.pool.backends.kuberay import head_access, reasons, resources, scaling
+from shoal.pool.backends.kuberay import head_access, reasons, resources, scaling, watch
 from shoal.pool.backends.kuberay.client import ConflictError, KubeClient
 from shoal.pool.backends.kuberay.resources import ELASTIC, Pod, RayCluster
 from shoal.pool.backends.kuberay.scaling import Matched, is_own, match, used_by_another
@@ -30,7 +30,6 @@ from shoal.pool.endpoint import Endpoint, ca_path, keep_token, kept_token, remov
 from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import RAY_CLUSTER_RENEWAL
 from shoal.state.home import home
-from shoal.state.schema import NodeState
 
 _FRESH = 60.0
 """Seconds after which a decision creates no RayCluster any more. The pool of a process that was paused for longer may
@@ -119,32 +118,6 @@ def renew(pool: PoolRef) -> None:
         log.warning("pool %s: the Lease of its RayCluster could not be renewed: %s", pool.spec.name, error)
 
 
-PERIOD = 5.0
-"""Seconds for which a look that has found nothing to report counts. Ray needs longer than this to notice that a machine
-is gone."""
-
-_quiet: dict[str, tuple[object, float]] = {}
-"""By the URI of a pool: its rows at the last look if there was nothing to report, and the time until which this look
-counts, in the monotonic seconds of this process."""
-
-
-def look(spec: PoolSpec, nodes: Sequence[NodeRef], ask: Callable[[PoolSpec, Sequence[NodeRef]], Seen]) -> Seen:
-    """Return what `ask` sees, or nothing if it has seen nothing for these nodes a short time ago.
-
-    Args:
-        spec: The pool.
-        nodes: The nodes to look at.
-        ask: Looks at the nodes with requests.
-    """
-    rows = {node.id: (node.state, dict(node.endpoint or {})) for node in nodes if node.state is not NodeState.ENDING}
-    last, until = _quiet.pop(spec.uri, (None, 0.0))
-    is_quiet = last == rows and monotonic() < until
-    seen = Seen() if is_quiet else ask(spec, nodes)
-    if seen == Seen():
-        _quiet[spec.uri] = (rows, until if is_quiet else monotonic() + PERIOD)
-    return seen
-
-
 log = logging.getLogger(__name__)
 
 _MOST_CONFLICTS = 10
@@ -195,17 +168,16 @@ class KubeRayBackend(ClusterBackend):
         """Report the nodes whose pod or Ray node is gone, assign pods to the rows that wait, and say why these wait.
 
         A look reads the RayCluster, its pods and Ray's nodes. Each process that reconciles a pool or waits for it looks
-        at it every second, in each home. So a look that has found nothing to report counts for a while.
+        at it every second, in each home. So a look that has found nothing to report counts for a while (see `watch`).
         """
-        return look(spec, nodes, self._look) if nodes else Seen()
+        return watch.view(spec).look(nodes, partial(self._look, spec, nodes)) if nodes else Seen()
 
-    def _look(self, spec: PoolSpec, nodes: Sequence[NodeRef]) -> Seen:
+    def _look(self, spec: PoolSpec, nodes: Sequence[NodeRef], objects: Callable[[KubeClient], watch.Objects]) -> Seen:
         try:
             client = KubeClient(spec)
-            cluster = client.ray_cluster()
+            cluster, pods = objects(client)
             if cluster is None:
                 return _without_cluster(client, spec, nodes)
-            pods = client.pods()
             group = cluster.group(spec)
             head, ray, silence = self._ray_nodes(client, spec, cluster, pods)
         except (PoolUnreachableError, InvalidArgumentError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -34,6 +34,9 @@ _LOG_LINES = 5
 _PAGE = 500
 """Number of objects in one answer to a list request."""
 
+WATCH_LIFE = 300
+"""Longest time in seconds that one request for changes is answered."""
+
 _MOST_EXPLAINED = 5
 """Number of objects whose events are requested in one look at a pool: one request each."""
 
@@ -52,6 +55,7 @@ class KubeClient:
     def __init__(self, spec: PoolSpec) -> None:
         self._spec = spec
         self._namespace = str(spec.namespace)
+        self._of_cluster = f"{CLUSTER_LABEL}={spec.ray_cluster}"
         self._connect()
 
     def _connect(self) -> None:
@@ -200,7 +204,35 @@ class KubeClient:
 
     def pods(self) -> list[Pod]:
         """Return the pods of the RayCluster, the oldest first."""
-        return Pod.all_of(self._list("pod", label_selector=f"{CLUSTER_LABEL}={self._spec.ray_cluster}"))
+        return Pod.all_of(self._list("pod", label_selector=self._of_cluster))
+
+    def watch(self, kind: str, version: str | None) -> Iterator[dict[str, Any]]:
+        """Watch the RayCluster or its pods.
+
+        Args:
+            kind: ``rayclusters`` or ``pods``.
+            version: The version after which changes are reported. None: the objects of now are reported first.
+
+        Returns:
+            The changes as they happen, for at most `WATCH_LIFE` seconds.
+
+        Raises:
+            PoolUnreachableError: Also while the changes are read, if the connection ends early.
+        """
+        options: dict[str, Any] = {"watch": True, "allow_watch_bookmarks": True, "timeout_seconds": WATCH_LIFE}
+        if version:
+            options["resource_version"] = version
+        request: Callable[..., Any]
+        if kind == "pods":
+            request = partial(self._core.list_namespaced_pod, self._namespace, label_selector=self._of_cluster)
+        else:
+            options["field_selector"] = f"metadata.name={self._spec.ray_cluster}"
+            request = partial(self._custom.list_namespaced_custom_object, *_API, self._namespace, kind)
+        timeout = (CLUSTER_PATIENCE, WATCH_LIFE + CLUSTER_PATIENCE)
+        what = f"watch {kind}"
+        answer = self._call(what, partial(request, _preload_content=False, _request_timeout=timeout, **options))
+        lines = iter(answer)
+        return map(json.loads, iter(lambda: self._call(what, lambda: next(lines, b"")), b""))
 
     def warnings(self, uids: Sequence[str]) -> dict[str, str]:
         """Return the newest warning about each of some objects, by the object's uid. Only the first of the objects are
