@@ -9,6 +9,8 @@ VENV_PREFECT := .venv-prefect
 STAMP_PREFECT := $(VENV_PREFECT)/.installed
 VENV_BENCH := .venv-bench
 STAMP_BENCH := $(VENV_BENCH)/.installed
+VENV_DOCS := .venv-docs
+STAMP_DOCS := $(VENV_DOCS)/.installed
 
 # Extras that an example needs. The pins are those of the tests.
 EXTRAS_run := airflow,ray,xgboost,mlflow
@@ -51,7 +53,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding tests-of reached test-versions test-gpu test-kuberay soak lint format bench clean lock
+.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding tests-of reached test-versions test-gpu test-kuberay soak lint format bench docs clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -186,6 +188,12 @@ format: install  ## Format all files with ruff
 bench: $(STAMP_BENCH)  ## Compare with Dask, Ray Train, torchrun and PySpark in one run; WRITE=1 writes the tables into docs/benchmarks.md
 	@$(VENV_BENCH)/bin/python -m tests.benchmarks $(if $(WRITE),--write)
 
+docs: $(STAMP_DOCS)  ## Make the site of the documentation, which can be opened as build/site/index.html
+	@$(VENV_DOCS)/bin/sphinx-build --quiet --nitpicky --fail-on-warning --jobs auto -c docs . build/site
+
+$(STAMP_DOCS): requirements/docs.txt
+	@$(begin_install); install -r requirements/docs.txt; touch $@
+
 # LightGBM imports Dask if it is installed. A separate environment keeps Dask out of the tests, which it would slow down.
 $(STAMP_BENCH): requirements/dev.txt requirements/bench.txt pyproject.toml
 	@$(begin_install); $(install_torch); install -r requirements/dev.txt -r requirements/bench.txt --editable .; touch $@
@@ -199,7 +207,9 @@ lock:  ## Pin the development environment again (no index address, no local path
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/bench.txt
 	@uv pip compile --quiet --upgrade --group stack --constraint requirements/dev.txt --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/stack.txt
+	@uv pip compile --quiet --upgrade --group docs --python-version 3.11 \
+		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/docs.txt
 
 clean:  ## Remove the environments and all caches
-	@rm -rf $(VENV) $(VENV_PREFECT) $(VENV_BENCH) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
+	@rm -rf $(VENV) $(VENV_PREFECT) $(VENV_BENCH) $(VENV_DOCS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

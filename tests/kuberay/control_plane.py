@@ -251,6 +251,7 @@ class ControlPlane:
         memory: str = "8Gi",
         labels: dict[str, str] | None = None,
         taints: list[dict[str, str]] | None = None,
+        pods: int = 20,
     ) -> None:
         """Start a node, and wait until pods can be scheduled on it."""
         number = self._added
@@ -270,7 +271,7 @@ class ControlPlane:
             log_port=free_port(self.address),
             folder=str(self.folder / name),
             images=str(self.folder / "images.json"),
-            allocatable={"cpu": cpu, "memory": memory, "pods": "20", "ephemeral-storage": "20Gi"},
+            allocatable={"cpu": cpu, "memory": memory, "pods": str(pods), "ephemeral-storage": "20Gi"},
             labels=labels or {},
             taints=taints or [],
         )
