@@ -136,8 +136,8 @@ def test_the_readme_of_the_package_has_no_relative_links():
     for change in hooks["fancy-pypi-readme"]["substitutions"]:
         text = re.sub(change["pattern"], change["replacement"], text)
     links = re.findall(r"\]\(([^)]*)\)", text)
-    assert "https://shoal.readthedocs.io/en/latest/migrating/ray/" in links
-    assert "https://shoal.readthedocs.io/en/latest/CONTRIBUTING/" in links
+    assert "https://shoal.readthedocs.io/en/latest/docs/migrating/ray.html" in links
+    assert "https://shoal.readthedocs.io/en/latest/CONTRIBUTING.html" in links
     assert [link for link in links if not link.startswith("https://")] == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from shoal.installation import pip_install
 from shoal.secrets.redaction import redact
 
 _MOST_SHOWN = 80
@@ -83,7 +84,7 @@ class MissingExtraError(ShoalError, ImportError):
     permanent = True
 
     def __init__(self, package: str, extra: str | None, otherwise: str | None = None) -> None:
-        command = f'pip install "shoal[{extra}]"' if extra else f"pip install {package}"
+        command = pip_install(extra) if extra else f"pip install {package}"
         end = f", or {otherwise}" if otherwise else ""
         super().__init__(f"{package} is not installed in this environment: install it with `{command}`{end}")
         self.package = package

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from shoal.installation import pip_install
 from shoal.secrets.redaction import has_credentials, is_secret_name
 
 if TYPE_CHECKING:
@@ -156,9 +157,7 @@ def _started(exporter: str) -> _Instruments | None:
         from opentelemetry import metrics
         from opentelemetry.sdk.metrics import MeterProvider
     except ImportError:
-        log.warning(
-            "%s=%s, but OpenTelemetry's SDK is not installed: run pip install 'shoal[otel]'", _EXPORTER, exporter
-        )
+        log.warning("%s=%s, but OpenTelemetry's SDK is not installed: run %s", _EXPORTER, exporter, pip_install("otel"))
         return None
     # If the application has configured OpenTelemetry itself, the metrics go to the application's exporter.
     provider = metrics.get_meter_provider()
@@ -189,7 +188,7 @@ def _provider(exporter: str) -> MeterProvider:
     found = list(entry_points(group="opentelemetry_metrics_exporter", name=name))
     kind = found[0].load() if found else None
     if not isinstance(kind, type) or not issubclass(kind, MetricExporter):
-        raise ValueError(f'no metrics exporter "{name}" is installed: use otlp (shoal[otel]) or console')
+        raise ValueError(f'no metrics exporter "{name}" is installed: use otlp ({pip_install("otel")}) or console')
     # Each process counts from 0. Because of the separate instance id, the receiver does not confuse the counts of this
     # process with the counts of an earlier process.
     attributes = {"service.instance.id": str(uuid.uuid4())}

@@ -1,16 +1,21 @@
 """`shoal doctor`."""
 
+import email
 import importlib.metadata
 import os
 import signal
 import subprocess
 import sys
 import warnings
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
+from shoal import installation
+from shoal.airflow import get_provider_info
 from shoal.cli import doctor_checks as checks
+from shoal.errors import MissingExtraError
 from shoal.pool.api import list_pools
 from shoal.pool.backends.local.backend import LocalBackend
 from shoal.pool.spec import PoolSpec
@@ -49,6 +54,27 @@ def test_a_healthy_machine(shoal, a_pool):
 def test_every_extra_is_checked():
     extras = {*importlib.metadata.metadata("shoal").get_all("Provides-Extra")} - {"all", "xgboost-gpu"}
     assert {found.name for found in checks.all_checks()} >= extras
+
+
+def test_another_distribution_with_a_package_of_this_name_is_named(tmp_path, monkeypatch):
+    info = tmp_path / "shoal_sharkbite-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shoal-sharkbite\nVersion: 1.0\n")
+    (info / "top_level.txt").write_text("shoal\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    [finding] = [found for found in checks.all_checks() if found.name == "shoal"]
+    assert finding.status == "broken"
+    assert "pip uninstall shoal-sharkbite" in finding.advice
+
+
+def test_names_and_addresses_are_those_of_the_distribution(monkeypatch):
+    renamed = email.message_from_string("Name: shoal-ml\nProject-URL: Documentation, https://docs.example/en/\n")
+    monkeypatch.setattr(installation, "distribution", lambda: SimpleNamespace(metadata=renamed))
+    assert (installation.name(), installation.address("Documentation")) == ("shoal-ml", "https://docs.example/en")
+    assert 'pip install "shoal-ml[tune]"' in str(MissingExtraError("optuna", "tune"))
+    assert get_provider_info()["package-name"] == "shoal-ml"
+    monkeypatch.setattr(installation, "distribution", lambda: None)
+    assert (installation.name(), installation.address("Documentation")) == ("shoal", None)
 
 
 def test_without_ray_local_pools_are_broken(shoal, monkeypatch):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shoal.pool.backends.local.gpus import Gpu
-from shoal.training.xgboost.params import WITHOUT_CUDA, has_cuda
+from shoal.training.xgboost.params import has_cuda, without_cuda
 from tests.support.guides import examples, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.ray]
@@ -21,7 +21,7 @@ def test_an_example_runs_on_the_gpus_of_its_reader(
     name: str, gpus: list[Gpu], flights: Path, fresh_home: Path, tmp_path: Path
 ) -> None:
     if "XGBEstimator" in FOUND[name] and not has_cuda():
-        pytest.skip(WITHOUT_CUDA)
+        pytest.skip(without_cuda())
     if "import torch" in FOUND[name]:
         torch = pytest.importorskip("torch")
         if not torch.cuda.is_available():

@@ -15,7 +15,7 @@ from shoal.distributors.pytorch import TorchDistributor
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.pool.backends.local.gpus import Gpu
 from shoal.training.lightgbm.params import gpu_problem
-from shoal.training.xgboost.params import WITHOUT_CUDA, has_cuda
+from shoal.training.xgboost.params import has_cuda, without_cuda
 
 pytestmark = [pytest.mark.gpu, pytest.mark.ray]
 
@@ -36,7 +36,7 @@ def test_xgboost_trains_on_all_gpus_without_being_told(
     import xgboost
 
     if not has_cuda():
-        pytest.skip(WITHOUT_CUDA)
+        pytest.skip(without_cuda())
     params = {"max_depth": 8}
     estimator = XGBEstimator(ROUNDS, "reg:squarederror", params)
     estimator.fit(frame, COLUMNS, "y", eval_set=frame)
@@ -57,7 +57,7 @@ def test_xgboost_trains_on_all_gpus_without_being_told(
 
 def test_two_trainings_on_a_gpu_give_the_same_bytes(alone: list[Gpu], frame: pd.DataFrame) -> None:
     if not has_cuda():
-        pytest.skip(WITHOUT_CUDA)
+        pytest.skip(without_cuda())
     estimator = XGBEstimator(20, scaling_config=XGBScalingConfig(num_workers=1, use_gpu=True))
     first, second = (bytes(estimator.fit(frame, COLUMNS, "y").save_raw("ubj")) for _ in range(2))
     assert first == second

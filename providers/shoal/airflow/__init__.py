@@ -24,13 +24,14 @@ def get_provider_info() -> dict[str, Any]:
     section ``[shoal]`` in Airflow's configuration.
     """
     from shoal.airflow.deployment import config_section
+    from shoal.installation import address, name
 
     return {
-        "package-name": "shoal",
+        "package-name": name(),
         "name": "shoal",
         "description": "Distributed training on compute pools that are scaled, leased and cleaned up by the DAG.",
         "integrations": [
-            {"integration-name": "shoal", "external-doc-url": "https://pypi.org/project/shoal/", "tags": ["service"]}
+            {"integration-name": "shoal", "external-doc-url": address("Documentation"), "tags": ["service"]}
         ],
         "operators": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.operators"]}],
         "sensors": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.sensors"]}],

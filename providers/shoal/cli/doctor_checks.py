@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.cli.output import describe_counts
 from shoal.errors import ShoalError, StoreError
+from shoal.installation import name, others, pip_install
 from shoal.pool.backends.interface import DISK_NEEDED, DISK_WANTED, Finding
 from shoal.pool.backends.local import backend
 from shoal.pool.backends.versions import installed, untested_ray
@@ -70,11 +71,14 @@ def all_checks() -> Iterator[Finding]:
     """Run all checks of `shoal doctor`, and yield their results."""
     # This check always succeeds, because pip installs shoal only for supported versions of Python.
     yield Finding("Python", "ok", f"{sys.version.split()[0]} ({sys.executable})")
+    for other in others():
+        advice = f"remove it with `pip uninstall {other}`, then run `pip install --force-reinstall {name()}`"
+        yield Finding("shoal", "broken", f"the distribution {other} installs a package shoal, too", advice)
     yield _ray()
     for extra, modules, distributions, purpose in _PACKAGES:
         found = next((version for name in distributions if (version := installed(name))), None)
         if found is None or any(find_spec(module) is None for module in modules):
-            yield Finding(extra, "note", f"not installed (optional: {purpose})", f'pip install "shoal[{extra}]"')
+            yield Finding(extra, "note", f"not installed (optional: {purpose})", pip_install(extra))
         else:
             yield Finding(extra, "ok", found)
     yield _bytecode()
@@ -95,7 +99,7 @@ def leftovers(store: Store) -> list[str]:
 
 
 def _ray() -> Finding:
-    install, found = 'pip install "shoal[ray]"', installed("ray")
+    install, found = pip_install("ray"), installed("ray")
     if found is None or find_spec("ray") is None:
         return Finding("ray", "broken", "not installed", f"{install}; not needed if you only use remote pools")
     if find_spec("aiohttp_cors") is None:

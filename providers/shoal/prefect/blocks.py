@@ -10,6 +10,7 @@ from prefect.blocks.system import Secret
 from pydantic import ConfigDict, Field, HttpUrl, SecretStr, model_validator
 
 from shoal.errors import InvalidArgumentError
+from shoal.installation import address
 from shoal.pool import api
 from shoal.pool.endpoint import check_token, with_token
 from shoal.pool.holder import Ancestors
@@ -21,6 +22,11 @@ _ONLY_IN_BLOCKS = frozenset(
 )
 """Fields that `PoolSpec` does not have: those of `ComputePool`, and those that Prefect adds to blocks that it stores or
 passes as parameters."""
+
+
+def _page(path: str) -> HttpUrl | None:
+    site = address("Documentation")
+    return HttpUrl(f"{site}/{path}") if site else None
 
 
 class ComputePool(Block, PoolFields):
@@ -44,8 +50,8 @@ class ComputePool(Block, PoolFields):
 
     _block_type_name = "Compute Pool"
     _block_type_slug = "compute-pool"
-    _logo_url = HttpUrl("https://shoal.readthedocs.io/en/latest/_static/logo.png")
-    _documentation_url = HttpUrl("https://shoal.readthedocs.io/en/latest/prefect/")
+    _logo_url = _page("_static/logo.png")
+    _documentation_url = _page("docs/prefect.html")
 
     team: str | None = Field(
         default=None,

@@ -12,6 +12,7 @@ from typing import Any
 
 from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.errors import PoolUnreachableError
+from shoal.installation import pip_install
 from shoal.pool.backends import backend_of, versions
 from shoal.pool.backends.interface import DISK_NEEDED, DISK_WANTED, Finding, Status
 from shoal.pool.spec import PoolSpec
@@ -130,7 +131,7 @@ def _of_host(
         listed = ", ".join(f"{name} {version}" for name, version in sorted(there.items()))
         yield Finding(f"{where}: libraries", "ok", listed)
     else:
-        advice = "install those that your jobs need, such as shoal[xgboost,mlflow,s3,postgres]"
+        advice = f"install those that your jobs need, such as {pip_install('xgboost,mlflow,s3,postgres')}"
         yield Finding(f"{where}: libraries", "note", "no training library", advice)
     if facts["store"] is None:
         yield Finding(f"{where}: store", "ok", "reached")

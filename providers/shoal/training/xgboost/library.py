@@ -99,7 +99,7 @@ class XGBoost(Library):
         return str(device)
 
     def why_cpu(self) -> str | None:
-        return None if xgb_params.has_cuda() else xgb_params.WITHOUT_CUDA
+        return None if xgb_params.has_cuda() else xgb_params.without_cuda()
 
     def objective_of(self, params: Mapping[str, Any]) -> str:
         return str(params.get("objective"))

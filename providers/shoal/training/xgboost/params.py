@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, InvalidParamsError
+from shoal.installation import pip_install
 from shoal.lazy_imports import np
 from shoal.training.boosting.params import (
     ONE_WORKER,
@@ -378,11 +379,12 @@ def joined(metrics: Sequence[Metric]) -> Metric | None:
     return evaluate
 
 
-WITHOUT_CUDA = (
-    "the installed XGBoost has no CUDA, like the wheel xgboost-cpu. For GPUs, run `pip uninstall xgboost-cpu xgboost` "
-    'and then `pip install "shoal[xgboost-gpu]"` on each node'
-)
-"""Message for users whose XGBoost was built without CUDA and therefore cannot use GPUs."""
+def without_cuda() -> str:
+    """Return the message for users whose XGBoost was built without CUDA and therefore cannot use GPUs."""
+    return (
+        "the installed XGBoost has no CUDA, like the wheel xgboost-cpu. For GPUs, run `pip uninstall xgboost-cpu "
+        f"xgboost` and then `{pip_install('xgboost-gpu')}` on each node"
+    )
 
 
 def has_cuda() -> bool:
@@ -398,7 +400,7 @@ def gpu_problem() -> str | None:
     import xgboost
 
     if not has_cuda():
-        return f"{WITHOUT_CUDA}; to train on CPUs, set use_gpu=False"
+        return f"{without_cuda()}; to train on CPUs, set use_gpu=False"
     # If XGBoost finds no GPU, it raises no error: it prints a warning and sets the device in its configuration to
     # "cpu".
     rows = xgboost.DMatrix(np.zeros((2, 1), np.float32), label=[0, 1], nthread=1)

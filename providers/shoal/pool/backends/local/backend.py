@@ -20,6 +20,7 @@ from pathlib import Path
 
 from shoal import telemetry
 from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.installation import pip_install
 from shoal.os_processes import ProcessId, import_folders, python_command
 from shoal.pool.backends import versions
 from shoal.pool.backends.interface import Backend, NodeRef, PoolRef, Seen
@@ -258,7 +259,7 @@ def _check_python(python: str, *, needs_ray: bool) -> None:
         if shoal != ours:
             reason = f"its environment has shoal {shoal}, and this process runs shoal {ours}"
         elif needs_ray and has_ray != "True":
-            reason = 'its environment has no Ray: pip install "shoal[ray]" there'
+            reason = f"its environment has no Ray: {pip_install('ray')} there"
         else:
             return
     raise InvalidArgumentError(
