@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from threading import Thread
 from time import monotonic
@@ -106,7 +107,7 @@ class PoolView:
         self._started = monotonic()
         for kind in _KINDS:
             if kind not in self._threads or not self._threads[kind].is_alive():
-                self._threads[kind] = Thread(target=self._follow, args=(kind,), daemon=True)
+                self._threads[kind] = Thread(target=copy_context().run, args=(self._follow, kind), daemon=True)
                 self._threads[kind].start()
 
     def _follow(self, kind: str) -> None:
