@@ -9,6 +9,8 @@ VENV_PREFECT := .venv-prefect
 STAMP_PREFECT := $(VENV_PREFECT)/.installed
 VENV_BENCH := .venv-bench
 STAMP_BENCH := $(VENV_BENCH)/.installed
+VENV_DIST := .venv-dist
+STAMP_DIST := $(VENV_DIST)/.installed
 VENV_DOCS := .venv-docs
 STAMP_DOCS := $(VENV_DOCS)/.installed
 
@@ -53,7 +55,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding tests-of reached test-versions test-gpu test-kuberay soak lint format bench docs clean lock
+.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding tests-of reached test-versions test-gpu test-kuberay soak lint format bench docs dist clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -194,6 +196,12 @@ docs: $(STAMP_DOCS)  ## Make the site of the documentation, which can be opened 
 $(STAMP_DOCS): requirements/docs.txt
 	@$(begin_install); install -r requirements/docs.txt; touch $@
 
+dist: install docs $(STAMP_DIST)  ## Build the wheel, the source distribution, the site and lists of components into dist/, and check them; DRAFT=1 while an address of the project is unset
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.support.release $(if $(DRAFT),--draft) --tools $(abspath $(VENV_DIST))/bin --site build/site
+
+$(STAMP_DIST): requirements/dist.txt
+	@$(begin_install); install -r requirements/dist.txt; touch $@
+
 # LightGBM imports Dask if it is installed. A separate environment keeps Dask out of the tests, which it would slow down.
 $(STAMP_BENCH): requirements/dev.txt requirements/bench.txt pyproject.toml
 	@$(begin_install); $(install_torch); install -r requirements/dev.txt -r requirements/bench.txt --editable .; touch $@
@@ -209,7 +217,9 @@ lock:  ## Pin the development environment again (no index address, no local path
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/stack.txt
 	@uv pip compile --quiet --upgrade --group docs --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/docs.txt
+	@uv pip compile --quiet --upgrade --group dist --python-version 3.11 \
+		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/dist.txt
 
 clean:  ## Remove the environments and all caches
-	@rm -rf $(VENV) $(VENV_PREFECT) $(VENV_BENCH) $(VENV_DOCS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
+	@rm -rf $(VENV) $(VENV_PREFECT) $(VENV_BENCH) $(VENV_DOCS) $(VENV_DIST) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -20,7 +20,7 @@ myst_links_external_new_tab = False
 root_doc = "docs/index"
 source_suffix = {".md": "markdown"}
 include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**.md"]
-exclude_patterns = [".*", "build", "providers", "tests", "docker", "**/__pycache__"]
+exclude_patterns = [".*", "docs/pypi.md", "build", "providers", "tests", "docker", "**/__pycache__"]
 html_theme = "pydata_sphinx_theme"
 html_theme_options = {
     "show_prev_next": True,

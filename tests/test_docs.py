@@ -130,14 +130,15 @@ def test_links_between_the_pages_resolve(page):
     assert not missing
 
 
-def test_the_readme_of_the_package_has_no_relative_links():
-    hooks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]
-    text = (ROOT / "README.md").read_text()
-    for change in hooks["fancy-pypi-readme"]["substitutions"]:
+def test_the_text_of_the_package_has_no_relative_links():
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"][
+        "fancy-pypi-readme"
+    ]
+    text = "".join((ROOT / fragment["path"]).read_text() for fragment in hook["fragments"])
+    for change in hook["substitutions"]:
         text = re.sub(change["pattern"], change["replacement"], text)
     links = re.findall(r"\]\(([^)]*)\)", text)
-    assert "https://shoal.readthedocs.io/en/latest/docs/migrating/ray.html" in links
-    assert "https://shoal.readthedocs.io/en/latest/CONTRIBUTING.html" in links
+    assert [link for link in links if link.endswith("/docs/migrating/ray.html")]
     assert [link for link in links if not link.startswith("https://")] == []
 
 

@@ -1,0 +1,149 @@
+"""Build everything that a release publishes into `dist/`, and check it: `make dist`.
+
+The wheel and the source distribution are built from the last commit, with its time, so a second build has the same
+bytes. Beside them lie the site, a list of components for each extra (CycloneDX), the licences, the result of the audit,
+and SHA256SUMS.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.support import ROOT
+
+DIST = ROOT / "dist"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ADDRESSES = ("Documentation", "Changelog", "Source", "Issues")
+_UNKNOWN_LICENCE = "not installed here"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Build what a release publishes.")
+    parser.add_argument("--draft", action="store_true", help="also while an address of the project is unset")
+    parser.add_argument("--tools", type=Path, required=True, help="bin folder of the environment with the tools")
+    parser.add_argument("--site", type=Path, required=True, help="folder of the site that `make docs` has made")
+    args = parser.parse_args()
+    if unset := [label for label in ADDRESSES if label not in PROJECT["urls"]]:
+        print(f"pyproject.toml has no address {', '.join(unset)} in [project.urls]", file=sys.stderr)
+        if not args.draft:
+            return 1
+    shutil.rmtree(DIST, ignore_errors=True)
+    DIST.mkdir()
+    stamp = _output("git", "log", "-1", "--format=%ct")
+    with tempfile.TemporaryDirectory() as folder:
+        _export(Path(folder))
+        _run("uv", "build", "--quiet", "--no-create-gitignore", "--out-dir", str(DIST), folder, SOURCE_DATE_EPOCH=stamp)
+    built = [str(path) for path in sorted(DIST.iterdir())]
+    _run(str(args.tools / "twine"), "check", "--strict", *built)
+    _run(str(args.tools / "check-wheel-contents"), *[path for path in built if path.endswith(".whl")])
+    _zip(args.site, DIST / f"{PROJECT['name']}-{PROJECT['version']}-docs.zip")
+    for extra in sorted(PROJECT["optional-dependencies"]):
+        _components(extra, args.tools, stamp)
+    (DIST / "LICENCES.txt").write_text(_licences())
+    (DIST / "AUDIT.txt").write_text(_audit(args.tools))
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(DIST.iterdir())]
+    (DIST / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+    print("\n".join(sums))
+    return 0
+
+
+def _run(*command: str, **environment: str) -> None:
+    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, **environment})
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def _export(folder: Path) -> None:
+    """Write the files of the last commit into a folder."""
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
+    with tempfile.TemporaryFile() as file:
+        file.write(archive)
+        file.seek(0)
+        with tarfile.open(fileobj=file) as found:
+            found.extractall(folder, filter="data")
+
+
+def _zip(folder: Path, target: Path) -> None:
+    """Pack a folder so that the same files give the same bytes."""
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and ".doctrees" not in path.parts:
+                packed.writestr(zipfile.ZipInfo(str(path.relative_to(folder))), path.read_bytes(), zipfile.ZIP_DEFLATED)
+
+
+def _pins(extra: str) -> str:
+    """What an extra installs today, with versions."""
+    return _output("uv", "pip", "compile", "--quiet", "--extra", extra, "--python-version", "3.11", "--no-header",
+                   "--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "pyproject.toml")  # fmt: skip
+
+
+def _components(extra: str, tools: Path, stamp: str) -> None:
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(_pins(extra))
+        file.flush()
+        target = str(DIST / f"{PROJECT['name']}-{PROJECT['version']}-{extra}.cdx.json")
+        _run(str(tools / "cyclonedx-py"), "requirements", "--output-reproducible", "--pyproject", "pyproject.toml",
+             "--output-file", target, file.name, SOURCE_DATE_EPOCH=stamp)  # fmt: skip
+
+
+def _licences() -> str:
+    """The licence of each package of the extra `all`, as far as it is installed beside this program."""
+    names = [line.partition("==")[0] for line in _pins("all").splitlines() if "==" in line]
+    return "".join(f"{name}: {_licence(name)}\n" for name in sorted(names))
+
+
+def _licence(name: str) -> str:
+    try:
+        found = importlib.metadata.metadata(name)
+    except importlib.metadata.PackageNotFoundError:
+        return _UNKNOWN_LICENCE
+    classifiers: Iterable[str] = found.get_all("Classifier") or []
+    named = [each.rpartition(" :: ")[2] for each in classifiers if each.startswith("License ::")]
+    text = found.get("License-Expression") or ", ".join(named) or found.get("License") or "not named"
+    return text.strip().splitlines()[0]
+
+
+def _audit(tools: Path) -> str:
+    """What is known of vulnerabilities. Behind a mirror of an index, pip-audit skips packages and still succeeds."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write(_pins("all"))
+        file.flush()
+        command = [
+            str(tools / "pip-audit"),
+            "--strict",
+            "--no-deps",
+            "--disable-pip",
+            "--format",
+            "json",
+            "-r",
+            file.name,
+        ]
+        ran = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    try:
+        packages = json.loads(ran.stdout)["dependencies"]
+    except ValueError:
+        return f"not audited: {(ran.stderr.strip().splitlines() or ['no answer'])[-1]}\n"
+    skipped = [each["name"] for each in packages if "skip_reason" in each]
+    if skipped:
+        return f"not audited: {len(skipped)} of {len(packages)} packages were skipped\n"
+    lines = [f"{each['name']} {each['version']}: {each['vulns'] or 'nothing known'}" for each in packages]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
