@@ -131,9 +131,8 @@ def test_links_between_the_pages_resolve(page):
 
 
 def test_the_text_of_the_package_has_no_relative_links():
-    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"][
-        "fancy-pypi-readme"
-    ]
+    hooks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["metadata"]["hooks"]
+    hook = hooks["fancy-pypi-readme"]
     text = "".join((ROOT / fragment["path"]).read_text() for fragment in hook["fragments"])
     for change in hook["substitutions"]:
         text = re.sub(change["pattern"], change["replacement"], text)
