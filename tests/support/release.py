@@ -99,7 +99,7 @@ def _components(extra: str, tools: Path, stamp: str) -> None:
         file.flush()
         target = str(DIST / f"{PROJECT['name']}-{PROJECT['version']}-{extra}.cdx.json")
         _run(str(tools / "cyclonedx-py"), "requirements", "--output-reproducible", "--pyproject", "pyproject.toml",
-             "--output-file", target, file.name, SOURCE_DATE_EPOCH=stamp)  # fmt: skip
+             "--output-file", target, file.name, SOURCE_DATE_EPOCH=stamp, PYTHONWARNINGS="ignore")  # fmt: skip
 
 
 def _licences() -> str:
