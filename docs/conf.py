@@ -19,7 +19,15 @@ myst_heading_anchors = 4
 myst_links_external_new_tab = False
 root_doc = "docs/index"
 source_suffix = {".md": "markdown"}
-include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**.md"]
+include_patterns = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "RELEASING.md",
+    "CODE_OF_CONDUCT.md",
+    "docs/**.md",
+]
 exclude_patterns = [".*", "docs/pypi.md", "build", "providers", "tests", "docker", "**/__pycache__"]
 html_theme = "pydata_sphinx_theme"
 html_theme_options = {
