@@ -20,12 +20,7 @@ myst_links_external_new_tab = False
 root_doc = "docs/index"
 source_suffix = {".md": "markdown"}
 include_patterns = [
-    "README.md",
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "SECURITY.md",
-    "RELEASING.md",
-    "CODE_OF_CONDUCT.md",
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "RELEASING.md", "CODE_OF_CONDUCT.md"),
     "docs/**.md",
 ]
 exclude_patterns = [".*", "docs/pypi.md", "build", "providers", "tests", "docker", "**/__pycache__"]

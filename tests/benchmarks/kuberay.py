@@ -68,12 +68,12 @@ def a_pool(plane: ControlPlane) -> Callable[[int], float]:
     from shoal import ComputePool
 
     create(plane, "pool")
-    uri = f"kuberay://default/pool?max_nodes={_MOST_NODES}&kubeconfig={plane.kubeconfig}&start_timeout=600"
+    uri = f"kuberay://default/pool?max_nodes={_MOST_NODES}&kubeconfig={plane.kubeconfig}"
     pool = ComputePool(uri).up()
 
     def scale(size: int) -> float:
         began = time.perf_counter()
-        pool.scale(size)
+        pool.scale(size, timeout_seconds=600)
         return time.perf_counter() - began
 
     return scale
