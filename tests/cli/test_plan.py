@@ -1,5 +1,8 @@
 """`shoal plan`."""
 
+import json
+
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -29,6 +32,25 @@ def test_the_memory_of_each_size_is_predicted_and_a_size_chosen(shoal, fresh_hom
     text = shoal("plan", str(folder), "--pool", "local://planned?max_nodes=2").stdout
     assert "needs 1 node(s)" in text
     assert "more nodes add no memory" in text
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "sql"])
+def test_given_the_number_of_rows_only_the_first_rows_are_read(kind, shoal, tmp_path, monkeypatch):
+    table = pd.DataFrame({"x": range(1000), "text": ['a "line"' + "\n" * 40] * 1000, "y": [0, 1] * 500})
+    table.to_csv(tmp_path / "rows.csv", index=False)
+    table.to_json(tmp_path / "rows.json", orient="records", lines=True)
+    table.to_sql("rows", f"sqlite:///{tmp_path}/rows.db", index=False)
+    monkeypatch.setenv("SHOAL_CONNECTION_W", f"sqlite:///{tmp_path}/rows.db")
+    monkeypatch.setattr("shoal.data.row_copies._SAMPLE_BYTES", 3 * 2**10)
+    dataset = {"paths": [str(tmp_path / f"rows.{kind}")], "format": kind}
+    dataset = {"sql": "SELECT * FROM rows", "connection": "w"} if kind == "sql" else dataset
+    fields = {"dataset": dataset, "input_cols": ["x"], "label_col": "y", "eval_set": {"same": dataset}}
+    (tmp_path / "spec.json").write_text(json.dumps(fields))
+    of_spec = "plan", str(tmp_path / "spec.json"), "--pool", "local://planned?max_nodes=2"
+    plan = document(shoal(*of_spec, "--rows", "10001", "--json").stdout)
+    assert plan["rows"] == plan["sizes"][0]["rows"] == 10_001
+    assert "give a positive number" in shoal(*of_spec, "--rows", "0").stderr
+    assert "give the number of rows" in shoal(*of_spec).stderr
 
 
 def test_what_cannot_be_planned_is_refused_with_what_to_do(shoal, fresh_home, folder, tmp_path):

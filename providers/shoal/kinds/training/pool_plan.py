@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from sqlalchemy import func, select
 
+from shoal.data.connections import connection_variable
 from shoal.data.connector import DataConnector
+from shoal.data.row_copies import copy_first_rows
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.jobs import credentials
 from shoal.jobs.spec import AnyJobSpec, is_spec
 from shoal.kinds.training.spec import JobSpec
 from shoal.lazy_imports import pa
@@ -25,6 +30,7 @@ def plan(
     pool: str | PoolSpec | None = None,
     *,
     memory_per_node: str | None = None,
+    rows: int | None = None,
 ) -> TrainingPlan:
     """Predict whether a boosting training fits into the memory of a pool, for 1, 2, 4 … nodes and its largest size,
     and find the smallest size on which it fits.
@@ -37,6 +43,8 @@ def plan(
             the label and all others as features of a training with XGBoost.
         pool: URI or name of the pool; by default that of the spec.
         memory_per_node: Memory of each node that workers can use, such as ``16Gi``; by default that of the pool.
+        rows: Number of rows of the training set, if it is a query or CSV or JSON files: only the first rows are then
+            read. It is the number before filters and splits.
 
     Raises:
         InvalidArgumentError: The spec is not that of a boosting training on CPUs, or the memory of the pool's nodes is
@@ -53,7 +61,30 @@ def plan(
     source = pool if pool is not None else job.run_config.pool_name
     settings = source if isinstance(source, PoolSpec) else ComputePool(source).settings()
     training, node = plannable(job, settings), memory_of(settings, memory_per_node)
-    return plan_on(training, settings, node, model=job.registered_model, train=train)
+    if rows is None:
+        return plan_on(training, settings, node, model=job.registered_model, train=train)
+    with TemporaryDirectory(prefix="shoal-plan-") as folder:
+        return plan_on(with_rows(training, rows, folder), settings, node, model=job.registered_model)
+
+
+def with_rows(spec: JobSpec, rows: int, folder: str) -> JobSpec:
+    """Return a training on copies of the first rows of its training set, as many as it will have.
+
+    Raises:
+        InvalidArgumentError: The training set is read in place, so that its rows can be counted.
+    """
+    dataset = spec.dataset.located()
+    if rows < 1 or dataset.staging or not dataset.is_stream:
+        raise InvalidArgumentError(
+            f"rows={rows}: give a positive number, and only for a training set of sql, csv or json; the rows of others "
+            "are counted"
+        )
+    url = credentials.connections(dataset.connections(), os.environ).get(connection_variable(dataset.connection or ""))
+    copies = copy_first_rows(dataset, url, rows, folder, spec.used_columns())
+    source = spec.dataset.source_key()
+    return spec.with_datasets(
+        lambda each: each.model_copy(update={"staging": copies}) if each.source_key() == source else each
+    )
 
 
 def plan_on(
