@@ -10,6 +10,8 @@ import pytest
 from shoal.kinds.training.pool_plan import learned_memory
 from shoal.state import Store
 from shoal.state.schema import Job
+from shoal.training.host import memory
+from shoal.training.sizing.constants import IDLE_BYTES
 from tests.cli.conftest import document
 
 
@@ -53,10 +55,44 @@ def test_given_the_number_of_rows_only_the_first_rows_are_read(kind, shoal, tmp_
     assert "give the number of rows" in shoal(*of_spec).stderr
 
 
+FUNCTION = {"framework": "pytorch", "train_func": "a.b:c", "scaling_config": {"num_nodes": -1}}
+
+
+def test_functions_are_planned_with_the_memory_that_is_known(shoal, some_jobs, folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4 * 2**30)
+
+    def plan(**fields):
+        dataset = {"paths": [str(folder)], "sharded": True}
+        (tmp_path / "spec.json").write_text(json.dumps({**FUNCTION, "dataset_map": {"train": dataset}, **fields}))
+        of_spec = "plan", str(tmp_path / "spec.json"), "--pool", "local://planned?max_nodes=2"
+        return document(shoal(*of_spec, "--json").stdout)
+
+    first = plan()
+    assert "memory of the model, and of workers of a DataLoader, is not in it" in first["reasoning"]
+    assert [size["rows"] for size in first["sizes"]] == [1000, 500]
+    # 8 + 64 (text) + 8 bytes a row
+    assert first["sizes"][0]["terms"] == {"idle process": IDLE_BYTES["pytorch"], "shuffled rows": 80_000, "model": 0}
+    given = plan(memory_per_worker="3Gi")
+    assert [(size["peak_bytes"], size["verdict"]) for size in given["sizes"]] == [
+        (3 * 2**30, "fits"),
+        (3 * 2**30, "no"),
+    ]
+    with Store().transaction() as session:
+        job = session.get_one(Job, ("good", 1))
+        job.label, job.spec = "a.b:c", {"framework": "pytorch"}
+        usages = [{"memory_usage_megabytes": 1500}, {"memory_usage_megabytes": 2500}]
+        job.result = {**job.result, "peak_memory_per_worker": [2**30, 2**31], "peak_usage_per_worker": usages}
+    learned = plan()
+    assert (learned["sizes"][0]["peak_bytes"], learned["note"]) == (2_500 * 10**6, "")
+
+
 def test_what_cannot_be_planned_is_refused_with_what_to_do(shoal, fresh_home, folder, tmp_path):
     spec = tmp_path / "spec.json"
-    spec.write_text('{"framework": "pytorch", "train_func": "a.b:c"}')
-    assert "give the number of nodes" in shoal("plan", str(spec), "--pool", "local://planned").stderr
+    predict = {"framework": "predict", "dataset": {"paths": ["/x"]}, "model": "models:/x/1", "output_path": "/y"}
+    gpus = {"scaling_config": {"resource_requirements_per_worker": {"num_gpus": 1}}}
+    for refused in (predict, {**FUNCTION, **gpus}):
+        spec.write_text(json.dumps(refused))
+        assert "give the number of nodes" in shoal("plan", str(spec), "--pool", "local://planned").stderr
     uri = "ray://planned?address=http://127.0.0.1:8265"
     assert "memory_per_node" in shoal("plan", str(folder), "--pool", uri).stderr
     assert "write it as 16Gi" in shoal("plan", str(folder), "--pool", uri, "--memory-per-node", "lots").stderr

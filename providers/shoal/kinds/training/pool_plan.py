@@ -8,7 +8,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 
 from shoal.data.connections import connection_variable
 from shoal.data.connector import DataConnector
@@ -16,12 +16,14 @@ from shoal.data.row_copies import copy_first_rows
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs import credentials
 from shoal.jobs.spec import AnyJobSpec, is_spec
+from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.kinds.training.spec import JobSpec
 from shoal.lazy_imports import pa
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Node
 from shoal.training.boosting.training_plan import NOTHING_LEARNED, Learned, TrainingPlan, plan_training
+from shoal.training.pytorch.function_plan import plan_function
 from shoal.training.sizing.node_memory import NodeMemory, bytes_of, node_memory
 
 
@@ -60,7 +62,12 @@ def plan(
     job, train = spec_of_path(spec) if isinstance(spec, str) else (spec if is_spec(spec) else parse_spec(spec), None)
     source = pool if pool is not None else job.run_config.pool_name
     settings = source if isinstance(source, PoolSpec) else ComputePool(source).settings()
-    training, node = plannable(job, settings), memory_of(settings, memory_per_node)
+    node = memory_of(settings, memory_per_node)
+    if isinstance(job, FunctionJobSpec) and rows is None:
+        refuse_gpus(job, settings)
+        known = bytes_of(job.memory_per_worker) if job.memory_per_worker else _memory_of_last_run(job)
+        return plan_function(job, node, known, cpus=settings.cpus_per_node, most_nodes=settings.max_nodes)
+    training = plannable(job, settings)
     if rows is None:
         return plan_on(training, settings, node, model=job.registered_model, train=train)
     with TemporaryDirectory(prefix="shoal-plan-") as folder:
@@ -125,6 +132,21 @@ def learned_memory(model: str, framework: str) -> Learned:
     return Learned(*map(median, zip(*known, strict=True))) if known else NOTHING_LEARNED
 
 
+def _memory_of_last_run(spec: FunctionJobSpec) -> int:
+    """Return the highest memory of a worker and its processes in the last run of a function; 0 if there is none."""
+    query = select(Job.result).where(*has_trained(spec)).order_by(Job.created_at.desc()).limit(1)
+    with Store().reading() as session:
+        found = session.scalar(query) or {}
+    usages = [each.get("memory_usage_megabytes", 0) * 10**6 for each in found.get("peak_usage_per_worker") or ()]
+    return int(max([*(found.get("peak_memory_per_worker") or ()), *usages], default=0))
+
+
+def has_trained(spec: AnyJobSpec) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions of the jobs that were successful runs of a spec."""
+    of_spec = Job.label == spec.label, Job.spec["framework"].as_string() == spec.framework
+    return *of_spec, Job.state == JobState.SUCCEEDED, Job.result["skipped"].as_string().is_(None)
+
+
 def memory_of(pool: PoolSpec, given: str | None = None) -> NodeMemory:
     """Return the memory of each node of a pool that workers can use.
 
@@ -158,10 +180,15 @@ def plannable(spec: AnyJobSpec, pool: PoolSpec) -> JobSpec:
             f"only trainings with XGBoost or LightGBM can be planned, not {spec.framework}: the memory of functions, "
             "searches and predictions is not known in advance, so give the number of nodes"
         )
+    refuse_gpus(spec, pool)
+    return spec
+
+
+def refuse_gpus(spec: AnyJobSpec, pool: PoolSpec) -> None:
+    """Raise InvalidArgumentError for a job with GPUs."""
     gpus = spec.demand().gang.gpus
     if gpus > 0 or (gpus < 0 and pool.gpus_per_node):
         raise InvalidArgumentError("the memory of GPUs cannot be planned: give the number of nodes")
-    return spec
 
 
 def spec_of_path(path: str) -> tuple[AnyJobSpec, DataConnector]:
