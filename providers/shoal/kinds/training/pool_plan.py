@@ -62,7 +62,7 @@ def plan(
     job, train = spec_of_path(spec) if isinstance(spec, str) else (spec if is_spec(spec) else parse_spec(spec), None)
     source = pool if pool is not None else job.run_config.pool_name
     settings = source if isinstance(source, PoolSpec) else ComputePool(source).settings()
-    node = memory_of(settings, memory_per_node)
+    node = memory_of(settings, memory_per_node, registers=job.register_as is not None)
     if isinstance(job, FunctionJobSpec) and rows is None:
         refuse_gpus(job, settings)
         known = bytes_of(job.memory_per_worker) if job.memory_per_worker else _memory_of_last_run(job)
@@ -147,8 +147,8 @@ def has_trained(spec: AnyJobSpec) -> tuple[ColumnElement[bool], ...]:
     return *of_spec, Job.state == JobState.SUCCEEDED, Job.result["skipped"].as_string().is_(None)
 
 
-def memory_of(pool: PoolSpec, given: str | None = None) -> NodeMemory:
-    """Return the memory of each node of a pool that workers can use.
+def memory_of(pool: PoolSpec, given: str | None = None, *, registers: bool = False) -> NodeMemory:
+    """Return the memory of each node of a pool that workers can use; see `node_memory`.
 
     Raises:
         InvalidArgumentError: The memory is not known.
@@ -161,7 +161,7 @@ def memory_of(pool: PoolSpec, given: str | None = None) -> NodeMemory:
     with Store().reading() as session:
         nodes = session.query(Node.endpoint).filter(Node.pool == pool.name)
         reported = [int((endpoint or {}).get("memory_bytes", 0)) for (endpoint,) in nodes]
-    if (found := node_memory(pool, min(filter(None, reported), default=0))) is None:
+    if (found := node_memory(pool, min(filter(None, reported), default=0), registers=registers)) is None:
         raise InvalidArgumentError(
             f'the memory of the nodes of pool "{pool.name}" is not known before its first node is ready: give '
             "memory_per_node, such as 16Gi"
