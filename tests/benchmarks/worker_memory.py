@@ -20,6 +20,7 @@ from typing import get_args
 
 import psutil
 
+from shoal.jobs import parse_spec, submit
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.request import WorkerStats
 from shoal.training.sizing import constants
@@ -83,6 +84,7 @@ def write_constants() -> None:
         worker = measured(library, FITTED)
         idle[library] = worker.idle_rss_bytes
         score[library] += round((worker.peak_rss_bytes - worker.predicted_bytes) / worker.rows)
+    idle["pytorch"] = idle_pytorch()
     libraries = ", ".join(f"{name} {library_of(name).version()}" for name in get_args(Library))
     machine = f"{os.cpu_count()} CPUs with {psutil.virtual_memory().total >> 30} GiB"
     values = {
@@ -95,6 +97,13 @@ def write_constants() -> None:
     for name, value in values.items():
         text = re.sub(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
     file.write_text(text)
+
+
+def idle_pytorch() -> int:
+    """Return the memory of a worker that has imported PyTorch and has read nothing."""
+    spec = {"framework": "pytorch", "train_func": "os:getpid", "tracking": None, "run_config": {"pool_name": "bench"}}
+    with peers.shoal_pool("xgboost", workers=1):
+        return submit(parse_spec(spec)).wait(on_log=None).peak_memory_per_worker[0]
 
 
 def measured(library: Library, shape: Shape) -> WorkerStats:

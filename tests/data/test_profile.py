@@ -71,6 +71,22 @@ def test_a_change_that_the_deciles_alone_would_not_show_is_drift(before: list[ob
     assert index is not None and index > 0.5
 
 
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us", "Europe/Berlin"), pa.timestamp("ns")])
+def test_times_drift_if_they_are_missing_or_earlier_but_not_if_they_are_later(kind: pa.DataType) -> None:
+    def column(*days: int | None) -> pa.ChunkedArray:
+        return pa.chunked_array([pa.array(days, pa.int32()).cast(pa.date32()).cast(pa.timestamp("ns")).cast(kind)])
+
+    found = profile_of(column(20_000, 20_009, None, 20_004), is_category=False)
+    assert (found["min"][:10], found["max"][:10], found["nulls"]) == ("2024-10-04", "2024-10-13", 0.25)
+    assert found["shares"] == [0, 0.75, 0.25]
+    later, nulls, earlier = (stability_index(found, column(*days)) for days in ((21_000,) * 3 + (None,), (None,), (0,)))
+    assert later == 0 and nulls is not None and nulls > 1 and earlier is not None and earlier > 1
+    assert stability_index(found, pa.chunked_array([[1.0]])) is None
+    assert stability_index(profile_of(pa.chunked_array([["a"]]), is_category=False), column(1)) is None
+    empty = profile_of(column(None), is_category=False)
+    assert "min" not in empty and stability_index(empty, column(None)) == 0
+
+
 def test_columns_of_other_types_are_not_compared_and_empty_ones_have_a_profile() -> None:
     numbers = profile_of(pa.chunked_array([[1, 2]]), is_category=False)
     assert stability_index(numbers, pa.chunked_array([["1", "2"]])) is None

@@ -26,7 +26,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector, torch_dataset
+from shoal.data import DataConnector, RayDataIngester, ShardedDataConnector, shuffling
 from shoal.data.planning import ALONE, GangPosition, set_current_position
 from shoal.data.torch_dataset import TorchDataset
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
@@ -66,7 +66,7 @@ def brief_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the row groups were large: no more than four are shuffled at a time."""
-    monkeypatch.setattr(torch_dataset, "BUFFER_ROWS", 1)
+    monkeypatch.setattr(shuffling, "BUFFER_ROWS", 1)
 
 
 def xs(items: Any) -> list[int]:
@@ -173,7 +173,7 @@ def test_structs_and_lists_of_texts_are_plain_python(write: Write) -> None:
 
 
 def test_few_pictures_are_shuffled_at_a_time(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_dataset, "BUFFER_BYTES", 5_000)
+    monkeypatch.setattr(shuffling, "BUFFER_BYTES", 5_000)
     pictures = [{"bytes": random.Random(i).randbytes(1_000)} for i in range(20)]
     connector = DataConnector.from_parquet(write("a.parquet", 2, picture=pictures))
     order = [row["picture"] for row in connector.to_torch_dataset(shuffle=True)]
@@ -611,7 +611,7 @@ def test_one_row_group_at_a_time_and_the_buffer(
     rows = 20_000
     path = write("a.parquet", rows, **{f"x{i}": np.arange(12 * rows, dtype=np.float64) for i in range(8)})
     group = 8 * 8 * rows
-    monkeypatch.setattr(torch_dataset, "BUFFER_BYTES", 2 * group)
+    monkeypatch.setattr(shuffling, "BUFFER_BYTES", 2 * group)
     dataset = DataConnector.from_parquet(path).to_torch_dataset(1_000, shuffle=shuffle)
     whole, counted = pa.default_memory_pool(), pa.proxy_memory_pool(pa.default_memory_pool())
     _POOLS.append(counted)

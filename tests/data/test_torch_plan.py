@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.data import torch_dataset
+from shoal.data import shuffling
 from shoal.data.planning import RowRange, cut
-from shoal.data.torch_dataset import count_items, evened, share_of, shuffled_windows
+from shoal.data.shuffling import shuffled_windows
+from shoal.data.torch_dataset import count_items, evened, share_of
 
 
 def line_of(sizes: list[int]) -> list[RowRange]:
@@ -61,8 +62,8 @@ def test_cut_is_a_slice(sizes: list[int], start: int, stop: int) -> None:
 def test_windows_are_bounded_and_hold_every_range_once(sizes: list[int], row_bytes: int) -> None:
     line = line_of(sizes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch_dataset, "BUFFER_ROWS", 12)
-        patch.setattr(torch_dataset, "BUFFER_BYTES", 500)
+        patch.setattr(shuffling, "BUFFER_ROWS", 12)
+        patch.setattr(shuffling, "BUFFER_BYTES", 500)
         found = shuffled_windows(line, row_bytes)
     assert [part for window in found for part in sorted(window)] == [part for window in found for part in window]
     assert sorted(part for window in found for part in window) == line

@@ -30,6 +30,10 @@ def plan(
         str | None,
         typer.Option(metavar="AMOUNT", help="Memory of each node for workers, such as 16Gi. Default: the pool's."),
     ] = None,
+    rows: Annotated[
+        int | None,
+        typer.Option(help="Rows of the training set, if it is sql, csv or json: only its first rows are read."),
+    ] = None,
     as_json: output.Json = False,
 ) -> None:
     """Predict the memory of a training on 1, 2, 4 … nodes of a pool, and the number of nodes that it needs.
@@ -43,13 +47,12 @@ def plan(
     spec = read_spec(source) if is_spec else source
     # The check of the parameters imports the library, whose import of scikit-learn takes longer than the whole plan.
     with hidden(NOT_NEEDED):
-        found = plan_of(spec, pool_name, memory_per_node=memory_per_node)
+        found = plan_of(spec, pool_name, memory_per_node=memory_per_node, rows=rows)
     if as_json:
         output.print_json(found.to_dict())
         return
     columns = ("NODES", "WORKERS", "ROWS EACH", "PEAK OF EACH", "CAN HAVE", "VERDICT", "LARGEST TERMS")
-    rows = [_row(size) for size in found.sizes]
-    output.show(output.table(columns, rows), "", found.reasoning())
+    output.show(output.table(columns, [_row(size) for size in found.sizes]), "", found.reasoning())
     if found.node.is_shared and len(found.sizes) > 1:
         output.show("All nodes of this pool share one machine: more nodes add no memory.")
 

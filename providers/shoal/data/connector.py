@@ -440,11 +440,11 @@ class DataConnector:
         """
         if not isinstance(spec, DatasetSpec):
             spec = DatasetSpec.model_validate(spec)
-        if spec.staging is None and (spec.sql is not None or spec.format in ("csv", "json")):
+        if spec.staging is None and spec.is_stream:
             what = "sql" if spec.sql is not None else spec.format
             raise InvalidArgumentError(
-                f"the {what} of a dataset spec can be read only by a job: submit the spec as a job, or use "
-                f"DataConnector.from_{what}"
+                f"the {what} of a dataset spec can be read only by a job: submit the spec as a job, use "
+                f"DataConnector.from_{what}, or, to plan its training set, give the number of rows"
             )
         kind = ShardedDataConnector if spec.sharded else DataConnector
         source = ParquetSource(spec.files, (), spec.filters, lister=lister_of(spec))

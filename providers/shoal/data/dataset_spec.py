@@ -304,9 +304,15 @@ class DatasetSpec(Settings):
         return self
 
     @property
+    def is_stream(self) -> bool:
+        """Whether the number of rows is known only after they were copied: those of a query, or of CSV or JSON
+        files."""
+        return self.sql is not None or self.format in ("csv", "json")
+
+    @property
     def is_copied(self) -> bool:
         """Whether the job copies the rows to Parquet files, which are then in the directory `staging`."""
-        return self.stage or self.sql is not None or self.format in ("csv", "json")
+        return self.stage or self.is_stream
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from shoal.data.expectations import without_nulls
 from shoal.data.parquet.schema import is_number, plain_type
 from shoal.data.parquet.source import ParquetSource
+from shoal.data.time_split import time_text
 from shoal.lazy_imports import np, pa, pc
 
 _ROWS = 10_000
@@ -20,6 +21,8 @@ _MOST_GROUPS, _MOST_VALUES, _MOST_BYTES = 1_000, 32_000_000, 2**28
 _QUANTILES = 10
 _CATEGORIES = 20
 _LONGEST_TEXT = 100
+_TIMES = ("date", "timestamp")
+"""Beginnings of the names of the types whose values are times."""
 
 _LEAST_SHARE = 1 / _ROWS
 """Share that counts in place of the share of an empty bin, whose logarithm would be infinite."""
@@ -55,12 +58,16 @@ def profile_of(values: pa.ChunkedArray, *, is_category: bool) -> dict[str, Any]:
     """Return the profile of a column, as data for JSON: its type, the share of nulls, and the shares of bins.
 
     Numbers have ten bins between their quantiles, one below the smallest value, and one above the largest. Texts,
-    booleans and categories have a bin for each of the 20 most frequent values, and one for all others. The last bin is
-    for nulls.
+    booleans and categories have a bin for each of the 20 most frequent values, and one for all others. Dates and
+    timestamps have one bin below the smallest value, and one for all later ones, because later rows have later times.
+    The last bin is for nulls.
     """
     known = without_nulls(values)
     found: dict[str, Any] = {"type": str(values.type)}
-    if is_category or not has_numbers(values.type):
+    if has_times(values.type):
+        found |= {name: time_text(end) for name, end in pc.min_max(known).items() if end.is_valid}
+        found["edges"] = [float(np.nextafter(_numbers(known).min(), -np.inf))] if len(known) else []
+    elif is_category or not has_numbers(values.type):
         frequent = sorted(Counter(_texts(known)).items(), key=lambda each: (-each[1], each[0]))
         found["values"] = [text for text, _ in frequent[:_CATEGORIES]]
     else:
@@ -83,9 +90,13 @@ def stability_index(profile: Mapping[str, Any], values: pa.ChunkedArray) -> floa
     Source: N. Siddiqi, Credit Risk Scorecards, 2006, which calls a PSI below 0.1 no change and above 0.25 a large one.
 
     Returns:
-        The index; None if texts cannot be compared with a profile of numbers.
+        The index; None if values cannot be compared with the profile: texts with numbers, or times with others.
     """
-    if "edges" in profile and not (has_numbers(values.type) or pa.types.is_boolean(values.type)):
+    if profile["type"].startswith(_TIMES) != has_times(values.type):
+        return None
+    if "edges" in profile and not (
+        has_numbers(values.type) or has_times(values.type) or pa.types.is_boolean(values.type)
+    ):
         return None
     expected, actual = (np.maximum(each, _LEAST_SHARE) for each in (profile["shares"], _shares(profile, values)))
     return float(((actual - expected) * np.log(actual / expected)).sum())
@@ -95,6 +106,11 @@ def has_numbers(type_: pa.DataType) -> bool:
     """Return whether values of a type are compared as numbers, as those of a column that is null in every row are."""
     plain = plain_type(type_)
     return is_number(plain) or bool(pa.types.is_null(plain))
+
+
+def has_times(type_: pa.DataType) -> bool:
+    """Return whether values of a type are dates or timestamps."""
+    return str(type_).startswith(_TIMES)
 
 
 def _shares(bins: Mapping[str, Any], values: pa.ChunkedArray) -> list[float]:
@@ -110,6 +126,8 @@ def _shares(bins: Mapping[str, Any], values: pa.ChunkedArray) -> list[float]:
 
 
 def _numbers(values: pa.ChunkedArray) -> np.ndarray:
+    if has_times(values.type):
+        values = values.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
     numbers: np.ndarray = values.cast(pa.float64(), safe=False).to_numpy()
     return numbers
 

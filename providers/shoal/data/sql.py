@@ -9,7 +9,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import repeat, takewhile
+from itertools import islice, repeat, takewhile
 from typing import Any
 
 from shoal.data.connections import CONNECTION_PREFIX
@@ -152,6 +152,7 @@ def stage_select(
     directory: str,
     columns: Sequence[str] | None = None,
     partition_by: str | None = None,
+    only_first: bool = False,
 ) -> int:
     """Run a SELECT that must not change the database, write its rows to Parquet files, and return their number.
 
@@ -168,6 +169,7 @@ def stage_select(
         directory: Directory of staged data.
         columns: Columns to keep, if the result has all of them; None: all.
         partition_by: Column by whose ranges several connections read the rows; only of PostgreSQL by ADBC.
+        only_first: Whether to write only the first rows, as many as the driver returns at a time.
     """
     import sqlalchemy as sa
 
@@ -181,7 +183,7 @@ def stage_select(
             except sa.exc.SQLAlchemyError as exc:
                 raise DataAccessError(f"the database cannot be reached: {str(exc).splitlines()[0]}") from None
             tables = _run(statement, connection, stack, **options)
-        return write_tables(tables, directory)
+        return write_tables(islice(tables, 1) if only_first else tables, directory)
 
 
 def quoted_column(sql: str, params: Mapping[str, Any], url: str, column: str) -> str:

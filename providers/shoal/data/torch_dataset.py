@@ -22,23 +22,15 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shoal.data.checks import check_tensor_columns
-from shoal.data.numpy_columns import OBJECTS, Column, copied, rearranged, to_column
+from shoal.data.numpy_columns import Column, copied, rearranged, to_column
 from shoal.data.planning import RowRange, Shard, cut, shuffled
+from shoal.data.shuffling import row_bytes, rows_of, shuffled_windows
 from shoal.errors import DataError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from shoal.data.ingest import Ingester
-    from shoal.data.parquet.source import ParquetSource
     from shoal.data.planning import GangPosition
 
-
-# These numbers determine the size of a window. A window is a group of row ranges that are in memory at the same time,
-# and whose rows are shuffled together. A window has at least BUFFER_RANGES ranges and at least BUFFER_ROWS rows, unless
-# the next range would make the window larger than BUFFER_BYTES. A range that is larger than BUFFER_BYTES is a window by
-# itself.
-BUFFER_RANGES = 4
-BUFFER_ROWS = 65_536
-BUFFER_BYTES = 256 * 2**20
 
 # If the dataset has no batch size, each DataLoader worker builds batches from its own rows. In a large dataset, each
 # worker except the last gets a multiple of 1,024 rows; in a small dataset, a multiple of a smaller power of two. If
@@ -96,26 +88,6 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
         longer.append(RowRange(part.path, part.row_group, part.start, part.start + taken))
         missing -= taken
     return longer
-
-
-def shuffled_windows(line: Sequence[RowRange], row_bytes: int) -> list[tuple[RowRange, ...]]:
-    """Divide row ranges into windows. The rows of a window are in memory at the same time and shuffled together."""
-    found: list[tuple[RowRange, ...]] = []
-    held: list[RowRange] = []
-    rows = 0
-    for part in line:
-        enough = len(held) >= BUFFER_RANGES and rows >= BUFFER_ROWS
-        if held and (enough or (rows + part.rows) * row_bytes > BUFFER_BYTES):
-            found.append(tuple(sorted(held)))
-            held, rows = [], 0
-        held.append(part)
-        rows += part.rows
-    return [*found, tuple(sorted(held))] if held else found
-
-
-def rows_of(window: Sequence[RowRange]) -> int:
-    """Return the number of rows in a window (row ranges whose rows are shuffled together)."""
-    return sum(part.rows for part in window)
 
 
 def random_bytes(*key: int | str) -> bytes:
@@ -190,10 +162,6 @@ def _slot_and_round() -> tuple[int, int]:
 
 Window = dict[str, Column]
 Item = dict[str, Any]
-
-# Smallest assumed size of a text or another object in bytes, to estimate the memory for shuffled rows before any row is
-# read. Pictures are larger: see `_object_bytes`.
-_TEXT_BYTES = 64
 
 # Number of rows that are converted to Python objects at a time if the user sets no batch size, to limit the memory.
 _ROWS_AT_ONCE = 1_024
@@ -274,10 +242,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         self._ranges = tuple(ranges)
         self._rows = rows
         self._position = position
-        self._row_bytes = sum(
-            _object_bytes(ingester.source, name) if dtype == OBJECTS else np.dtype(dtype).itemsize
-            for name, dtype in self._dtypes.items()
-        )
+        self._row_bytes = row_bytes(ingester.source, self._dtypes)
         self._epochs = EpochCounter()
         self._progress = _Progress()
         self._resumed: tuple[int, dict[str, Any]] | None = None
@@ -537,22 +502,6 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             return list(values.tolist())
         # Each row gets memory of its own, so that a row that is kept does not keep the others.
         return [row.clone() for row in torch.from_numpy(values)]
-
-
-def _object_bytes(source: ParquetSource, column: str) -> int:
-    """Estimate the size of a text, a picture or another object from the footer of the dataset's first file."""
-    footer = source.reference()
-    metadata = source.metadata(footer.path)
-    stored = footer.stored_names([column] if column in footer.schema.names else [])
-    chunks = [
-        chunk
-        for group in map(metadata.row_group, range(metadata.num_row_groups))
-        for chunk in map(group.column, range(metadata.num_columns))
-        if chunk.path_in_schema.split(".")[0] in stored
-    ]
-    size: int = sum(chunk.total_uncompressed_size for chunk in chunks)
-    rows: int = metadata.num_rows
-    return max(_TEXT_BYTES, size // max(rows, 1))
 
 
 def _worker_identity() -> dict[str, int]:

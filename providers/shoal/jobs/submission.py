@@ -505,6 +505,7 @@ def fingerprint(spec: AnyJobSpec) -> str:
         document["run_config"]["code"] = [path.rsplit("/", 1)[-1] for path in archives]
     # These options are left out, because they do not change what the job computes.
     document.pop("max_failed", None)
+    document.pop("memory_per_worker", None)
     for name in ("parent_run_id", "system_metrics"):
         (document.get("tracking") or {}).pop(name, None)
     (document.get("register") or {}).pop("skip_if_unchanged", None)

@@ -12,7 +12,7 @@ from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.filters import check_present
 from shoal.data.numpy_columns import category_type
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.profile import has_numbers, profile_of, sample_rows, stability_index
+from shoal.data.profile import has_numbers, has_times, profile_of, sample_rows, stability_index
 from shoal.errors import DataError
 from shoal.jobs.mlflow_run import Run, answering, missing_ignored
 from shoal.jobs.register import Register
@@ -77,7 +77,7 @@ def profiled(
         register: Options with which the model is registered.
         dataset: Description of the training rows, which may say how much drift is expected.
         source: The training rows.
-        columns: Input columns and label. Only those of numbers, texts and booleans have a profile: dates always differ.
+        columns: Input columns and label. Only those of numbers, texts, booleans, dates and timestamps have a profile.
         categories: Columns of integers whose values are categories.
 
     Raises:
@@ -85,7 +85,8 @@ def profiled(
         RegistryError: MLflow cannot be reached.
     """
     types = {name: source.schema().field(name).type for name in columns}
-    names = [name for name, type_ in types.items() if has_numbers(type_) or category_type(type_) is not None]
+    has_profile = has_numbers, has_times, category_type
+    names = [name for name, type_ in types.items() if any(has(type_) for has in has_profile)]
     expected = dataset.expect.drift if dataset.expect else None
     for name in expected.columns if expected else ():
         check_present(dataset.origin[0], name, names)

@@ -19,6 +19,7 @@ from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.training_plan import Learned, plan_training
 from shoal.training.boosting.worker_fit import WorkerFit
 from shoal.training.boosting.worker_load import text_bytes
+from shoal.training.host import memory
 from shoal.training.sizing.node_memory import NodeMemory, node_memory
 from shoal.training.sizing.worker_memory import WorkerMemory
 from tests.support.two_node_cluster import COLUMNS
@@ -122,3 +123,12 @@ def test_a_pool_knows_the_memory_of_its_nodes(uri: str, reported: int, mib: int 
     found = node_memory(PoolSpec.parse(uri), reported)
     assert (None if found is None else round(found.usable_bytes / MIB)) == mib
     assert found is None or not found.is_shared
+
+
+@pytest.mark.parametrize(("registers", "mib"), [(False, 1024 - 170), (True, 1024 - 170 - 150)])
+def test_the_driver_on_the_same_machine_has_its_share(
+    registers: bool, mib: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1024 * MIB)
+    found = node_memory(PoolSpec.parse("local://a"), registers=registers)
+    assert found is not None and found.is_shared and found.usable_bytes == mib * MIB

@@ -14,10 +14,10 @@ from shoal.jobs.spec import AnyJobSpec
 from shoal.jobs.submission import submit
 from shoal.kinds.plan.spec import PlanJobSpec
 from shoal.kinds.task_spec import spec_of
-from shoal.kinds.training.pool_plan import plannable
+from shoal.kinds.training.pool_plan import has_trained, plannable
 from shoal.pool.api import ComputePool
 from shoal.state import Store
-from shoal.state.schema import Job, JobState, Usage
+from shoal.state.schema import Job, Usage
 
 if TYPE_CHECKING:
     from shoal.jobs.results import JobResult
@@ -56,9 +56,7 @@ def planned_size(pool: ComputePool, plan_for: Any, on_log: Callable[[str], Any] 
 
 
 def _nodes_of_last_run(spec: AnyJobSpec, pool: str) -> int | None:
-    of_spec = Job.label == spec.label, Job.spec["framework"].as_string() == spec.framework
-    has_run = Job.state == JobState.SUCCEEDED, Job.result["skipped"].as_string().is_(None)
-    runs = select(Job.id, Job.attempt).where(*has_run, Job.pool == pool, *of_spec)
+    runs = select(Job.id, Job.attempt).where(*has_trained(spec), Job.pool == pool)
     last = runs.order_by(Job.created_at.desc()).limit(1).subquery()
     with Store().reading() as session:
         used = select(func.max(Usage.nodes)).join(last, Usage.job_id == last.c.id)

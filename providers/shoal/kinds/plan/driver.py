@@ -28,7 +28,8 @@ class PlanDriver(KindDriver[PlanJobSpec, AttemptContext]):
         """
         pool = ComputePool(self.spec.run_config.pool_name, store=place.store, is_named=False)
         settings = PoolSpec.parse(pool.describe().uri)
-        found = plan_on(self.spec.training, settings, memory_of(settings), model=self.spec.model)
+        node = memory_of(settings, registers=self.spec.model is not None)
+        found = plan_on(self.spec.training, settings, node, model=self.spec.model)
         if found.chosen is None:
             raise DataError(found.reasoning())
         print(found.reasoning(), flush=True)

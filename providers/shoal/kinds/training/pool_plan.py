@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from sqlalchemy import func, select
+from sqlalchemy import ColumnElement, func, select
 
+from shoal.data.connections import connection_variable
 from shoal.data.connector import DataConnector
+from shoal.data.row_copies import copy_first_rows
 from shoal.errors import DataError, InvalidArgumentError
+from shoal.jobs import credentials
 from shoal.jobs.spec import AnyJobSpec, is_spec
+from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.kinds.training.spec import JobSpec
 from shoal.lazy_imports import pa
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Node
 from shoal.training.boosting.training_plan import NOTHING_LEARNED, Learned, TrainingPlan, plan_training
+from shoal.training.pytorch.function_plan import plan_function
 from shoal.training.sizing.node_memory import NodeMemory, bytes_of, node_memory
 
 
@@ -25,6 +32,7 @@ def plan(
     pool: str | PoolSpec | None = None,
     *,
     memory_per_node: str | None = None,
+    rows: int | None = None,
 ) -> TrainingPlan:
     """Predict whether a boosting training fits into the memory of a pool, for 1, 2, 4 … nodes and its largest size,
     and find the smallest size on which it fits.
@@ -37,6 +45,8 @@ def plan(
             the label and all others as features of a training with XGBoost.
         pool: URI or name of the pool; by default that of the spec.
         memory_per_node: Memory of each node that workers can use, such as ``16Gi``; by default that of the pool.
+        rows: Number of rows of the training set, if it is a query or CSV or JSON files: only the first rows are then
+            read. It is the number before filters and splits.
 
     Raises:
         InvalidArgumentError: The spec is not that of a boosting training on CPUs, or the memory of the pool's nodes is
@@ -52,8 +62,36 @@ def plan(
     job, train = spec_of_path(spec) if isinstance(spec, str) else (spec if is_spec(spec) else parse_spec(spec), None)
     source = pool if pool is not None else job.run_config.pool_name
     settings = source if isinstance(source, PoolSpec) else ComputePool(source).settings()
-    training, node = plannable(job, settings), memory_of(settings, memory_per_node)
-    return plan_on(training, settings, node, model=job.registered_model, train=train)
+    node = memory_of(settings, memory_per_node, registers=job.register_as is not None)
+    if isinstance(job, FunctionJobSpec) and rows is None:
+        refuse_gpus(job, settings)
+        known = bytes_of(job.memory_per_worker) if job.memory_per_worker else _memory_of_last_run(job)
+        return plan_function(job, node, known, cpus=settings.cpus_per_node, most_nodes=settings.max_nodes)
+    training = plannable(job, settings)
+    if rows is None:
+        return plan_on(training, settings, node, model=job.registered_model, train=train)
+    with TemporaryDirectory(prefix="shoal-plan-") as folder:
+        return plan_on(with_rows(training, rows, folder), settings, node, model=job.registered_model)
+
+
+def with_rows(spec: JobSpec, rows: int, folder: str) -> JobSpec:
+    """Return a training on copies of the first rows of its training set, as many as it will have.
+
+    Raises:
+        InvalidArgumentError: The training set is read in place, so that its rows can be counted.
+    """
+    dataset = spec.dataset.located()
+    if rows < 1 or dataset.staging or not dataset.is_stream:
+        raise InvalidArgumentError(
+            f"rows={rows}: give a positive number, and only for a training set of sql, csv or json; the rows of others "
+            "are counted"
+        )
+    url = credentials.connections(dataset.connections(), os.environ).get(connection_variable(dataset.connection or ""))
+    copies = copy_first_rows(dataset, url, rows, folder, spec.used_columns())
+    source = spec.dataset.source_key()
+    return spec.with_datasets(
+        lambda each: each.model_copy(update={"staging": copies}) if each.source_key() == source else each
+    )
 
 
 def plan_on(
@@ -94,8 +132,23 @@ def learned_memory(model: str, framework: str) -> Learned:
     return Learned(*map(median, zip(*known, strict=True))) if known else NOTHING_LEARNED
 
 
-def memory_of(pool: PoolSpec, given: str | None = None) -> NodeMemory:
-    """Return the memory of each node of a pool that workers can use.
+def _memory_of_last_run(spec: FunctionJobSpec) -> int:
+    """Return the highest memory of a worker and its processes in the last run of a function; 0 if there is none."""
+    query = select(Job.result).where(*has_trained(spec)).order_by(Job.created_at.desc()).limit(1)
+    with Store().reading() as session:
+        found = session.scalar(query) or {}
+    usages = [each.get("memory_usage_megabytes", 0) * 10**6 for each in found.get("peak_usage_per_worker") or ()]
+    return int(max([*(found.get("peak_memory_per_worker") or ()), *usages], default=0))
+
+
+def has_trained(spec: AnyJobSpec) -> tuple[ColumnElement[bool], ...]:
+    """Return the conditions of the jobs that were successful runs of a spec."""
+    of_spec = Job.label == spec.label, Job.spec["framework"].as_string() == spec.framework
+    return *of_spec, Job.state == JobState.SUCCEEDED, Job.result["skipped"].as_string().is_(None)
+
+
+def memory_of(pool: PoolSpec, given: str | None = None, *, registers: bool = False) -> NodeMemory:
+    """Return the memory of each node of a pool that workers can use; see `node_memory`.
 
     Raises:
         InvalidArgumentError: The memory is not known.
@@ -108,7 +161,7 @@ def memory_of(pool: PoolSpec, given: str | None = None) -> NodeMemory:
     with Store().reading() as session:
         nodes = session.query(Node.endpoint).filter(Node.pool == pool.name)
         reported = [int((endpoint or {}).get("memory_bytes", 0)) for (endpoint,) in nodes]
-    if (found := node_memory(pool, min(filter(None, reported), default=0))) is None:
+    if (found := node_memory(pool, min(filter(None, reported), default=0), registers=registers)) is None:
         raise InvalidArgumentError(
             f'the memory of the nodes of pool "{pool.name}" is not known before its first node is ready: give '
             "memory_per_node, such as 16Gi"
@@ -127,10 +180,15 @@ def plannable(spec: AnyJobSpec, pool: PoolSpec) -> JobSpec:
             f"only trainings with XGBoost or LightGBM can be planned, not {spec.framework}: the memory of functions, "
             "searches and predictions is not known in advance, so give the number of nodes"
         )
+    refuse_gpus(spec, pool)
+    return spec
+
+
+def refuse_gpus(spec: AnyJobSpec, pool: PoolSpec) -> None:
+    """Raise InvalidArgumentError for a job with GPUs."""
     gpus = spec.demand().gang.gpus
     if gpus > 0 or (gpus < 0 and pool.gpus_per_node):
         raise InvalidArgumentError("the memory of GPUs cannot be planned: give the number of nodes")
-    return spec
 
 
 def spec_of_path(path: str) -> tuple[AnyJobSpec, DataConnector]:

@@ -78,6 +78,7 @@ class TrainingPlan:
         node: Memory of a node.
         sizes: Predictions, by the number of nodes.
         scale: Factor of the predicted memory above the idle process, from earlier trainings of the model.
+        note: Sentence about what the prediction does not contain.
     """
 
     framework: str
@@ -86,6 +87,7 @@ class TrainingPlan:
     node: NodeMemory
     sizes: tuple[PlannedSize, ...]
     scale: float = 1.0
+    note: str = ""
 
     @property
     def chosen(self) -> PlannedSize | None:
@@ -104,12 +106,12 @@ class TrainingPlan:
             last = self.sizes[-1]
             return (
                 f"{what} fits on no size up to {last.nodes} node(s): a worker needs {mib(last.peak_bytes)} "
-                f"({shown(last.terms)}) and can have {mib(last.room_bytes)}; {last.advice}"
+                f"({shown(last.terms)}) and can have {mib(last.room_bytes)}; {last.advice}{self.note}"
             )
         disk = f", with {mib(size.disk_bytes)} of quantised rows on its disk" if size.verdict == "disk" else ""
         return (
             f"{what} needs {size.nodes} node(s): each of {size.workers} worker(s) needs {mib(size.peak_bytes)}{disk} "
-            f"({shown(size.terms)}) and can have {mib(size.room_bytes)} ({self.node.source})"
+            f"({shown(size.terms)}) and can have {mib(size.room_bytes)} ({self.node.source}){self.note}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -121,6 +123,11 @@ class TrainingPlan:
 def shown(terms: dict[str, int]) -> str:
     """Return the largest terms as text."""
     return ", ".join(f"{name} {mib(size)}" for name, size in [*terms.items()][:3])
+
+
+def tried_sizes(most_nodes: int) -> list[int]:
+    """Return 1, 2, 4 … nodes up to a largest number, and this number."""
+    return sorted({*(2**i for i in range(most_nodes.bit_length())), most_nodes})
 
 
 def plan_training(
@@ -151,7 +158,7 @@ def plan_training(
     cluster = [Node(name="", cpus=cpus, gpus=0)] * most_nodes
     train = train or DataConnector.from_spec(request.dataset)
     planner = _Planner(request, node, claim.size(cluster), learned, train)
-    rows, counts = train.num_rows(), sorted({*(2**i for i in range(most_nodes.bit_length())), most_nodes})
+    rows, counts = train.num_rows(), tried_sizes(most_nodes)
     plan = TrainingPlan(request.framework, rows, len(request.input_cols), node, (), learned.scale)
     tried: set[int] = set()
     while counts:
