@@ -115,5 +115,6 @@ def test_every_option_of_the_example_configuration_exists():
             assert conf.has_option(section, option), f"[{section}] {option}"
 
 
-def test_the_reference_has_the_arguments_and_fields_that_there_are():
-    assert reference.PAGE.read_text() == reference.page(), "run `python -m tests.support.reference`"
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_the_reference_has_everything_public(name):
+    assert reference.path_of(name).read_text() == reference.PAGES[name](), "run `python -m tests.support.reference`"

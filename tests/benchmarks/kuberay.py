@@ -73,7 +73,7 @@ def a_pool(plane: ControlPlane) -> Callable[[int], float]:
 
     def scale(size: int) -> float:
         began = time.perf_counter()
-        pool.scale(size, timeout_seconds=600)
+        pool.scale(size, options={"rollback_after_seconds": 600})
         return time.perf_counter() - began
 
     return scale

@@ -1,0 +1,5 @@
+"""``python -m tests.support.reference``."""
+
+from tests.support.reference import write
+
+write()
