@@ -57,7 +57,9 @@ ray.init(log_to_driver=False)
 DISCONNECT = "import ray; ray.shutdown()"
 
 ON_TINY_NODES = [
-    f"pools.md:{name}" for name in ("scaling", "notebook-name", "leases", "exclusive-leases", "only-team", "history")
+    "pools.md:scaling",
+    *(f"leases.md:{name}" for name in ("leases", "exclusive-leases", "only-team")),
+    "operations.md:history",
 ]
 """Examples of sizes and leases, which need no Ray: they run on tiny nodes, in the process of the tests."""
 
@@ -69,7 +71,7 @@ AFTER = {
     "pytorch.md": "airflow.md",
     "ray.md": "databricks.md",
     "snowflake.md": "databricks.md",
-    "pools.md": "databricks.md",
+    **dict.fromkeys(("pools.md", "leases.md", "ray-clusters.md"), "databricks.md"),
 }
 """Pages whose examples run after those of another page, which imports the same: they name their pools wherever they use
 one, or have the only one that is up, so that it does not matter which other pools the store has."""

@@ -283,8 +283,8 @@ def test_the_settings_of_the_guide_name_the_store_of_each_team(tmp_path):
         "postgresql+psycopg://ads@db.example/shoal?options=-csearch_path%3Dads",
     )
     assert said.split() == ["True", *urls, "None", "None"]
-    pools = (ROOT / "docs" / "pools.md").read_text()
-    assert all(url in pools for url in urls)
+    operations = (ROOT / "docs" / "operations.md").read_text()
+    assert all(url in operations for url in urls)
 
 
 def test_a_page_that_cannot_be_built_tells_strangers_nothing_and_is_built_later(monkeypatch):

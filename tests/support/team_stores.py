@@ -11,7 +11,7 @@ from sqlalchemy import make_url
 from tests.support import ROOT
 from tests.support.postgres import PASSWORD, Postgres
 
-GUIDE = (ROOT / "docs" / "pools.md").read_text()
+GUIDE = (ROOT / "docs" / "operations.md").read_text()
 _URL = re.compile(r"SHOAL_STATE_URL='?(postgresql\+psycopg://(fraud|ads)@[^'\s]+)")
 
 
