@@ -66,6 +66,8 @@ MIGRATING = sorted(page.name for page in (ROOT / "docs" / "migrating").iterdir()
 
 AFTER = {
     "prefect.md": "jobs.md",
+    "champion.md": "jobs.md",
+    "specs.md": "jobs.md",
     "pytorch.md": "airflow.md",
     "ray.md": "databricks.md",
     "snowflake.md": "databricks.md",

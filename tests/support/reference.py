@@ -38,7 +38,7 @@ such as `retries` and `execution_timeout`. Arguments marked as templated are ren
 
 SPECS = """## Specs of jobs
 
-The guide is [jobs.md](jobs.md). `shoal train`, `DistributedTrainOperator`, Prefect's `distributed_train` and
+The guide is [specs.md](specs.md). `shoal train`, `DistributedTrainOperator`, Prefect's `distributed_train` and
 `shoal.jobs.submit` take the same specs. A field without a default is required.
 """
 
