@@ -27,6 +27,7 @@ from shoal.errors import ShoalError, WorkerLostError
 from shoal.lazy_imports import cloudpickle
 from shoal.node_register import NodeRegister
 from shoal.os_processes import how_ended, start_python
+from shoal.training import cluster
 from shoal.training.gang import placement
 from shoal.training.gang.child import serve_worker
 from shoal.training.gang.local_node import LocalNode, NodeWithoutRay
@@ -368,6 +369,14 @@ def finder(shape: GangShape) -> FindNodes | None:
     Workers with GPUs are started by Ray, because Ray chooses their GPUs when it starts them.
     """
     return _find_nodes if has_template() and not shape.gpus_per_worker else None
+
+
+def on_one_host(shape: GangShape) -> bool:
+    """Return whether a process can use the CPUs of all workers of a gang: this process starts the workers itself, or
+    only one node has CPUs."""
+    if cluster.register() is not None or finder(shape) is not None:
+        return True
+    return sum(node["cpus"] > 0 for node in cluster.active_nodes()) == 1
 
 
 def on_nodes_with_ray(shape: GangShape, deadline: float, find: FindNodes) -> ChildProcesses:
