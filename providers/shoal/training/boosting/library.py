@@ -468,8 +468,7 @@ class Library(ABC):
         return False
 
     def joins_workers(self, request: TrainRequest, user_code: UserCode, rows: int) -> bool:
-        """Return whether one worker trains with the CPUs of all workers if they are on one host. `rows` is the number of
-        rows of the training set."""
+        """Return whether one worker trains with the CPUs of all workers on one host; `rows`: training rows."""
         return False
 
     def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.numpy_columns import Categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import np, pa, pd, xgboost
-from shoal.training.boosting.library import BoosterPredictor, InitModel, Library, Output, Predict, class_probabilities, is_wide
+from shoal.training.boosting.library import (
+    BoosterPredictor,
+    InitModel,
+    Library,
+    Output,
+    Predict,
+    class_probabilities,
+    is_wide,
+)
 from shoal.training.boosting.params import Directions, UserCode, seed_in
 from shoal.training.boosting.worker_load import all_bins, is_dense
 from shoal.training.reporting import say
