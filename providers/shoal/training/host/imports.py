@@ -20,6 +20,11 @@ The import of scikit-learn takes three quarters of the libraries' import time (4
 machine with two cores). A training uses only boosters and does not need scikit-learn.
 """
 
+PASSIVE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Environment variable with which OpenMP's threads sleep while they wait for each other. By default they use their CPUs
+meanwhile, also if other processes need these. Measured with two threads on two busy CPUs, by default and asleep:
+XGBoost 20.2, 13.6 and 2.4, 1.0 s; LightGBM (200 k x 16) 16.1, 24.4 and 2.4, 2.7 s. Not measured on idle CPUs."""
+
 _VARIABLES_BEFORE_FORKS = {
     # Without this setting, NumPy's OpenBLAS would start a thread for each CPU.
     "OPENBLAS_NUM_THREADS": "1",
@@ -28,6 +33,7 @@ _VARIABLES_BEFORE_FORKS = {
     # The workers, which may be forks of this process, must return freed memory to the operating system. Of Arrow's
     # allocators, only "system" (malloc) does this.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
+    **PASSIVE_THREADS,
     # Without this setting, MLflow would start a thread that sends data about users' trainings to MLflow's developers.
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
