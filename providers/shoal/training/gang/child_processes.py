@@ -33,7 +33,7 @@ from shoal.training.gang.child import serve_worker
 from shoal.training.gang.local_node import LocalNode, NodeWithoutRay
 from shoal.training.gang.placement import GangShape, Seat, reserve_in_register
 from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Success, Workers
-from shoal.training.host.imports import PASSIVE_THREADS
+from shoal.training.host.imports import SHORT_SPINS
 from shoal.training.host.output_lines import LOOK_EVERY_S, OutputLines
 from shoal.training.host.process_channel import ProcessChannel
 from shoal.training.reporting import say
@@ -344,7 +344,7 @@ def _start(settings: _StartSettings, calls: socket.socket, output: int) -> subpr
         environment={
             **os.environ,
             "PYTHONUNBUFFERED": "1",
-            **PASSIVE_THREADS,
+            **SHORT_SPINS,
             # Some libraries, such as Arrow, choose the size of their thread pools by this variable. Ray sets this
             # variable, too.
             "OMP_NUM_THREADS": str(max(1, settings.cpus)),
