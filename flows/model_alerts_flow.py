@@ -2,7 +2,7 @@
 
 ``python flows/model_alerts_flow.py`` serves the flow every hour. The events are ``shoal.model.stale`` and
 ``shoal.job.waiting``. An automation can send a notification about these events, at most once a day for each model and
-each job. The guide docs/prefect.md shows how to create the automation.
+each job. The guide docs/prefect-deployments.md shows how to create the automation.
 """
 
 from __future__ import annotations

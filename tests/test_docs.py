@@ -68,6 +68,9 @@ MIGRATING = sorted(page.name for page in (ROOT / "docs" / "migrating").iterdir()
 
 AFTER = {
     "prefect.md": "jobs.md",
+    "prefect-deployments.md": "jobs.md",
+    "airflow-messages.md": "airflow.md",
+    "airflow-approvals.md": "airflow.md",
     "pytorch.md": "airflow.md",
     "ray.md": "databricks.md",
     "snowflake.md": "databricks.md",
@@ -81,13 +84,13 @@ def sessions() -> dict[str, list[str]]:
     """The examples that run in one process.
 
     The guides' trainings that name no pool share one, and the pool of `guides_pool`. The README's first example runs
-    before any pool is there: what a first user does. Those of prefect.md share one temporary Prefect server. The others
-    bring up their own pools.
+    before any pool is there: what a first user does. Those of Prefect's guides share one temporary Prefect server. The
+    others bring up their own pools.
     """
     found: dict[str, list[str]] = {}
     for name in FOUND.keys() - {*DAGS, *ON_TINY_NODES}:
         page = name.partition(":")[0]
-        own = page in ("README.md", "prefect.md", *MIGRATING) or "local://" in FOUND[name]
+        own = page in ("README.md", "prefect.md", "prefect-deployments.md", *MIGRATING) or "local://" in FOUND[name]
         found.setdefault(AFTER.get(page, page) if own else ON_A_POOL, []).append(name)
     return {session: sorted(names, key=list(FOUND).index) for session, names in sorted(found.items())}
 

@@ -56,7 +56,7 @@ def test_a_person_approves_or_rejects_the_guides_version(fresh_home: Path, tmp_p
         values = np.random.default_rng(seed).random((500, 2))
         rows = pd.DataFrame(values, columns=["distance", "dep_delay"])
         rows.assign(arr_delay=rows.sum(axis=1)).to_parquet(tmp_path / f"{month}.parquet")
-    code = examples()["airflow.md:airflow-approval"]
+    code = examples()["airflow-approvals.md:airflow-approval"]
     changes = {
         "max_nodes=2": "max_nodes=1&ray=false",
         "size=2": "size=1",

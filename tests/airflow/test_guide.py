@@ -1,9 +1,8 @@
-"""The DAG of docs/airflow.md is what it says: a few lines that lease, train and give back."""
+"""The DAGs of the guides of Airflow do what the guides say: a few lines that lease, train and give back."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
@@ -15,13 +14,13 @@ from shoal.data import DataConnector
 from shoal.data.checks import validate_columns
 from shoal.jobs import JobSpec
 from tests.support import reference
+from tests.support.guides import ROOT, examples
 
-GUIDE = Path(__file__).parents[2] / "docs" / "airflow.md"
-README = GUIDE.parents[1] / "README.md"
+README = ROOT / "README.md"
 
 
 def dag_of_the_guide(name: str, function: str):
-    (code,) = re.findall(rf"<!-- example: {name} -->\n```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (code,) = (code for key, code in examples().items() if key.endswith(f":{name}"))
     scope: dict = {"__name__": "delays", "__file__": "/home/reader/dags/delays.py"}
     exec(re.sub(rf"^(\w+ = )?{function}\(\)$", f"found = {function}()", code, flags=re.MULTILINE), scope)
     return scope["found"]
@@ -109,7 +108,7 @@ def test_every_option_of_the_example_configuration_exists():
     from airflow.configuration import conf
 
     example = ConfigParser()
-    example.read(GUIDE.parents[1] / "airflow.cfg.example")
+    example.read(ROOT / "airflow.cfg.example")
     for section in example.sections():
         for option in example.options(section):
             assert conf.has_option(section, option), f"[{section}] {option}"

@@ -271,7 +271,7 @@ def test_without_teams_there_is_only_the_own_store(client, stores, monkeypatch):
 
 @pytest.mark.processes
 def test_the_settings_of_the_guide_name_the_store_of_each_team(tmp_path):
-    guide = (ROOT / "docs" / "airflow.md").read_text()
+    guide = (ROOT / "docs" / "airflow-deployments.md").read_text()
     found = re.search(r"<!-- settings of stores -->\n```ini\n(.*?)```", guide, re.DOTALL)
     (tmp_path / "airflow.cfg").write_text(found[1])
     code = "from shoal.airflow.deployment import *; print(has_teams(), *map(store_of, ['fraud', 'ads', 'other', None]))"

@@ -45,7 +45,7 @@ def test_the_dags_have_no_problems(assert_dags, monkeypatch):
     """The guide's test is that of our own DAGs."""
     monkeypatch.chdir(ROOT)
     scope: dict = {}
-    exec(examples()["airflow.md:airflow-testing"], scope)
+    exec(examples()["airflow-testing.md:airflow-testing"], scope)
     scope["test_dags"](partial(assert_dags, import_budget_s=60))  # other tests may keep the machine busy
 
 

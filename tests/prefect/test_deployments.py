@@ -88,7 +88,7 @@ COMMANDS = re.compile(r"## Deployments and work pools\n[^#]*?\n\n((?: {4}.*\n)+)
 @pytest.mark.long
 @pytest.mark.ray
 def test_the_commands_of_the_guide_and_the_end_of_a_run_that_is_cancelled(environment, tmp_path: Path):
-    found = COMMANDS.search((ROOT / "docs" / "prefect.md").read_text())
+    found = COMMANDS.search((ROOT / "docs" / "prefect-deployments.md").read_text())
     *before, worker, run = (line.partition("#")[0].strip() for line in found[1].splitlines())
     assert "worker start" in worker and "deployment run" in run
 
