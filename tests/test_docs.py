@@ -71,6 +71,8 @@ AFTER = {
     "prefect-deployments.md": "jobs.md",
     "airflow-messages.md": "airflow.md",
     "airflow-approvals.md": "airflow.md",
+    "champion.md": "jobs.md",
+    "specs.md": "jobs.md",
     "pytorch.md": "airflow.md",
     "ray.md": "databricks.md",
     "snowflake.md": "databricks.md",

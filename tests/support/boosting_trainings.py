@@ -134,8 +134,8 @@ class Losses:
                 self.seen.append(segment)
                 if self.left and segment.index == self.left[0]:
                     self.left.pop(0)
-                    self.lost.append(gang.workers[1].pid)
-                    (deed or (lambda: os.kill(gang.workers[1].pid, signal.SIGKILL)))()
+                    self.lost.append(gang.workers[-1].pid)
+                    (deed or (lambda: os.kill(gang.workers[-1].pid, signal.SIGKILL)))()
             return on_all(training, gang, name, args, **how)
 
         monkeypatch.setattr(engine.Training, "_on_all", act)

@@ -111,6 +111,18 @@ def test_nodes_of_one_machine_share_its_memory(request_of: Callable[..., TrainRe
     assert [size.room_bytes // MIB for size in plan.sizes] == [800, 400, 200]
 
 
+def test_one_worker_has_all_rows_of_a_wide_table_where_the_nodes_share_a_host(
+    request_of: Callable[..., TrainRequest], tmp_path: Path
+) -> None:
+    names = [f"f{i}" for i in range(100)]
+    pq.write_table(pa.table({name: [0.0] * 400 for name in [*names, "y"]}), tmp_path / "wide.parquet")
+    wide = {"framework": "lightgbm", "dataset": {"paths": [str(tmp_path / "wide.parquet")]}, "input_cols": names}
+    shared = NodeMemory(800 * MIB, is_shared=True, source="a test")
+    here, pods = (plan_training(request_of(**wide), node, cpus=1, most_nodes=2) for node in (shared, own(800)))
+    assert [(size.workers, size.rows, size.room_bytes // MIB) for size in here.sizes] == [(1, 400, 800)] * 2
+    assert [(size.workers, size.rows) for size in pods.sizes] == [(1, 400), (2, 200)]
+
+
 @pytest.mark.parametrize(
     ("uri", "reported", "mib"),
     [

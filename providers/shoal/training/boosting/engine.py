@@ -26,7 +26,7 @@ from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerSta
 from shoal.training.boosting.rows import checked_data, refuse_long_eval_sets, shard_datasets
 from shoal.training.boosting.worker_fit import advice, fit_worker, needed
 from shoal.training.demand import gpu_wish, wider_workers
-from shoal.training.gang.child_processes import import_ahead
+from shoal.training.gang.child_processes import import_ahead, on_one_host
 from shoal.training.gang.gang import Gang, OnNote, shared_gang
 from shoal.training.gang.placement import GangShape
 from shoal.training.pickling import Pickled, pickled
@@ -154,19 +154,31 @@ class Training:
         if decimals := decimals_of(self._train.source, request.columns.names):
             say(f"decimal columns are trained as float64: {', '.join(decimals)}")
         self._size = self._resolve()
+        # Restarts keep this choice, because it changes the model.
+        self._joined = (
+            self._size.num_workers > 1
+            and not self._size.gpus_per_worker
+            and library.joins_workers(request, user_code, self._train.num_rows())
+            and on_one_host(self._size)
+        )
+        if self._joined:
+            say(
+                f"the table is wide: one worker with {self._shape.threads} threads trains in place of "
+                f"{self._size.num_workers} workers on this host"
+            )
         assert (init_model is None) == (request.init_model is None), "the caller loads the model that a request names"
         continued = None if init_model is None else library.init_model(init_model)
         if continued is not None:
             continued.check(request, self._train.source)
-        self._params, self._seed = library.params(request, self._size, user_code, continued)
+        self._params, self._seed = library.params(request, self._shape, user_code, continued)
         rows = sum(dataset.num_rows() for dataset in (self._train, *self._eval_sets.values()))
         # The answer does not depend on the number of workers, so a training keeps it when it continues with fewer.
         self._by_columns = library.splits_columns(request, self._params, user_code, rows)
-        if not self._by_columns and (advice := library.inexact_leaves(self._params, self._size.num_workers)):
+        if not self._by_columns and (advice := library.inexact_leaves(self._params, self._shape.num_workers)):
             say(advice)
         # Workers with all rows compute all metrics exactly.
         self._whole_metrics = "" if self._by_columns else library.whole_metrics(request, self._params, user_code)
-        if self._whole_metrics and self._size.num_workers > 1:
+        if self._whole_metrics and self._shape.num_workers > 1:
             refuse_long_eval_sets(self._eval_sets, self._whole_metrics)
         # The driver reads the categories once, before the first attempt. All workers, including those that start after
         # a restart, therefore convert each category to the same code.
@@ -181,6 +193,11 @@ class Training:
         self._sent: Any = user_code
         if user_code:
             self._sent = Pickled(pickled(user_code, "callbacks, objective or metrics"))
+
+    @property
+    def _shape(self) -> GangShape:
+        """Number and size of the workers that train."""
+        return self._size.as_one_worker() if self._joined else self._size
 
     def run(self) -> TrainResult:
         """Train to the end; each time a worker is lost, continue from the last checkpoint with new workers."""
@@ -204,13 +221,13 @@ class Training:
         except WorkerLostError as error:
             if not error.out_of_memory or self._first is None:
                 raise
-            framework, workers = self.request.framework, self._size.num_workers
+            framework, workers = self.request.framework, self._shape.num_workers
             fit = fit_worker(framework, self._first, 2**62, workers=workers, all_rows=self._train.num_rows())
             figures = needed(self._predicted or fit.memory.peak, self._limit)
             raise OutOfMemoryError(f"{error}. {figures}: {advice(framework, self._first, fit)}") from error
 
     def _attempt(self) -> TrainResult:
-        request, size = self.request, self._size
+        request, size = self.request, self._shape
         by_columns = self._by_columns and size.num_workers > 1
         whole = bool(self._whole_metrics) and size.num_workers > 1
         seed, group_col = request.run_config.seed, request.group_col

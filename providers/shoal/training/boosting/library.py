@@ -245,6 +245,19 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
+_FEWEST_COLUMNS, _ROWS_PER_COLUMN = 100, 1_000
+
+
+def is_wide(columns: int, rows: int) -> bool:
+    """Return whether workers that divide the rows of a table would spend most of the time on work that each does for
+    all columns, such as finding the splits, and on exchanging histograms.
+
+    Measured with 2 workers: XGBoost, which divides the columns instead, takes for 50 k rows x 1,000 columns less than
+    half the time, for 50 k x 200 three quarters, for 200 k x 100 as long, and for 500 k x 28 more.
+    """
+    return columns >= _FEWEST_COLUMNS and rows <= _ROWS_PER_COLUMN * columns
+
+
 OnAll = Callable[[str, Sequence[tuple[Any, ...]]], list[Any]]
 """Type of a function that calls a function of the workers' module on all ranks at once. The arguments are the name of
 the function to call and the arguments of each rank."""
@@ -452,6 +465,10 @@ class Library(ABC):
     def splits_columns(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode, rows: int) -> bool:
         """Return whether several workers divide the columns of `rows` rows, of the training set and the eval sets
         together, instead of the rows."""
+        return False
+
+    def joins_workers(self, request: TrainRequest, user_code: UserCode, rows: int) -> bool:
+        """Return whether one worker trains with the CPUs of all workers on one host; `rows`: training rows."""
         return False
 
     def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:

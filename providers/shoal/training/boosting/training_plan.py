@@ -194,6 +194,9 @@ class _Planner:
 
     def planned(self, nodes: int, shape: GangShape) -> PlannedSize:
         workers, framework = shape.num_workers, self.request.framework
+        on_one_host = nodes == 1 or self.node.is_shared
+        if on_one_host and library_of(framework).joins_workers(self.request, UserCode(), self.train.num_rows()):
+            workers = 1
         room = self.node.usable_bytes // (workers if self.node.is_shared else math.ceil(workers / nodes))
         task, scale = self._task(workers), self.learned.scale
         idle = int(self.learned.idle_bytes) or IDLE_BYTES[framework]

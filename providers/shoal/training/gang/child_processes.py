@@ -27,11 +27,13 @@ from shoal.errors import ShoalError, WorkerLostError
 from shoal.lazy_imports import cloudpickle
 from shoal.node_register import NodeRegister
 from shoal.os_processes import how_ended, start_python
+from shoal.training import cluster
 from shoal.training.gang import placement
 from shoal.training.gang.child import serve_worker
 from shoal.training.gang.local_node import LocalNode, NodeWithoutRay
 from shoal.training.gang.placement import GangShape, Seat, reserve_in_register
 from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Success, Workers
+from shoal.training.host.imports import SHORT_SPINS
 from shoal.training.host.output_lines import LOOK_EVERY_S, OutputLines
 from shoal.training.host.process_channel import ProcessChannel
 from shoal.training.reporting import say
@@ -342,6 +344,7 @@ def _start(settings: _StartSettings, calls: socket.socket, output: int) -> subpr
         environment={
             **os.environ,
             "PYTHONUNBUFFERED": "1",
+            **SHORT_SPINS,
             # Some libraries, such as Arrow, choose the size of their thread pools by this variable. Ray sets this
             # variable, too.
             "OMP_NUM_THREADS": str(max(1, settings.cpus)),
@@ -368,6 +371,14 @@ def finder(shape: GangShape) -> FindNodes | None:
     Workers with GPUs are started by Ray, because Ray chooses their GPUs when it starts them.
     """
     return _find_nodes if has_template() and not shape.gpus_per_worker else None
+
+
+def on_one_host(shape: GangShape) -> bool:
+    """Return whether a process can use the CPUs of all workers of a gang: this process starts the workers itself, or
+    only one node has CPUs."""
+    if cluster.register() is not None or finder(shape) is not None:
+        return True
+    return sum(node["cpus"] > 0 for node in cluster.active_nodes()) == 1
 
 
 def on_nodes_with_ray(shape: GangShape, deadline: float, find: FindNodes) -> ChildProcesses:

@@ -351,14 +351,14 @@ class Gang:
     # Starting
 
     def _spawn(self, workers: Workers, env: dict[str, str]) -> None:
-        seats = workers.seats
+        placement.record_nodes(self, (seat.node_id for seat in workers.seats))
+        seats = workers.seats[: self.shape.num_workers]
         size = len(seats)
-        placement.record_nodes(self, (seat.node_id for seat in seats))
         connections = WorkerConnections(workers.listen_host, size, self._on_event)
         self._connections = connections
         self._env = env
         self._places = places = [
-            Place(rank, size, seat.local_world_size, connections.host, connections.port, connections.token)
+            Place(rank, size, min(size, seat.local_world_size), connections.host, connections.port, connections.token)
             for rank, seat in enumerate(seats)
         ]
         deadline = time.monotonic() + timeouts.WORKER_START_S

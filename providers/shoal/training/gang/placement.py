@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.errors import CapacityError, CapacityTimeoutError
@@ -44,6 +44,7 @@ class GangShape:
         trim_memory: Whether the workers return freed memory to the operating system at once, so that another library in
             the process can use it. Libraries that free and allocate memory all the time become slower.
         reading_cpus: CPUs of each worker that stay free for the tasks of Ray Data that read its rows.
+        joined: Number of workers in whose place one process trains, with the reserved CPUs of all of them.
     """
 
     num_workers: int
@@ -53,14 +54,19 @@ class GangShape:
     per_node: int | None = None
     trim_memory: bool = False
     reading_cpus: float = field(default=0.0, compare=False)
+    joined: int = 1
 
     @property
     def threads(self) -> int:
         """Number of threads with which each worker computes."""
-        return max(1, int(self.cpus_per_worker))
+        return max(1, int(self.cpus_per_worker * self.joined))
+
+    def as_one_worker(self) -> GangShape:
+        """Return the shape of one worker that uses the CPUs of all workers, which must be on one host."""
+        return replace(self, num_workers=1, joined=self.num_workers)
 
     def __str__(self) -> str:
-        each = resources(self.cpus_per_worker, self.gpus_per_worker, self.gpu_type)
+        each = resources(self.cpus_per_worker * self.joined, self.gpus_per_worker, self.gpu_type)
         return f"{self.num_workers} worker{'' if self.num_workers == 1 else 's'} of {each}"
 
     @property
@@ -73,7 +79,7 @@ class GangShape:
             # Each worker reserves a very small part, so that all workers of the node can share this resource.
             gpus[cluster.GPU_TYPE + self.gpu_type] = _GPU_TYPE_SHARE
         cpus = {"CPU": self.cpus_per_worker * together} if self.cpus_per_worker else {}
-        return [(cpus | gpus) or _ONE_BYTE] * (self.num_workers // together)
+        return [(cpus | gpus) or _ONE_BYTE] * (self.num_workers * self.joined // together)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +111,8 @@ def reserve(shape: GangShape, deadline: float) -> Any:
     from ray.util.placement_group import placement_group
 
     refuse_if_impossible(shape)
-    group = placement_group(shape.bundles, strategy="STRICT_SPREAD" if shape.per_node else "SPREAD")
+    strategy = "STRICT_SPREAD" if shape.per_node else "SPREAD" if shape.joined == 1 else "PACK"
+    group = placement_group(shape.bundles, strategy=strategy)
     try:
         wait_for_room(shape, lambda seconds: bool(group.wait(timeout_seconds=seconds)), deadline)
     except BaseException:
@@ -202,7 +209,7 @@ def room(shape: GangShape, nodes: Sequence[Mapping[str, float]]) -> int:
     on_each = [
         min(math.floor(node.get(kind, 0.0) / amount + 1e-9) for kind, amount in bundle.items()) for node in nodes
     ]
-    return sum(min(1, fit) if shape.per_node else fit for fit in on_each) * (shape.per_node or 1)
+    return sum(min(1, fit) if shape.per_node else fit for fit in on_each) * (shape.per_node or 1) // shape.joined
 
 
 def seats(shape: GangShape, group: Any) -> list[Seat]:

@@ -224,6 +224,12 @@ class LightGBM(library.Library):
         del samples
         return on_all("prepare", [(bins, machines)] * len(tasks))
 
+    def joins_workers(self, request: TrainRequest, user_code: UserCode, rows: int) -> bool:
+        """Return whether the table is wide and the user has set neither the learner nor the threads. Workers with parts
+        of the columns (``tree_learner=feature``) would each need all rows."""
+        given = lgb_params.resolved(self.merged(request, user_code.objective))
+        return library.is_wide(len(request.input_cols), rows) and not given.keys() & {"tree_learner", "num_threads"}
+
     def content_of(self, booster: lightgbm.Booster) -> bytes:
         return str(booster.model_to_string()).encode()
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import lightgbm
 
 # Aliases of the parameters that shoal needs before LightGBM is imported. LightGBM itself has the list of all other
-# aliases, which `_resolve` uses.
+# aliases, which `resolved` uses.
 _PARAMETER_ALIASES = {
     "objective": ("objective_type", "app", "application", "loss"),
     ROUNDS: (
@@ -152,7 +152,7 @@ def worker_params(
         InvalidArgumentError: A parameter is unknown, contradicts another parameter or the scaling config, or is not
             possible in distributed training.
     """
-    given = _resolve(params)
+    given = resolved(params)
     if given.get("num_threads") not in (None, 0, threads):
         raise InvalidArgumentError(
             f"params contain num_threads={given['num_threads']!r}, but each worker has {threads} CPUs: "
@@ -348,7 +348,7 @@ def _metrics(asked: Any) -> list[str]:
     return asked.split(",") if isinstance(asked, str) and asked else list(asked or [])
 
 
-def _resolve(params: Mapping[str, Any]) -> dict[str, Any]:
+def resolved(params: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the names of the parameters to LightGBM's canonical names, and refuse unknown parameters and
     contradictions.
 

@@ -82,6 +82,8 @@ class Session:
         if int(task.params.get("verbosity", -1)) < 1:
             lightgbm.register_logger(_Log())
         self._context = context
+        # Arrow has the threads of one worker, also if this one has the CPUs of several.
+        pa.set_cpu_count(int(task.params["num_threads"]))
         room = memory.available_bytes() // context.local_world_size
         self._fit = fit_worker(
             "lightgbm", task, room, workers=context.world_size, all_rows=share.total, rank=share.rank

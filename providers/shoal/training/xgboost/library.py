@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 from shoal.data.numpy_columns import Categories, from_lists, to_lists, to_matrix
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import np, pa, pd, xgboost
-from shoal.training.boosting.library import BoosterPredictor, InitModel, Library, Output, Predict, class_probabilities
+from shoal.training.boosting.library import (
+    BoosterPredictor,
+    InitModel,
+    Library,
+    Output,
+    Predict,
+    class_probabilities,
+    is_wide,
+)
 from shoal.training.boosting.params import Directions, UserCode, seed_in
 from shoal.training.boosting.worker_load import all_bins, is_dense
 from shoal.training.reporting import say
@@ -38,11 +46,6 @@ columns, at depths of 6 to 10."""
 # Number of times that a worker tries to connect to the tracker and to the other workers; the same as XGBoost's default.
 _COLLECTIVE_RETRIES = 3
 _CENSORED = "survival:aft"
-# With few rows per column, most of the work is finding the bins and the splits, which workers that divide the rows do
-# for all columns, and exchanging histograms. Measured with 2 workers: 50 k rows x 1,000 columns take less than half the
-# time, 50 k x 200 three quarters, 200 k x 100 as long, and 500 k x 28 more.
-_FEWEST_COLUMNS = 100
-_ROWS_PER_COLUMN = 1_000
 # A matrix that is not quantised needs 8 bytes a value, so the workers together need 0.5 GiB at most.
 _MOST_VALUES = 2**26
 # Parameter -> its values, the default first, with which the workers can divide the columns. Trained by columns, the
@@ -190,9 +193,8 @@ class XGBoost(Library):
         """Return whether the workers divide the columns: the table is wide and fits in memory, and XGBoost then trains
         the same model as one worker."""
         columns = len(request.input_cols)
-        is_wide = columns >= _FEWEST_COLUMNS and rows <= _ROWS_PER_COLUMN * columns
         return (
-            is_wide
+            is_wide(columns, rows)
             and rows * columns <= _MOST_VALUES
             and not any((user_code, request.external_memory, request.group_col, request.bound_cols))
             # One worker starts from scores of the quantised rows, which differ from those of the rows.
