@@ -23,9 +23,9 @@ machine with two cores). A training uses only boosters and does not need scikit-
 SHORT_SPINS = {"GOMP_SPINCOUNT": "10000"}
 """Environment variable with which the threads of GNU's OpenMP keep their CPUs for some microseconds while they wait for
 each other, then sleep. By default they keep them for milliseconds, also if other processes need these. Measured with
-two threads on two CPUs: as fast as by default if these are idle. Threads that sleep at once, by ``OMP_WAIT_POLICY``, are
-1.3 (XGBoost) to 2 (LightGBM) times slower there. Beside two busy processes: XGBoost 0.5 s, by default 13.1; LightGBM 4.3
-and 25.8 s."""
+two threads on two CPUs: as fast as by default if these are idle. Beside two busy processes: XGBoost 0.5 s, by default
+13.1; LightGBM 4.3 s, by default 25.8. Threads that sleep at once (``OMP_WAIT_POLICY``) are slower on idle CPUs: 1.3
+times with XGBoost, 2 times with LightGBM."""
 
 _VARIABLES_BEFORE_FORKS = {
     # Without this setting, NumPy's OpenBLAS would start a thread for each CPU.
