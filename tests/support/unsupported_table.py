@@ -20,11 +20,9 @@ def page() -> str:
     before, _, rest = PAGE.read_text().partition(_BEGIN)
     _, _, after = rest.partition(_END)
     rows = "".join(
-        f"| {library.title} | {' | '.join(_cells(entry))} |\n"
-        for library in libraries()
-        for entry in library.unsupported
+        f"| {library.title} {' | '.join(_cells(entry))} |\n" for library in libraries() for entry in library.unsupported
     )
-    head = "| library | parameter | workers | reason | instead |\n| --- | --- | --- | --- | --- |\n"
+    head = "| library and parameter | workers | reason |\n| --- | --- | --- |\n"
     return f"{before}{_BEGIN}\n{head}{rows}\n{_END}{after}"
 
 
@@ -33,8 +31,8 @@ def _cells(entry: Unsupported) -> tuple[str, ...]:
     name = f"`{entry.name}`" + (f": {values}" if values else "")
     if entry.allowed:
         name += f" other than {', '.join(f'`{value}`' for value in entry.allowed)}"
-    workers = "several" if entry.only_several_workers else "any number"
-    return name, workers, entry.reason, entry.remedy
+    workers = "several" if entry.only_several_workers else "any"
+    return name, workers, entry.reason
 
 
 if __name__ == "__main__":

@@ -282,7 +282,7 @@ class DataConnector:
     ) -> Self:
         """Convert files with one JSON object per line to Parquet in a staging location, one block at a time.
 
-        Objects become structs, and a missing key is null. Whole numbers beyond 64 bits become float64.
+        Objects become structs, and a missing key is null. Whole numbers beyond int64 are refused.
 
         Args:
             path_or_paths: As in :meth:`from_csv`.

@@ -24,10 +24,8 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster", XGBScalingConfig]):
         run_config: Pool and limits of the run.
         custom_metric: Function ``(predt, dmatrix) -> (name, value)``, or a list of such functions, evaluated together
             with the metrics in `params`. `predt` are predictions, or raw scores if the objective is a function. Every
-            worker calls the function with its own part of an eval set, and XGBoost takes the mean of the workers'
-            values. The parts have nearly equal sizes. If the metric is a mean over rows, the mean of the workers'
-            values is therefore the metric on all rows; for other metrics, the mean is close to the metric on all rows.
-            The function does not tell whether a higher value is better, so ``early_stopping_rounds`` of `fit` and a
+            worker calls the function with all rows of an eval set, and the function must return the same value in every
+            worker. It does not tell whether a higher value is better, so ``early_stopping_rounds`` of `fit` and a
             search need `direction`.
 
     Raises:
