@@ -35,13 +35,16 @@ BENCHMARKS = (
     "plugin_imports",
     "ui_first_view",
 )
+ONLY_BY_NAME = ("kuberay",)
+"""Benchmarks that need more than `make bench` installs."""
+
 LIBRARIES = ("ray", "xgboost-cpu", "lightgbm", "torch", "pyarrow", "dask", "pyspark")
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the benchmarks.")
-    parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], help="which (default: all)")
+    parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, *ONLY_BY_NAME, []], help="which (default: all)")
     parser.add_argument("--write", action="store_true", help=f"put the tables into {PAGE.name}")
     args = parser.parse_args()
     print(machine(), end="\n\n", flush=True)

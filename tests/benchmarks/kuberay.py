@@ -2,8 +2,8 @@
 
 Both have a RayCluster of their own, with nodes that start fast (`tests/kuberay/light_ray.py`), and take turns. For the
 operator alone, one patch sets the replicas, and the time ends when as many pods are ready or left. A pool's time ends
-when its nodes have joined Ray, too. The requests are those that the API server counts for RayClusters, pods and Ray's
-head, in the seconds in which nothing is done, without those of the operator and the nodes.
+when its nodes have joined Ray, too. The requests and received bytes are those of one process that reconciles the pool
+each second while it needs nothing.
 
 It needs the programs of ``make test-kuberay``. Run it with ``python -m tests.benchmarks.kuberay``.
 """
@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
+import ssl
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from http.client import HTTPConnection
 from typing import Any
+
+import pytest
 
 from tests.benchmarks.report import table
 from tests.kuberay.control_plane import LIGHT_IMAGE, ControlPlane, control_plane
@@ -27,8 +30,6 @@ from tests.support.waiting import wait_until
 _PATH = "/apis/ray.io/v1/namespaces/default/rayclusters"
 _PODS = "/api/v1/namespaces/default/pods?labelSelector=ray.io/cluster%3D"
 _HOSTS, _MOST_NODES = 6, 100
-_METRIC = re.compile(r"^apiserver_(request_total|response_sizes_sum)\{(.*)\} ([\d.e+]+)$", re.M)
-_ASKED = re.compile(r'resource="(rayclusters|pods|services)"')
 
 
 def create(plane: ControlPlane, name: str) -> None:
@@ -79,19 +80,35 @@ def a_pool(plane: ControlPlane) -> Callable[[int], float]:
     return scale
 
 
-def requests(plane: ControlPlane, seconds: float) -> tuple[float, float]:
-    """Requests and bytes a second that the API server answers."""
-    before = _counted(plane)
-    time.sleep(seconds)
-    return tuple((after - first) / seconds for first, after in zip(before, _counted(plane), strict=True))  # type: ignore[return-value]
+def idle(seconds: float) -> tuple[float, float]:
+    """Requests and bytes a second of a process that reconciles the pool, which needs nothing."""
+    from shoal.pool.reconciling import reconcile
+    from shoal.state import Store
 
+    counts = [0.0, 0.0]
+    asked, received = HTTPConnection.putrequest, ssl.SSLSocket.recv_into
 
-def _counted(plane: ControlPlane) -> list[float]:
-    found: Any = _METRIC.findall(plane.request("GET", "/metrics"))
-    return [
-        sum(float(value) for metric, labels, value in found if metric == name and _ASKED.search(labels))
-        for name in ("request_total", "response_sizes_sum")
-    ]
+    def putrequest(connection: HTTPConnection, *args: Any, **options: Any) -> None:
+        counts[0] += 1
+        asked(connection, *args, **options)
+
+    def recv_into(self: ssl.SSLSocket, *args: Any) -> int:
+        size = received(self, *args)
+        counts[1] += size
+        return size
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(HTTPConnection, "putrequest", putrequest)
+        patch.setattr(ssl.SSLSocket, "recv_into", recv_into)
+        for _ in range(30):  # until the pool is watched
+            reconcile(Store(), "pool")
+            time.sleep(1)
+        counts[:] = 0.0, 0.0
+        began = time.monotonic()
+        while time.monotonic() - began < seconds:
+            reconcile(Store(), "pool")
+            time.sleep(1)
+    return counts[0] / seconds, counts[1] / seconds
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -106,10 +123,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             plane.add_node(f"node-{number}", cpu="60", memory="120Gi", pods=40)
         sides = [operator_alone(plane), a_pool(plane)]
         turns = [[[side(size) for size in sizes] for side in sides] for _ in range(args.repeat)]
-        nobody = requests(plane, args.idle)
         sides[1](_MOST_NODES)
-        time.sleep(20)
-        idle = requests(plane, args.idle)
+        rate, size = idle(args.idle)
         from shoal import ComputePool
 
         ComputePool("pool").down()
@@ -118,7 +133,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         alone, pool = (statistics.median(turn[side][number] for turn in turns) for side in (0, 1))
         rows.append([f"{old} -> {new}", f"{alone:.1f}", f"{pool:.1f}", f"{pool / alone:.2f}"])
     print(table(["nodes", "operator alone, s", "shoal, s", "x operator"], rows), end="\n\n")
-    rate, size = (after - before for before, after in zip(nobody, idle, strict=True))
     print(table(["idle pool", "requests/s", "KiB/s"], [["100 nodes", f"{rate:.2f}", f"{size / 1024:.1f}"]]))
 
 
