@@ -28,11 +28,12 @@ html_theme = "pydata_sphinx_theme"
 html_theme_options = {
     "show_prev_next": True,
     "navigation_with_keys": False,
-    "show_nav_level": 2,
+    "navbar_center": [],
     "logo": {"text": project, "image_light": "docs/_static/logo.png", "image_dark": "docs/_static/logo.png"},
     "footer_start": ["copyright"],
     "footer_end": [],
 }
+html_sidebars = {"**": ["contents.html"]}
 html_copy_source = False
 html_show_sourcelink = False
 copyright = author
