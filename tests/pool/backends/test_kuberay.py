@@ -248,8 +248,11 @@ def test_an_idle_pool_that_is_watched_sends_few_requests(rounds):
     rounds.run_until_watched()
     # Ray's nodes four times a minute, the RayCluster and its pods once in two.
     assert len(rounds.run(120)) <= 12
+    before = rounds.view._changes
     is_noticed = rounds.lose_a_pod()
-    wait_until(is_noticed, "the report of the change, while the clock stands still")
+    wait_until(lambda: rounds.view._changes > before, "the report of the change")
+    rounds.run(5)
+    assert is_noticed()
 
 
 def test_an_account_without_the_right_to_watch_looks_more_often(rounds):

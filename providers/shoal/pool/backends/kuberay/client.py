@@ -222,17 +222,20 @@ class KubeClient:
         options: dict[str, Any] = {"watch": True, "allow_watch_bookmarks": True, "timeout_seconds": WATCH_LIFE}
         if version:
             options["resource_version"] = version
-        request: Callable[..., Any]
-        if kind == "pods":
-            request = partial(self._core.list_namespaced_pod, self._namespace, label_selector=self._of_cluster)
-        else:
-            options["field_selector"] = f"metadata.name={self._spec.ray_cluster}"
-            request = partial(self._custom.list_namespaced_custom_object, *_API, self._namespace, kind)
         timeout = (CLUSTER_PATIENCE, WATCH_LIFE + CLUSTER_PATIENCE)
+        options |= {"_preload_content": False, "_request_timeout": timeout}
+        of_cluster = f"metadata.name={self._spec.ray_cluster}"
+
+        def request() -> Any:
+            if kind == "pods":
+                return self._core.list_namespaced_pod(self._namespace, label_selector=self._of_cluster, **options)
+            list_objects = self._custom.list_namespaced_custom_object
+            return list_objects(*_API, self._namespace, kind, field_selector=of_cluster, **options)
+
         what = f"watch {kind}"
-        answer = self._call(what, partial(request, _preload_content=False, _request_timeout=timeout, **options))
-        lines = iter(answer)
-        return map(json.loads, iter(lambda: self._call(what, lambda: next(lines, b"")), b""))
+        lines = iter(self._call(what, request))
+        # Parsed inside of the call, because a connection that ends may cut a line.
+        return iter(lambda: self._call(what, lambda: json.loads(next(lines, b"null"))), None)
 
     def warnings(self, uids: Sequence[str]) -> dict[str, str]:
         """Return the newest warning about each of some objects, by the object's uid. Only the first of the objects are

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
-from threading import Thread
+from threading import Lock, Thread
 from time import monotonic
 
 from shoal.errors import InvalidArgumentError, PoolUnreachableError
@@ -23,7 +23,7 @@ PERIOD = 5.0
 this to notice that a machine is gone."""
 
 WATCHED_PERIOD = 15.0
-"""The same if the pool is watched. The look then asks Ray alone."""
+"""The same if the pool is watched and no change was reported. The look then asks Ray alone."""
 
 _READ_PERIOD = 120.0
 """Seconds after which the objects are read again although no change was reported, because a dead connection reports
@@ -61,6 +61,7 @@ class PoolView:
 
     def __init__(self, spec: PoolSpec) -> None:
         self._spec = spec
+        self._lock = Lock()
         self._threads: dict[str, Thread] = {}
         self._answered: set[str] = set()
         self._changes = 0
@@ -79,17 +80,20 @@ class PoolView:
         """
         alive = (node for node in nodes if node.state is not NodeState.ENDING)
         now = _Seen({node.id: (node.state, dict(node.endpoint or {})) for node in alive}, self._changes, monotonic())
-        self._used, is_watched = now.at, self._is_watched
-        if self._quiet and self._quiet.rows == now.rows:
-            if self._quiet.holds(now, WATCHED_PERIOD if is_watched else PERIOD):
+        self._used, is_watched, quiet = now.at, self._is_watched, self._quiet
+        was_quiet = quiet is not None and quiet.rows == now.rows
+        if quiet is not None and was_quiet:
+            if now.at - quiet.at < PERIOD or (is_watched and quiet.holds(now, WATCHED_PERIOD)):
                 return Seen()
             self._watch()
 
         def objects(client: KubeClient) -> Objects:
-            if not (is_watched and self._read and self._read[0].holds(now, _READ_PERIOD)):
+            read = self._read
+            # While nodes are awaited, objects are always read: a dead connection would report none of their changes.
+            if not (is_watched and was_quiet and read and read[0].holds(now, _READ_PERIOD)):
                 cluster = client.ray_cluster()
-                self._read = now, (cluster, client.pods() if cluster else [])
-            return self._read[1]
+                read = self._read = now, (cluster, client.pods() if cluster else [])
+            return read[1]
 
         seen = ask(objects)
         self._quiet = now if seen == Seen() else None
@@ -102,13 +106,16 @@ class PoolView:
 
     def _watch(self) -> None:
         """Start to watch the pool, unless it is watched or could not be watched a short time ago."""
-        if self._is_watched or monotonic() - self._started < _RETRY:
+        if self._is_watched or monotonic() - self._started < _RETRY or self._lock.locked():
             return
-        self._started = monotonic()
-        for kind in _KINDS:
-            if kind not in self._threads or not self._threads[kind].is_alive():
-                self._threads[kind] = Thread(target=copy_context().run, args=(self._follow, kind), daemon=True)
-                self._threads[kind].start()
+        with self._lock:
+            self._started = monotonic()
+            for kind in _KINDS:
+                if kind not in self._threads or not self._threads[kind].is_alive():
+                    self._answered.discard(kind)  # a fork has the answers, but not the threads
+                    follow = copy_context().run
+                    self._threads[kind] = Thread(target=follow, args=(self._follow, kind), daemon=True)
+                    self._threads[kind].start()
 
     def _follow(self, kind: str) -> None:
         """Count the changes of the objects of one kind, as long as somebody looks at the pool."""
@@ -116,12 +123,16 @@ class PoolView:
         try:
             while monotonic() - self._used < WATCH_LIFE:
                 events = KubeClient(self._spec).watch(kind, version)
-                self._answered.add(kind)
                 self._changes += version is None  # Nobody has reported what changed before.
+                self._answered.add(kind)
+                event = None
                 for event in events:
                     self._changes += event["type"] != "BOOKMARK"
-                    version = event["object"]["metadata"].get("resourceVersion")  # Missing if the version is too old.
-                time.sleep(1)  # A server on the way may end each request at once.
+                    # Missing if the version is too old.
+                    version = event["object"].get("metadata", {}).get("resourceVersion")
+                if event is None:
+                    raise PoolUnreachableError("the Kubernetes API, or a server on the way, reports no changes")
+                time.sleep(1)  # A server on the way may end each request after its first event.
         except (PoolUnreachableError, InvalidArgumentError) as error:
             log.info("pool %s is looked at more often, because it cannot be watched: %s", self._spec.name, error)
         finally:
