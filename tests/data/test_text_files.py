@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from shoal.data import DataConnector, csv_files, json_files
+from shoal.data import DataConnector, csv_files, json_files, row_copies
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import DataError, InvalidArgumentError
 from tests.data.test_row_writer import TABLE
@@ -202,3 +202,30 @@ def test_a_json_line_without_end_is_refused(read: Read, monkeypatch: pytest.Monk
     monkeypatch.setattr(json_files, "_LONGEST_LINE", 32)
     with pytest.raises(DataError, match="line 2 is longer than 32 bytes"):
         read('{"a": 1}\n' + '{"a": 1} ' * 9, suffix=".jsonl")
+
+
+@pytest.mark.parametrize(
+    ("files", "rows"),
+    [
+        (["a,b\n", "a,b\n1,x\n"], 10**6),  # the first file has no rows, the second one; more copies than links
+        (["a,b\n" + '1,5" pipe\n' + "2,x\n" * 2000], 5000),  # a quote that is no beginning of a field
+        (["a,b\n" + '1,"x\ny"\n' * 1000], 3),
+    ],
+)
+def test_the_first_rows_of_odd_csv_files_are_repeated(files, rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(row_copies, "_SAMPLE_BYTES", 1000)
+    monkeypatch.setattr(row_copies, "_COPY_BYTES", 10**6)
+    for number, text in enumerate(files):
+        (tmp_path / f"{number}.csv").write_text(text)
+    (tmp_path / "folder").mkdir()
+    dataset = DatasetSpec(paths=[str(tmp_path / f"{number}.csv") for number in range(len(files))], format="csv")
+    copies = row_copies.copy_first_rows(dataset, None, rows, str(tmp_path / "folder"))
+    assert DataConnector.from_parquet(copies).num_rows() == rows
+
+
+def test_an_error_in_the_first_rows_names_the_file(tmp_path):
+    (tmp_path / "bad.csv").write_text("a,b\n1,2\n3\n")
+    (tmp_path / "folder").mkdir()
+    dataset = DatasetSpec(paths=[str(tmp_path / "bad.csv")], format="csv")
+    with pytest.raises(DataError, match=r"bad\.csv, line 3"):
+        row_copies.copy_first_rows(dataset, None, 10, str(tmp_path / "folder"))

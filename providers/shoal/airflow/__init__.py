@@ -31,7 +31,7 @@ def get_provider_info() -> dict[str, Any]:
         "name": "shoal",
         "description": "Distributed training on compute pools that are scaled, leased and cleaned up by the DAG.",
         "integrations": [
-            {"integration-name": "shoal", "external-doc-url": address("Documentation"), "tags": ["service"]}
+            {"integration-name": "shoal", "external-doc-url": address("Documentation") or "", "tags": ["service"]}
         ],
         "operators": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.operators"]}],
         "sensors": [{"integration-name": "shoal", "python-modules": ["shoal.airflow.sensors"]}],

@@ -10,15 +10,19 @@ from shoal.data.connector import DataConnector
 from shoal.data.csv_files import open_text, stage_csv
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.json_files import stage_json
+from shoal.data.listing import DataFile
 from shoal.data.output_tables import described
 from shoal.data.parquet.files import list_files
 from shoal.data.row_writer import GROUP_ROWS, write_rows
 from shoal.data.sql import stage_select
 from shoal.errors import DataError
-from shoal.lazy_imports import pq
+from shoal.lazy_imports import pa, pq
 
 _SAMPLE_BYTES = 16 * 2**20
 """Bytes of text that are read of a CSV or JSON file as its first rows."""
+
+_COPY_BYTES = 64 * 2**20
+"""Size in memory to which few rows are repeated in one file."""
 
 
 def copy_rows(
@@ -74,28 +78,60 @@ def copy_first_rows(
     Raises:
         DataError: There are no rows.
     """
-    first, copies = Path(folder, "first"), Path(folder, "copies")
-    first.mkdir()
+    copies = Path(folder, "copies")
     copies.mkdir()
-    if dataset.sql is None:
-        head = Path(folder, f"head.{dataset.format}")
-        with open_text(list_files(dataset.paths)[0]) as stream:
-            text = stream.read(_SAMPLE_BYTES)
-        # In CSV, a line break between two quotes is part of a field. JSON has no NUL.
-        quote, end = b'"' if dataset.format == "csv" else b"\0", len(text)
-        quotes = text.count(quote)
-        while len(text) == _SAMPLE_BYTES and end and (text[end - 1 : end] != b"\n" or quotes % 2):
-            line = text.rfind(b"\n", 0, end - 1) + 1
-            quotes -= text.count(quote, line, end)
-            end = line
-        head.write_bytes(text[:end])
-        dataset = dataset.model_copy(update={"paths": (str(head),)})
-    if not (found := copy_rows(dataset, url, str(first), columns, only_first=True)):
+    if dataset.sql is not None:
+        found = _copied(dataset, url, Path(folder, "first"), columns)
+    else:
+        tables = (_first_of(dataset, file, folder, number) for number, file in enumerate(list_files(dataset.paths)))
+        found = next((table for table in tables if table is not None), None)
+    if found is None:
         raise DataError(f"{dataset.origin[0]} has no rows")
-    [file] = first.iterdir()
-    whole, rest = divmod(rows, found)
-    for number in range(whole):
-        os.link(file, copies / f"{number:08d}.parquet")
-    if rest:
-        pq.write_table(pq.read_table(file).slice(0, rest), copies / "rest.parquet", row_group_size=GROUP_ROWS)
+    # A file system allows some ten thousand links to a file.
+    whole = pa.concat_tables([found] * min(-(-rows // len(found)), max(1, _COPY_BYTES // max(1, found.nbytes))))
+    pq.write_table(whole, copies / "0.parquet", row_group_size=GROUP_ROWS)
+    for number in range(1, rows // len(whole)):
+        os.link(copies / "0.parquet", copies / f"{number}.parquet")
+    if rows < len(whole):
+        pq.write_table(whole.slice(0, rows), copies / "0.parquet", row_group_size=GROUP_ROWS)
+    elif rest := rows % len(whole):
+        pq.write_table(whole.slice(0, rest), copies / "rest.parquet", row_group_size=GROUP_ROWS)
     return str(copies)
+
+
+def _copied(dataset: DatasetSpec, url: str | None, folder: Path, columns: Sequence[str] | None) -> pa.Table | None:
+    """Return the rows that `copy_rows` copies to a folder that does not exist; None without rows."""
+    folder.mkdir()
+    if not copy_rows(dataset, url, str(folder), columns, only_first=True):
+        return None
+    [file] = folder.iterdir()
+    return pq.read_table(file)
+
+
+def _first_of(dataset: DatasetSpec, file: DataFile, folder: str, number: int) -> pa.Table | None:
+    """Return the first rows of a CSV or JSON file; None without rows."""
+    head = Path(folder, f"head-{number}.{dataset.format}")
+    with open_text(file) as stream:
+        text = stream.read(_SAMPLE_BYTES)
+    if len(text) == _SAMPLE_BYTES:
+        text = text[: _end_of_rows(text, dataset.format == "csv")]
+    if not text.strip():
+        return None
+    head.write_bytes(text)
+    try:
+        return _copied(dataset.model_copy(update={"paths": (str(head),)}), None, Path(folder, f"first-{number}"), None)
+    except DataError as error:
+        raise DataError(str(error).replace(str(head), file.path)) from None
+
+
+def _end_of_rows(text: bytes, is_csv: bool) -> int:
+    """Return the end of the last whole row. In CSV, a line break between two quotes is part of a field."""
+    last = end = text.rfind(b"\n") + 1
+    quotes = text.count(b'"', 0, end)
+    while is_csv and quotes % 2:
+        line = text.rfind(b"\n", 0, end - 1) + 1
+        quotes -= text.count(b'"', line, end)
+        end = line
+        if end < last // 2:  # A single quote, such as that of an inch, is in all later lines.
+            return last
+    return end

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shoal.training import cluster
 from shoal.training.boosting.engine import train
 from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult
@@ -85,16 +84,8 @@ def test_workers_on_several_hosts_divide_the_rows(rows: Path, monkeypatch: pytes
 
 
 def test_nodes_are_on_one_host_only_if_this_process_starts_their_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nodes(*cpus: int) -> None:
-        found = [cluster.Node(name=str(number), cpus=each, gpus=0) for number, each in enumerate(cpus)]
-        monkeypatch.setattr(cluster, "active_nodes", lambda: found)
-
     shape = GangShape(2, 1.0)
-    nodes(2, 2)  # such as pods
-    assert not on_one_host(shape)
-    nodes(0, 2)  # the head of a Ray cluster often has none
-    assert on_one_host(shape)
-    nodes(2, 2)
+    assert not on_one_host(shape)  # such as pods, also if only one is active: a later attempt may find two
     monkeypatch.setattr(child_processes, "has_template", lambda: True)
     child_processes.use_nodes(dict)
     try:

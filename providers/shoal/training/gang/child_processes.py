@@ -33,7 +33,7 @@ from shoal.training.gang.child import serve_worker
 from shoal.training.gang.local_node import LocalNode, NodeWithoutRay
 from shoal.training.gang.placement import GangShape, Seat, reserve_in_register
 from shoal.training.gang.worker import Answered, Failure, Joined, Lost, Place, Success, Workers
-from shoal.training.host.imports import SHORT_SPINS
+from shoal.training.host.imports import short_spins
 from shoal.training.host.output_lines import LOOK_EVERY_S, OutputLines
 from shoal.training.host.process_channel import ProcessChannel
 from shoal.training.reporting import say
@@ -342,9 +342,9 @@ def _start(settings: _StartSettings, calls: socket.socket, output: int) -> subpr
         stdout=output,
         stderr=output,
         environment={
+            **short_spins(),
             **os.environ,
             "PYTHONUNBUFFERED": "1",
-            **SHORT_SPINS,
             # Some libraries, such as Arrow, choose the size of their thread pools by this variable. Ray sets this
             # variable, too.
             "OMP_NUM_THREADS": str(max(1, settings.cpus)),
@@ -374,11 +374,9 @@ def finder(shape: GangShape) -> FindNodes | None:
 
 
 def on_one_host(shape: GangShape) -> bool:
-    """Return whether a process can use the CPUs of all workers of a gang: this process starts the workers itself, or
-    only one node has CPUs."""
-    if cluster.register() is not None or finder(shape) is not None:
-        return True
-    return sum(node["cpus"] > 0 for node in cluster.active_nodes()) == 1
+    """Return whether a process can use the CPUs of all workers of a gang, on this pool at any time: this process starts
+    the workers itself."""
+    return cluster.register() is not None or finder(shape) is not None
 
 
 def on_nodes_with_ray(shape: GangShape, deadline: float, find: FindNodes) -> ChildProcesses:

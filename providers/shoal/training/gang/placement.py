@@ -59,7 +59,7 @@ class GangShape:
     @property
     def threads(self) -> int:
         """Number of threads with which each worker computes."""
-        return max(1, int(self.cpus_per_worker * self.joined))
+        return max(1, int(self.cpus_per_worker) * self.joined)
 
     def as_one_worker(self) -> GangShape:
         """Return the shape of one worker that uses the CPUs of all workers, which must be on one host."""

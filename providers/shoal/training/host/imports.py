@@ -20,12 +20,19 @@ The import of scikit-learn takes three quarters of the libraries' import time (4
 machine with two cores). A training uses only boosters and does not need scikit-learn.
 """
 
-SHORT_SPINS = {"GOMP_SPINCOUNT": "10000"}
-"""Environment variable with which the threads of GNU's OpenMP keep their CPUs for some microseconds while they wait for
-each other, then sleep. By default they keep them for milliseconds, also if other processes need these. Measured with
-two threads on two CPUs: as fast as by default if these are idle. Beside two busy processes: XGBoost 0.5 s, by default
-13.1; LightGBM 4.3 s, by default 25.8. Threads that sleep at once (``OMP_WAIT_POLICY``) are slower on idle CPUs: 1.3
-times with XGBoost, 2 times with LightGBM."""
+
+def short_spins() -> dict[str, str]:
+    """Return the variable with which the threads of GNU's OpenMP keep their CPUs for some microseconds while they wait
+    for each other, then sleep; nothing if the user has set how they wait.
+
+    By default they keep them for milliseconds, also if other processes need these. Measured with two threads on two
+    CPUs: as fast as by default if these are idle. Beside two busy processes: XGBoost 0.5 s, by default 13.1; LightGBM
+    4.3 s, by default 25.8. Threads that sleep at once (``OMP_WAIT_POLICY``) are slower on idle CPUs: 1.3 times with
+    XGBoost, 2 times with LightGBM.
+    """
+    is_set = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys()
+    return {} if is_set else {"GOMP_SPINCOUNT": "10000"}
+
 
 _VARIABLES_BEFORE_FORKS = {
     # Without this setting, NumPy's OpenBLAS would start a thread for each CPU.
@@ -35,7 +42,6 @@ _VARIABLES_BEFORE_FORKS = {
     # The workers, which may be forks of this process, must return freed memory to the operating system. Of Arrow's
     # allocators, only "system" (malloc) does this.
     "ARROW_DEFAULT_MEMORY_POOL": "system",
-    **SHORT_SPINS,
     # Without this setting, MLflow would start a thread that sends data about users' trainings to MLflow's developers.
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
@@ -147,7 +153,7 @@ def before_forks() -> Iterator[None]:
     that another thread holds would never be released in the fork.
     """
     variables = dict(os.environ)
-    os.environ.update(_VARIABLES_BEFORE_FORKS)
+    os.environ.update(_VARIABLES_BEFORE_FORKS | short_spins())
     try:
         yield
     finally:
