@@ -191,6 +191,7 @@ bench: $(STAMP_BENCH)  ## Compare with Dask, Ray Train, torchrun and PySpark in 
 	@$(VENV_BENCH)/bin/python -m tests.benchmarks $(if $(WRITE),--write)
 
 docs: $(STAMP_DOCS)  ## Make the site of the documentation, which can be opened as build/site/index.html
+	@rm -rf build/site
 	@$(VENV_DOCS)/bin/sphinx-build --quiet --nitpicky --fail-on-warning --jobs auto -c docs . build/site
 
 $(STAMP_DOCS): requirements/docs.txt

@@ -40,6 +40,12 @@ def main() -> int:
         print(f"pyproject.toml has no address {', '.join(unset)} in [project.urls]", file=sys.stderr)
         if not args.draft:
             return 1
+    if changed := _output("git", "status", "--porcelain"):
+        print(
+            f"commit or remove these first, because a release is built from the last commit:\n{changed}",
+            file=sys.stderr,
+        )
+        return 1
     shutil.rmtree(DIST, ignore_errors=True)
     DIST.mkdir()
     stamp = _output("git", "log", "-1", "--format=%ct")
@@ -84,7 +90,9 @@ def _zip(folder: Path, target: Path) -> None:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
         for path in sorted(folder.rglob("*")):
             if path.is_file() and ".doctrees" not in path.parts:
-                packed.writestr(zipfile.ZipInfo(str(path.relative_to(folder))), path.read_bytes(), zipfile.ZIP_DEFLATED)
+                entry = zipfile.ZipInfo(str(path.relative_to(folder)))
+                entry.external_attr = 0o644 << 16
+                packed.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
 
 
 def _pins(extra: str) -> str:
