@@ -189,14 +189,14 @@ class _Planner:
             name: train if spec == request.dataset else DataConnector.from_spec(spec)
             for name, spec in request.eval_set.items()
         }
+        library = library_of(request.framework)
+        self.joins = node.is_shared and library.joins_workers(request, UserCode(), train.num_rows())
         # The parameters on which memory depends are the same for all sizes.
-        self.params, self.seed = library_of(request.framework).params(request, largest, UserCode())
+        shape = largest.as_one_worker() if self.joins else largest
+        self.params, self.seed = library.params(request, shape, UserCode())
 
     def planned(self, nodes: int, shape: GangShape) -> PlannedSize:
-        workers, framework = shape.num_workers, self.request.framework
-        on_one_host = nodes == 1 or self.node.is_shared
-        if on_one_host and library_of(framework).joins_workers(self.request, UserCode(), self.train.num_rows()):
-            workers = 1
+        workers, framework = 1 if self.joins else shape.num_workers, self.request.framework
         room = self.node.usable_bytes // (workers if self.node.is_shared else math.ceil(workers / nodes))
         task, scale = self._task(workers), self.learned.scale
         idle = int(self.learned.idle_bytes) or IDLE_BYTES[framework]
