@@ -15,8 +15,8 @@ def distribution() -> Distribution | None:
     """Return the distribution that has installed this package; None if the package was only put on the path."""
     from importlib.metadata import entry_points  # imports the packages of e-mail: only those wait who ask
 
-    found = entry_points(group="apache_airflow_provider").select(value="shoal.airflow:get_provider_info")
-    return next((entry.dist for entry in found if entry.dist), None)
+    found = entry_points(group="apache_airflow_provider")
+    return next((each.dist for each in found if each.value == "shoal.airflow:get_provider_info"), None)
 
 
 def name() -> str:
