@@ -12,6 +12,7 @@ from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.register import Register
 from shoal.jobs.spec import AnyJobSpec
+from shoal.option_validation import later_option
 from shoal.training.demand import GangDemand
 from shoal.training.pytorch.program import is_name
 from shoal.training.pytorch.request import FunctionRequest
@@ -110,8 +111,8 @@ class FunctionJobSpec(FunctionRequest, AnyJobSpec):
         "sets this field. None: a `Response`, which has the metrics and the model folder, too.",
     )
 
-    memory_per_worker: Annotated[str, AfterValidator(_checked_amount)] | None = Field(
-        default=None,
+    memory_per_worker: Annotated[str, AfterValidator(_checked_amount)] | None = later_option(
+        None,
         description="Memory that each worker needs, with its model, such as 4Gi: `shoal plan` counts it. None: that of "
         "the last run of the job.",
     )
