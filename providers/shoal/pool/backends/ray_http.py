@@ -357,9 +357,11 @@ class ScriptRunner:
         """Wait until a submitted script has ended, and return its answer: the last line of its log, read as JSON."""
         status, log = self.outcome(job_id)
         if status != "SUCCEEDED":
+            job = self._head.status(job_id)  # says why a script without a log was not run
+            reason = last_line(log if log.strip() or job is None else job.message or "")
             raise PoolUnreachableError(
-                f"shoal's job on {self._cluster} ended with status {status}: {last_line(log)} (the cluster's dashboard "
-                "shows the whole log)"
+                f"shoal's job on {self._cluster} ended with status {status}: {reason} (the cluster's dashboard shows "
+                "the whole log)"
             )
         return dict(json.loads(last_line(log)))
 

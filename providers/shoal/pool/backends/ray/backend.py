@@ -93,11 +93,18 @@ class Cluster:
         known = self.autoscaling()
         if known is not None:
             return known
+        try:
+            answer = self._looked()
+        except PoolUnreachableError:  # On a busy head, Ray may fail to start a job.
+            answer = self._looked()
+        return answer["autoscaler"] is not None
+
+    def _looked(self) -> dict[str, Any]:
         job = f"shoal-look-{self._spec.name}-{time.time_ns()}"
         self.submit(job, {})
         answer = self.scripts.answer(job)
         self.forget(job)
-        return answer["autoscaler"] is not None
+        return answer
 
     def submit(self, job_id: str, order: Mapping[str, Any]) -> None:
         """Start the script `autoscaler_job.py` as a Ray job, unless the cluster already has a job with this id."""
