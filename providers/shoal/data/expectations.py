@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, FiniteFloat
 from shoal.data.checks import check_same_schema
 from shoal.data.filters import Operator, Term, builtin_value, check_present, describe_term, parse_moment
 from shoal.data.parquet.filter_matching import prepare
-from shoal.data.parquet.schema import plain_type
+from shoal.data.parquet.schema import is_time, plain_type
 from shoal.data.time_split import Moment, time_text
 from shoal.errors import DataError, shown
 from shoal.lazy_imports import np, pa, pc
@@ -130,7 +130,7 @@ class Expectations(Settings):
         terms: list[Term] = [(name, operator, bound) for operator, bound in limits if bound is not None]
         tests = [(prepare(path, term, type_), term) for term in terms]
         fresh = self.fresh if self.fresh and self.fresh.column == name else None
-        if fresh and not (pa.types.is_date(type_) or pa.types.is_timestamp(type_)):
+        if fresh and not is_time(type_):
             raise DataError(
                 f'{path}: column "{name}" is of type {type_}, so its values have no age: name a column of dates or '
                 "timestamps in fresh"

@@ -18,6 +18,7 @@ from shoal.data.filters import Filters, columns_of, parse_moment
 from shoal.data.listing import DataFile, Listing, TableLister, naming_versions
 from shoal.data.parquet.files import join, need, resolve, split_query
 from shoal.data.parquet.footers import FIELD_ID, NAMES_IN_FILES, THREADS, wrap_read_errors
+from shoal.data.parquet.schema import is_time
 from shoal.errors import DataAccessError, DataError
 from shoal.lazy_imports import np, pa, pq
 from shoal.secrets.redaction import redact
@@ -308,7 +309,7 @@ def _partition_values(file: Any, spec: Any, columns: Mapping[int, tuple[Any, pa.
 
 def _is_exact(type_: pa.DataType) -> bool:
     """Return whether a file's bounds of a column are its smallest and largest value: those of texts are cut."""
-    return bool(pa.types.is_integer(type_) or pa.types.is_date(type_) or pa.types.is_timestamp(type_))
+    return bool(pa.types.is_integer(type_)) or is_time(type_)
 
 
 def _bounds(file: Any, columns: Mapping[int, tuple[Any, pa.Field]]) -> dict[str, tuple[Any, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.data.expectations import without_nulls
-from shoal.data.parquet.schema import is_number, plain_type
+from shoal.data.parquet.schema import is_number, is_time, plain_type
 from shoal.data.parquet.source import ParquetSource
 from shoal.data.time_split import time_text
 from shoal.lazy_imports import np, pa, pc
@@ -64,7 +64,7 @@ def profile_of(values: pa.ChunkedArray, *, is_category: bool) -> dict[str, Any]:
     """
     known = without_nulls(values)
     found: dict[str, Any] = {"type": str(values.type)}
-    if has_times(values.type):
+    if is_time(values.type):
         found |= {name: time_text(end) for name, end in pc.min_max(known).items() if end.is_valid}
         found["edges"] = [float(np.nextafter(_numbers(known).min(), -np.inf))] if len(known) else []
     elif is_category or not has_numbers(values.type):
@@ -92,10 +92,10 @@ def stability_index(profile: Mapping[str, Any], values: pa.ChunkedArray) -> floa
     Returns:
         The index; None if values cannot be compared with the profile: texts with numbers, or times with others.
     """
-    if profile["type"].startswith(_TIMES) != has_times(values.type):
+    if profile["type"].startswith(_TIMES) != is_time(values.type):
         return None
     if "edges" in profile and not (
-        has_numbers(values.type) or has_times(values.type) or pa.types.is_boolean(values.type)
+        has_numbers(values.type) or is_time(values.type) or pa.types.is_boolean(values.type)
     ):
         return None
     expected, actual = (np.maximum(each, _LEAST_SHARE) for each in (profile["shares"], _shares(profile, values)))
@@ -106,11 +106,6 @@ def has_numbers(type_: pa.DataType) -> bool:
     """Return whether values of a type are compared as numbers, as those of a column that is null in every row are."""
     plain = plain_type(type_)
     return is_number(plain) or bool(pa.types.is_null(plain))
-
-
-def has_times(type_: pa.DataType) -> bool:
-    """Return whether values of a type are dates or timestamps."""
-    return str(type_).startswith(_TIMES)
 
 
 def _shares(bins: Mapping[str, Any], values: pa.ChunkedArray) -> list[float]:
@@ -126,7 +121,7 @@ def _shares(bins: Mapping[str, Any], values: pa.ChunkedArray) -> list[float]:
 
 
 def _numbers(values: pa.ChunkedArray) -> np.ndarray:
-    if has_times(values.type):
+    if is_time(values.type):
         values = values.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
     numbers: np.ndarray = values.cast(pa.float64(), safe=False).to_numpy()
     return numbers

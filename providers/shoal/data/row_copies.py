@@ -66,7 +66,7 @@ def copy_first_rows(
     dataset: DatasetSpec, url: str | None, rows: int, folder: str, columns: Sequence[str] | None = None
 ) -> str:
     """Copy the first rows of a query or of CSV or JSON files, as often as it takes for a number of rows, and return the
-    directory of the copies, which are links to one file.
+    directory of the copies, most of which are links to one file.
 
     Args:
         dataset: The dataset.
@@ -88,13 +88,12 @@ def copy_first_rows(
     if found is None:
         raise DataError(f"{dataset.origin[0]} has no rows")
     # A file system allows some ten thousand links to a file.
-    whole = pa.concat_tables([found] * min(-(-rows // len(found)), max(1, _COPY_BYTES // max(1, found.nbytes))))
+    times = min(-(-rows // len(found)), max(1, _COPY_BYTES // max(1, found.nbytes)))
+    whole = pa.concat_tables([found] * times).slice(0, rows)
     pq.write_table(whole, copies / "0.parquet", row_group_size=GROUP_ROWS)
     for number in range(1, rows // len(whole)):
         os.link(copies / "0.parquet", copies / f"{number}.parquet")
-    if rows < len(whole):
-        pq.write_table(whole.slice(0, rows), copies / "0.parquet", row_group_size=GROUP_ROWS)
-    elif rest := rows % len(whole):
+    if rest := rows % len(whole):
         pq.write_table(whole.slice(0, rest), copies / "rest.parquet", row_group_size=GROUP_ROWS)
     return str(copies)
 

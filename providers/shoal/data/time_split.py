@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from shoal.data.filters import Filters, builtin_value, check_present, parse_moment
+from shoal.data.parquet.schema import is_time
 from shoal.errors import DataError, shown
 from shoal.lazy_imports import pa, pc
 from shoal.option_validation import Settings, duration
@@ -116,7 +117,7 @@ def _type_of(source: ParquetSource, column: str) -> pa.DataType:
     path, schema = source.reference().path, source.schema()
     check_present(path, column, schema.names)
     type_ = schema.field(column).type
-    if pa.types.is_date(type_) or pa.types.is_timestamp(type_) or pa.types.is_integer(type_):
+    if is_time(type_) or pa.types.is_integer(type_):
         return type_
     raise DataError(
         f'{path}: column "{column}" is of type {type_}, by which rows cannot be divided: name a column of dates, '

@@ -11,8 +11,9 @@ from typing import Any
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.filters import check_present
 from shoal.data.numpy_columns import category_type
+from shoal.data.parquet.schema import is_time
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.profile import has_numbers, has_times, profile_of, sample_rows, stability_index
+from shoal.data.profile import has_numbers, profile_of, sample_rows, stability_index
 from shoal.errors import DataError
 from shoal.jobs.mlflow_run import Run, answering, missing_ignored
 from shoal.jobs.register import Register
@@ -85,7 +86,7 @@ def profiled(
         RegistryError: MLflow cannot be reached.
     """
     types = {name: source.schema().field(name).type for name in columns}
-    has_profile = has_numbers, has_times, category_type
+    has_profile = has_numbers, is_time, category_type
     names = [name for name, type_ in types.items() if any(has(type_) for has in has_profile)]
     expected = dataset.expect.drift if dataset.expect else None
     for name in expected.columns if expected else ():

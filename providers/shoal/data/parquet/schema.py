@@ -174,6 +174,11 @@ def is_number(type_: pa.DataType) -> bool:
     return bool(types.is_integer(type_) or types.is_floating(type_) or types.is_decimal(type_))
 
 
+def is_time(type_: pa.DataType) -> bool:
+    """Return whether a type is one of dates or timestamps."""
+    return bool(pa.types.is_date(type_) or pa.types.is_timestamp(type_))
+
+
 def _common_number(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     types = pa.types
     if types.is_integer(one) and types.is_integer(other):

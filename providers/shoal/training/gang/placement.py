@@ -111,8 +111,7 @@ def reserve(shape: GangShape, deadline: float) -> Any:
     from ray.util.placement_group import placement_group
 
     refuse_if_impossible(shape)
-    strategy = "STRICT_SPREAD" if shape.per_node else "SPREAD" if shape.joined == 1 else "PACK"
-    group = placement_group(shape.bundles, strategy=strategy)
+    group = placement_group(shape.bundles, strategy="STRICT_SPREAD" if shape.per_node else "SPREAD")
     try:
         wait_for_room(shape, lambda seconds: bool(group.wait(timeout_seconds=seconds)), deadline)
     except BaseException:

@@ -211,7 +211,7 @@ class KubeClient:
 
         Args:
             kind: ``rayclusters`` or ``pods``.
-            version: The version after which changes are reported. None: the objects of now are reported first.
+            version: The version after which changes are reported. None: all present objects are reported first.
 
         Returns:
             The changes as they happen, for at most `WATCH_LIFE` seconds.

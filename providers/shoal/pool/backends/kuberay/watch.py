@@ -144,4 +144,7 @@ _views: dict[str, PoolView] = {}
 
 def view(spec: PoolSpec) -> PoolView:
     """Return what this process has seen of a pool."""
-    return _views.setdefault(spec.uri, PoolView(spec))
+    uri = spec.uri
+    if uri not in _views:
+        _views[uri] = PoolView(spec)
+    return _views[uri]
