@@ -3,7 +3,6 @@ of its files."""
 
 from __future__ import annotations
 
-import math
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -197,7 +196,7 @@ class _Planner:
 
     def planned(self, nodes: int, shape: GangShape) -> PlannedSize:
         workers, framework = 1 if self.joins else shape.num_workers, self.request.framework
-        room = self.node.usable_bytes // (workers if self.node.is_shared else math.ceil(workers / nodes))
+        room = self.node.room(workers, nodes)
         task, scale = self._task(workers), self.learned.scale
         idle = int(self.learned.idle_bytes) or IDLE_BYTES[framework]
         room_above = int((room - MARGIN * idle) / scale)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -60,7 +59,7 @@ def _planned(
     shuffled = sum(_shuffled_bytes(each, workers) for each in inputs)
     terms = {"idle process": IDLE_BYTES["pytorch"], "shuffled rows": shuffled}
     terms["model"] = max(0, known_bytes - sum(terms.values()))
-    peak, room = sum(terms.values()), node.usable_bytes // (workers if node.is_shared else math.ceil(workers / nodes))
+    peak, room = sum(terms.values()), node.room(workers, nodes)
     return PlannedSize(
         nodes=nodes,
         workers=workers,

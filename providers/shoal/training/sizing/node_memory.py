@@ -36,6 +36,10 @@ class NodeMemory:
     is_shared: bool
     source: str
 
+    def room(self, workers: int, nodes: int) -> int:
+        """Return the memory that each of some workers on some nodes can have."""
+        return self.usable_bytes // (workers if self.is_shared else math.ceil(workers / nodes))
+
 
 def node_memory(pool: PoolSpec, reported_bytes: int = 0, *, registers: bool = False) -> NodeMemory | None:
     """Return the memory of each node of a pool; None if it is not known.
