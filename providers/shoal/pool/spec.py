@@ -167,7 +167,8 @@ def _class_of(fields: Mapping[str, Any]) -> type[PoolSpec]:
 @functools.cache
 def _with_options_of(backend: str) -> type[PoolSpec]:
     bases: Any = (options_of(backend), PoolSpec)
-    return create_model(f"PoolSpec_{backend}", __base__=bases, backend=(str, backend))
+    found: type[PoolSpec] = create_model(f"PoolSpec_{backend}", __base__=bases, backend=(str, backend))
+    return found
 
 
 def _in_uri(value: Any) -> str:
