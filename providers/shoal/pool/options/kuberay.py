@@ -6,14 +6,11 @@ import re
 from typing import ClassVar
 
 from shoal.errors import shown
-from shoal.option_validation import later_option
+from shoal.option_validation import Memory, later_option
 from shoal.pool.options.base import ClusterOptions
 
 _LABEL = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 """Pattern of the names of Kubernetes namespaces, RayClusters and worker groups."""
-
-_MEMORY = re.compile(r"[1-9][0-9]*(Gi|Mi|G|M)")
-"""Pattern of an amount of memory, as Kubernetes writes it."""
 
 
 class KubeRayOptions(ClusterOptions):
@@ -63,7 +60,7 @@ class KubeRayOptions(ClusterOptions):
         "node selectors, tolerations, sidecars. Each host that starts nodes needs the file. Allowed only for "
         "kuberay:// pools.",
     )
-    memory_per_node: str | None = later_option(
+    memory_per_node: Memory | None = later_option(
         None,
         "Memory of each node as Kubernetes writes it, such as 16Gi. Default: 4Gi. Allowed only with `image`.",
     )
@@ -120,8 +117,6 @@ class KubeRayOptions(ClusterOptions):
                     f"{name} is allowed only with {' or '.join(others)}: shoal changes no RayCluster that others have "
                     "created"
                 )
-        if self.memory_per_node and not _MEMORY.fullmatch(self.memory_per_node):
-            raise ValueError(f"memory_per_node={shown(self.memory_per_node)}: write it as 16Gi or 16G")
         if self.template is not None and not self.template.startswith("/"):
             raise ValueError(f"template={shown(self.template)} is not an absolute path: begin the path with /")
         if self.image and self.group not in (None, "workers"):
