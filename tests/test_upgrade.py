@@ -27,7 +27,7 @@ from tests.support.previous_version import HOLDER, POOL, document
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[1]
-BEFORE, ITS_SCHEMA = "1cd9aa61", "0001"
+BEFORE, ITS_SCHEMA = "7f2f0bc0", "0013"
 """Commit of the version before, and the schema that it knows."""
 
 

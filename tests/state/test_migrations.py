@@ -12,12 +12,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
+from shoal.errors import StoreError
 from shoal.state import Store, databases
 from shoal.state.databases import SCHEMA_VERSION
 from shoal.state.home import default_url
 from shoal.state.schema import Base
 
-OLDEST = "0001"
+OLDEST = "0013"
 """Schema of shoal 0.1.0."""
 
 
@@ -84,9 +85,7 @@ def forbidden(before: dict[str, Table], after: dict[str, Table], dialect: str) -
     for name in before.keys() & after.keys():
         old, new = before[name], after[name]
         yield from (f"column {name}.{column} is gone" for column in old.columns.keys() - new.columns.keys())
-        # The version before writes rows only of jobs that exist, so that it satisfies a key to the table of jobs.
-        added = [each for each in new.constraints if each not in old.constraints and "'referred_table': 'jobs'" in each]
-        if old.constraints != [each for each in new.constraints if each not in added]:
+        if old.constraints != new.constraints:
             yield f"keys, constraints or indexes of {name} have changed"
         for column, (kind, nullable, default) in new.columns.items():
             if column not in old.columns:
@@ -94,7 +93,7 @@ def forbidden(before: dict[str, Table], after: dict[str, Table], dialect: str) -
                     yield f"new column {name}.{column} is neither nullable nor has a server default"
                 continue
             old_kind, *old_rest = old.columns[column]
-            if old_rest != [nullable, default] and (name, column) != ("promotions", "attempt"):
+            if old_rest != [nullable, default]:
                 yield f"nullability or default of {name}.{column} has changed"
             if old_kind != kind and not (dialect == "postgresql" and _wider(old_kind, kind)):
                 yield f"{name}.{column} was {old_kind} and is {kind}"
@@ -218,32 +217,9 @@ def test_the_newest_migration_is_the_schemas_version():
     assert ScriptDirectory(str(databases.SCRIPTS)).get_current_head() == SCHEMA_VERSION
 
 
-def test_rows_of_jobs_that_do_not_exist_are_kept_when_the_keys_are_added(engine):
-    upgrade(engine, "0009")
+def test_a_store_of_an_unreleased_version_is_refused(engine):
+    Store()
     with engine.begin() as connection:
-        for statement in (
-            "INSERT INTO job_metrics VALUES ('gone', 1, 0, 0, '[]')",
-            "INSERT INTO study_logs VALUES ('gone', 1, 0, '{}')",
-            "INSERT INTO usage (pool, holder, job_id, attempt, nodes, begun_at) VALUES ('p', 'h', 'gone', 1, 2, 0)",
-            "INSERT INTO promotions (registry_uri, model, alias, version, metric, holdout_digest, job_id, attempt, "
-            "state, created_at) VALUES ('r', 'm', 'champion', '1', 'auc', 'd', 'gone', 1, 'confirmed', 0)",
-        ):
-            connection.exec_driver_sql(statement)
-
-    upgrade(engine, "0010")
-
-    with engine.connect() as connection:
-        found = {
-            table: [tuple(row) for row in connection.exec_driver_sql(f"SELECT job_id, {column} FROM {table}")]
-            for table, column in (
-                ("job_metrics", "points"),
-                ("job_metrics_without_job", "points"),
-                ("study_logs_without_job", "entry"),
-                ("usage", "nodes"),
-                ("promotions", "attempt"),
-            )
-        }
-    assert found == {
-        "job_metrics": [], "job_metrics_without_job": [("gone", "[]")], "study_logs_without_job": [("gone", "{}")],
-        "usage": [("gone", 2)], "promotions": [("gone", None)],
-    }  # fmt: skip
+        connection.exec_driver_sql("UPDATE alembic_version SET version_num = '0009'")
+    with pytest.raises(StoreError, match=r"before 0\.1\.0"):
+        Store()

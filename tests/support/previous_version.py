@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from shoal.state.databases import SCHEMA_VERSION
+from shoal.state.private_folders import runtime_root
 from tests.support.waiting import wait_until
 
 POOL = "upgraded"
@@ -32,14 +33,9 @@ def document(folder: Path, **run_config: Any) -> dict[str, Any]:
 
 def work(folder: str) -> str:
     """Say in `began` that it runs; returns the schema that its worker's code knows."""
-    try:
-        schema = import_module("shoal.state.migrate")  # the version before
-    except ImportError:
-        schema = import_module("shoal.state.databases")
-
     (Path(folder) / "began").touch()
     wait_until((Path(folder) / "go").exists, "the upgrade", seconds=240)
-    return schema.SCHEMA_VERSION
+    return SCHEMA_VERSION
 
 
 def start(folder: Path) -> dict[str, Any]:
@@ -48,7 +44,7 @@ def start(folder: Path) -> dict[str, Any]:
     pool = ComputePool(f"local://{POOL}?max_nodes=2", holder=HOLDER).up()
     pool.lease(1)
     handle = jobs.submit(jobs.parse_spec(document(folder)), holder=HOLDER)
-    return {"job_id": handle.job_id, "runtime_root": str(import_module("shoal.state.temp_folder").runtime_root())}
+    return {"job_id": handle.job_id, "runtime_root": str(runtime_root())}
 
 
 if __name__ == "__main__":

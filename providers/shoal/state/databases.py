@@ -480,6 +480,9 @@ def explain(error: SQLAlchemyError, url: str) -> ShoalError:
     return kind(f"the state store {shown_url(url)} cannot be used ({text}): {advice}")
 
 
+FIRST_VERSION = "0013"
+"""Revision of shoal 0.1.0, the first in `migrations/versions`."""
+
 SCHEMA_VERSION = "0013"
 """Newest revision in `migrations/versions`."""
 

@@ -135,6 +135,11 @@ class Store:
                         f"supports {databases.SCHEMA_VERSION}): upgrade shoal, or set SHOAL_HOME or SHOAL_STATE_URL to "
                         "another store"
                     )
+                if version is not None and version < databases.FIRST_VERSION:
+                    raise StoreError(
+                        f"{shown_url(self.url)} was written by a version before 0.1.0, which was never released: set "
+                        "SHOAL_HOME or SHOAL_STATE_URL to another store"
+                    )
                 databases.upgrade(connection)
 
     @contextmanager
