@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import math
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -84,6 +85,34 @@ def positive_or_all(meaning: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+_MEMORY_UNITS = {
+    **{"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12},
+    **{"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40},
+}
+
+
+def memory_bytes(amount: str) -> int:
+    """Return an amount of memory as Kubernetes writes it, such as 16Gi, in bytes.
+
+    Raises:
+        ValueError: The text is no such amount, or the amount is 0.
+    """
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMGT]i?|Ki)?", amount)
+    size = math.floor(float(found[1]) * _MEMORY_UNITS[found[2] or ""]) if found else 0
+    if not size:
+        raise ValueError(f'"{amount}" is not an amount of memory: write it as 16Gi or 16G')
+    return size
+
+
+def _checked_memory(amount: str) -> str:
+    memory_bytes(amount)
+    return amount
+
+
+Memory = Annotated[str, AfterValidator(_checked_memory)]
+"""Type of an option with an amount of memory; see :func:`memory_bytes`."""
 
 
 _DURATION = re.compile(r"(\d{1,6})\s*([hdw])")

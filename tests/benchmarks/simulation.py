@@ -40,10 +40,10 @@ from shoal.jobs.status import store_mark
 from shoal.os_processes import ProcessId
 from shoal.pool import reconciling
 from shoal.pool.api import list_pools
-from shoal.pool.backends import BACKENDS
 from shoal.pool.backends.interface import Arrival, NodeRef, PoolRef, Seen
 from shoal.pool.backends.local.backend import LocalBackend
 from shoal.pool.journal.rows import retain
+from shoal.pool.options.local import LocalOptions
 from shoal.pool.reconciling import KeptReadings, reconcile
 from shoal.pool.spec import PoolSpec
 from shoal.reconciler import LostJobs
@@ -223,7 +223,7 @@ def grown(name: str, largest: int) -> list[list[str]]:
     for size in sizes:
         with tempfile.TemporaryDirectory(prefix="si-") as folder, pytest.MonkeyPatch.context() as patch:
             patch.setenv("SHOAL_HOME", folder)
-            patch.setitem(BACKENDS, "local", FakeBackend)
+            patch.setattr(LocalOptions, "backend_class", f"{__name__}:FakeBackend")
             patch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
             clock = clocks.installed(patch)
             world = World(replace(Load(), **{name: size}), clock)

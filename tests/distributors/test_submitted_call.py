@@ -45,7 +45,7 @@ from shoal.jobs.reconcile.rounds import Waiter
 from shoal.jobs.submission import fingerprint
 from shoal.pool.api import list_pools
 from shoal.pool.backends.local.gpus import ALL
-from shoal.pool.options import is_pool_name
+from shoal.pool.options.base import is_pool_name
 from shoal.pool.reconciling import reconcile
 from shoal.secrets.redaction import redact_value
 from shoal.state import Store

@@ -22,9 +22,8 @@ from tests.support.pool_processes import folders, node_rows
 from tests.support.waiting import wait_until
 
 SCALE = """
-from shoal.pool.backends import BACKENDS
-from tests.support.tiny_backend import TinyBackend
-BACKENDS["local"] = TinyBackend
+from shoal.pool.options.local import LocalOptions
+LocalOptions.backend_class = "tests.support.tiny_backend:TinyBackend"
 from shoal.pool import reconciling
 from shoal.pool.api import ComputePool
 reconciling.ensure_running = lambda: None

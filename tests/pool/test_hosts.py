@@ -17,8 +17,8 @@ from shoal import ComputePool, jobs
 from shoal.data import DataConnector
 from shoal.errors import JobFailedError, ScaleError
 from shoal.jobs import JobSpec
-from shoal.pool.backends import BACKENDS
 from shoal.pool.backends.local.backend import node_folder
+from shoal.pool.options.local import LocalOptions
 from shoal.state.schema import Node, NodeState
 from shoal.training.demand import XGBScalingConfig
 from shoal.training.run_config import RunConfig
@@ -43,7 +43,7 @@ def spread(possible) -> Iterator[ComputePool]:
     """A pool whose every node has a host of its own, also the ones that come later, and a reconciler here."""
     with new_home(), pytest.MonkeyPatch.context() as patch, hosts(8) as there:
         hosts_backend.use(there)
-        patch.setitem(BACKENDS, "local", hosts_backend.HostsBackend)
+        patch.setattr(LocalOptions, "backend_class", f"{hosts_backend.__name__}:HostsBackend")
         patch.setattr("shoal.pool.reconciling.ensure_running", hosts_backend.ensure_running)
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         pool = ComputePool("local://hosts?max_nodes=4")

@@ -290,9 +290,8 @@ def test_an_interrupt_rolls_back(up):
     script = "from shoal.pool.api import ComputePool; ComputePool('tiny').scale(3)"
     prelude = (
         "from shoal.pool import reconciling; reconciling.ensure_running = lambda: None\n"
-        "from shoal.pool.backends import BACKENDS\n"
-        "from tests.support.tiny_backend import TinyBackend\n"
-        "BACKENDS['local'] = TinyBackend\n"
+        "from shoal.pool.options.local import LocalOptions\n"
+        "LocalOptions.backend_class = 'tests.support.tiny_backend:TinyBackend'\n"
     )
     process = subprocess.Popen([sys.executable, "-c", prelude + script], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: len(node_rows()) == 3, "its intents")

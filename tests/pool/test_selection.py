@@ -11,7 +11,7 @@ from shoal.kinds.task_spec import spec_of
 from shoal.os_processes import ProcessId, host_id, hostname
 from shoal.pool import bound_host
 from shoal.pool.api import ComputePool
-from shoal.pool.options import is_pool_name
+from shoal.pool.options.base import is_pool_name
 from shoal.pool.selection import defined_pool, which_pool
 from shoal.pool.spec import PoolSpec, pool_name_of
 from shoal.state import Store

@@ -21,7 +21,7 @@ _PREPARE = """
 import os, signal
 from shoal.errors import ShoalError
 from shoal.pool.api import ComputePool
-from shoal.pool.backends import BACKENDS
+from shoal.pool.options.local import LocalOptions
 from shoal.pool import reconciling
 from tests.support.tiny_backend import TinyBackend
 
@@ -35,7 +35,7 @@ class Pausing(TinyBackend):
             super().start(pool, [node])
 
 pause_before_start = False
-BACKENDS["local"] = Pausing
+LocalOptions.backend_class = "__main__:Pausing"
 pool = ComputePool("tiny", holder="test:paused")
 
 def ask(what):

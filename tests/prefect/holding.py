@@ -14,14 +14,13 @@ from prefect.runtime import flow_run
 from shoal.jobs import cleanup
 from shoal.pool import reconciling
 from shoal.pool.api import ComputePool
-from shoal.pool.backends import BACKENDS
+from shoal.pool.options.local import LocalOptions
 from shoal.prefect import clean_up_run, distributed_train, job_task, pool_lease
 from shoal.state import home
 from tests.support import waiting_jobs
-from tests.support.tiny_backend import TinyBackend
 
 # In the process of a run too, which loads this file; a test must not import it.
-BACKENDS["local"] = TinyBackend
+LocalOptions.backend_class = "tests.support.tiny_backend:TinyBackend"
 reconciling.ensure_running = lambda: None
 job_task.submit = waiting_jobs.submit
 cleanup.settle_jobs = lambda _: []  # it would start the jobs

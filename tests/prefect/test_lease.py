@@ -466,12 +466,11 @@ def test_outside_of_a_run_it_says_what_to_use(home):
 _KILLED = """
 import os, signal
 from prefect import flow, task, unmapped
-from shoal.pool.backends import BACKENDS
+from shoal.pool.options.local import LocalOptions
 from shoal.pool import reconciling
 from shoal.prefect import pool_lease
-from tests.support.tiny_backend import TinyBackend
 
-BACKENDS["local"] = TinyBackend
+LocalOptions.backend_class = "tests.support.tiny_backend:TinyBackend"
 reconciling.ensure_running = lambda: None
 
 @flow

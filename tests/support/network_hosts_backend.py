@@ -14,10 +14,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from shoal.pool import reconciling
-from shoal.pool.backends import BACKENDS
 from shoal.pool.backends.interface import NodeRef, PoolRef
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import LocalBackend, inherited_environment, log_path, node_environment
+from shoal.pool.options.local import LocalOptions
 from shoal.reconciler import LostJobs
 from shoal.state import home
 from shoal.state.home import subfolder
@@ -70,6 +70,6 @@ def _list() -> Path:
 
 
 if __name__ == "__main__":
-    BACKENDS["local"] = HostsBackend
+    LocalOptions.backend_class = f"{__name__}:HostsBackend"
     os.chdir("/")
     reconciling.run(watch=LostJobs().look)

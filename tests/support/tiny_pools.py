@@ -9,10 +9,10 @@ import pytest
 
 from shoal.distributors.call_pool import end_embedded_pools
 from shoal.pool.api import ComputePool, list_pools
-from shoal.pool.backends import BACKENDS
 from shoal.pool.backends.interface import NodeRef, PoolRef
 from shoal.pool.backends.local.backend import log_path, node_environment
 from shoal.pool.holder import ALL_TEAMS
+from shoal.pool.options.local import LocalOptions
 from tests.support import ROOT, fork_server
 from tests.support.homes import STORES
 from tests.support.pool_processes import nothing_left
@@ -39,7 +39,7 @@ def forked_supervisors() -> Iterator[str]:
 @pytest.fixture
 def tiny(fresh_home, forked_supervisors, monkeypatch):
     """Pools of tiny nodes, without the detached reconciler: whoever acts or sweeps does it all."""
-    monkeypatch.setitem(BACKENDS, "local", ForkingTinyBackend)
+    monkeypatch.setattr(LocalOptions, "backend_class", f"{__name__}:ForkingTinyBackend")
     monkeypatch.setattr("shoal.pool.reconciling.ensure_running", lambda: None)
     monkeypatch.setattr("shoal.pool.scaling_plan.SPAWN_GRACE", 2.0)  # a tiny supervisor claims its row within a second
     monkeypatch.setenv(fork_server.ADDRESS, forked_supervisors)

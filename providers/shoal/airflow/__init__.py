@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 CONNECTION_TYPE = "compute_pool"
 HOOK_NAME = "Compute pool"
@@ -61,7 +61,7 @@ def get_provider_info() -> dict[str, Any]:
 def _pool_fields() -> dict[str, Any]:
     """Return the fields of Airflow's connection form: one for each pool option that a connection's extra may
     contain."""
-    from shoal.pool.options import BackendName
+    from shoal.pool.options import OPTIONS
     from shoal.pool.spec import PoolSpec
 
     fields = {
@@ -74,5 +74,5 @@ def _pool_fields() -> dict[str, Any]:
         for name, field in PoolSpec.model_fields.items()
         if name != "name"  # The pool's name is in the connection's host field.
     }
-    fields["backend"]["schema"] = {"type": ["string", "null"], "enum": [*get_args(BackendName), None]}
+    fields["backend"]["schema"] = {"type": ["string", "null"], "enum": [*OPTIONS, None]}
     return fields

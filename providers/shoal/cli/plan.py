@@ -11,7 +11,7 @@ from shoal.cli import output
 from shoal.cli.jobs import read_spec
 
 if TYPE_CHECKING:
-    from shoal.training.boosting.training_plan import PlannedSize
+    from shoal.training.sizing.plan import PlannedSize
 
 
 def plan(
@@ -58,7 +58,7 @@ def plan(
 
 
 def _row(size: PlannedSize) -> tuple[object, ...]:
-    from shoal.training.boosting.training_plan import shown
+    from shoal.training.sizing.plan import shown
     from shoal.training.sizing.worker_memory import mib
 
     disk = f" ({mib(size.disk_bytes)})" if size.disk_bytes else ""

@@ -10,7 +10,7 @@ import typer
 
 from shoal.cli import output
 from shoal.errors import InvalidArgumentError, PoolNotFoundError
-from shoal.pool.options import is_pool_name
+from shoal.pool.options.base import is_pool_name
 from shoal.pool.spec import AUTO
 from shoal.pool.timeouts import RETIRE_WITHIN, ROLLBACK_AFTER
 

@@ -444,7 +444,7 @@ class DataConnector:
             what = "sql" if spec.sql is not None else spec.format
             raise InvalidArgumentError(
                 f"the {what} of a dataset spec can be read only by a job: submit the spec as a job, use "
-                f"DataConnector.from_{what}, or, to plan its training set, give the number of rows"
+                f"DataConnector.from_{what}, or, to plan a training with XGBoost or LightGBM, give the number of rows"
             )
         kind = ShardedDataConnector if spec.sharded else DataConnector
         source = ParquetSource(spec.files, (), spec.filters, lister=lister_of(spec))

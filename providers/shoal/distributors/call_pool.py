@@ -21,7 +21,7 @@ from shoal.pool.api import ComputePool
 from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.gpus import ALL, Gpu, gpu_turn, look, may_be_contended
 from shoal.pool.holder import job_holder
-from shoal.pool.options import is_pool_name
+from shoal.pool.options.base import is_pool_name
 from shoal.pool.selection import defined_pool, which_pool
 from shoal.pool.spec import PoolSpec, pool_name_of
 from shoal.pool.status import NodeStatus

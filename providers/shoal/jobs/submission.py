@@ -37,7 +37,7 @@ from shoal.pool.backends import versions
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import asking_team, python_holder, require_team, stored_team
 from shoal.pool.journal import usage
-from shoal.pool.options import is_pool_name
+from shoal.pool.options.base import is_pool_name
 from shoal.pool.selection import is_embedded, which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.pool.waiting import end_if_abandoned

@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from shoal.errors import shown
 from shoal.os_processes import host_id, hostname
-from shoal.pool.options import is_pool_name
+from shoal.pool.options.base import is_pool_name
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.home import home, is_own_store, store_tag, subfolder, write_file

@@ -17,7 +17,8 @@ from typing import Protocol
 from urllib.parse import urlsplit
 
 from shoal.errors import InvalidArgumentError, NoTokenError
-from shoal.pool.options import OPTIONS, is_loopback
+from shoal.pool.options import options_of
+from shoal.pool.options.base import is_loopback
 from shoal.pool.spec import PoolSpec
 from shoal.state.home import home, store_tag, subfolder, write_file
 
@@ -204,7 +205,7 @@ def check_token(spec: PoolSpec, owner: str, field: str) -> None:
     Raises:
         InvalidArgumentError: The pool is no ray:// pool, or already has a token file.
     """
-    if "token_file" not in OPTIONS[spec.backend].model_fields:
+    if "token_file" not in options_of(spec.backend).model_fields:
         raise InvalidArgumentError(
             f"{owner} has a {field}, which is allowed only for ray:// pools, as the token of the Ray cluster: remove "
             f"the {field}, because a {spec.backend}:// pool creates its own tokens"

@@ -37,7 +37,7 @@ from shoal.errors import PoolNotFoundError, StoreError
 from shoal.os_processes import ProcessId, python_command
 from shoal.own_pauses import waited_since
 from shoal.pool import bound_host
-from shoal.pool.backends import BACKENDS, backend_of
+from shoal.pool.backends import all_backends, backend_of
 from shoal.pool.backends.interface import Backend, NodeRef, PoolRef, Seen
 from shoal.pool.backends.local.backend import inherited_environment
 from shoal.pool.backends.local.processes import spawn_detached
@@ -260,8 +260,7 @@ def left_over(store: Store) -> list[tuple[Backend, str]]:
     """Return the nodes that have processes or files on this host, but no row in the store."""
     # The nodes' folders are listed before the rows are read. A node's row is written before its folder is created. So a
     # listed folder without a row does not belong to a node that is about to start, and can be removed.
-    backends = [make() for make in BACKENDS.values()]
-    found = [(backend, node_id) for backend in backends for node_id in backend.existing()]
+    found = [(backend, node_id) for backend in all_backends() for node_id in backend.existing()]
     with store.reading() as session:
         known = set(session.scalars(select(Node.id)))
     return [(backend, node_id) for backend, node_id in found if node_id not in known]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import parse_qsl, quote
 
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, create_model, field_validator, model_validator
 
 from shoal.errors import InvalidArgumentError, shown
-from shoal.option_validation import Settings, unknown_value
-from shoal.pool.options import NAME_RULE, OPTIONS, LocalOptions, PoolFields, is_pool_name, url_parts
+from shoal.option_validation import Settings
+from shoal.pool.options import OPTIONS, options_of
+from shoal.pool.options.base import NAME_RULE, is_pool_name, url_parts
+from shoal.pool.options.kuberay import KubeRayOptions
+from shoal.pool.options.local import LocalOptions
+from shoal.pool.options.ray import RayOptions
 from shoal.pool.timeouts import ROLLBACK_AFTER
 from shoal.secrets.redaction import redact_address
 
@@ -36,6 +41,17 @@ def pool_name_of(text: str) -> str:
     return f"{name[:31].rstrip('-')}-{digest}".lstrip("-")
 
 
+class PoolFields(KubeRayOptions, RayOptions, LocalOptions):
+    """Fields that `PoolSpec` and the Prefect block `ComputePool` have in common: the options of shoal's own backends,
+    because they are stored, and given in forms, as one flat object."""
+
+    backend: Literal["local", "ray", "kuberay"] = Field(
+        default="local",
+        description="Place where the nodes run: `local` is this machine, `ray` is an existing Ray cluster, `kuberay` "
+        "is a Ray cluster on Kubernetes whose size KubeRay's operator changes.",
+    )
+
+
 class PoolSpec(PoolFields, Settings):
     """Settings of a pool: its name, the place where its nodes run, and the number and size of the nodes.
 
@@ -50,12 +66,11 @@ class PoolSpec(PoolFields, Settings):
             raise ValueError("true and false are not allowed as values of this option: give a number or a text")
         return value
 
-    @field_validator(
-        "idle_timeout", *(PoolFields.model_fields.keys() - LocalOptions.model_fields.keys()), mode="before"
-    )
+    @field_validator("*", mode="before")
     @classmethod
-    def _none(cls, value: Any) -> Any:
-        return None if isinstance(value, str) and value.lower() == "none" else value
+    def _none(cls, value: Any, info: ValidationInfo) -> Any:
+        may_be_none = info.field_name == "idle_timeout" or info.field_name not in LocalOptions.model_fields
+        return None if may_be_none and isinstance(value, str) and value.lower() == "none" else value
 
     @field_validator("idle_timeout", mode="before")
     @classmethod
@@ -68,7 +83,7 @@ class PoolSpec(PoolFields, Settings):
             raise ValueError(f'"{self.name}" is not a valid pool name: {NAME_RULE}')
         if self.min_nodes > self.max_nodes:
             raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}: change one of the two")
-        own = OPTIONS[self.backend]
+        own = options_of(self.backend)
         for kind, options in OPTIONS.items():
             others = options.model_fields.keys() - own.model_fields.keys() - LocalOptions.model_fields.keys()
             if given := [name for name in options.model_fields if name in others and getattr(self, name) is not None]:
@@ -90,7 +105,14 @@ class PoolSpec(PoolFields, Settings):
         """
         if isinstance(source, PoolSpec):
             return source
-        return super().parse(_fields_of_uri(source) if isinstance(source, str) else source)
+        fields = _fields_of_uri(source) if isinstance(source, str) else source
+        return super(PoolSpec, _class_of(fields)).parse(fields)
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """Build a spec from its fields, such as those in the store."""
+        own = _class_of(obj) if cls is PoolSpec and isinstance(obj, Mapping) else cls
+        return super(PoolSpec, own).model_validate(obj, **options)  # type: ignore[return-value]
 
     def check_size(self, size: int, name: str, *, is_up: bool = False) -> None:
         """Raise an error if a requested number of nodes is above the pool's `max_nodes`.
@@ -130,10 +152,23 @@ class PoolSpec(PoolFields, Settings):
     @property
     def uri(self) -> str:
         """Return the URI from which :meth:`parse` builds this spec."""
-        place = OPTIONS[self.backend].place
+        place = options_of(self.backend).place
         given = self.model_dump(exclude_defaults=True, exclude={"backend", *place})
         query = "&".join(f"{key}={_in_uri(value)}" for key, value in given.items())
         return f"{self.backend}://{'/'.join(getattr(self, name) for name in place)}" + (f"?{query}" if query else "")
+
+
+def _class_of(fields: Mapping[str, Any]) -> type[PoolSpec]:
+    """Return `PoolSpec`, or its subclass with the options of another package's backend."""
+    backend = fields.get("backend", "local")
+    return PoolSpec if backend in OPTIONS or not isinstance(backend, str) else _with_options_of(backend)
+
+
+@functools.cache
+def _with_options_of(backend: str) -> type[PoolSpec]:
+    bases: Any = (options_of(backend), PoolSpec)
+    found: type[PoolSpec] = create_model(f"PoolSpec_{backend}", __base__=bases, backend=(str, backend))
+    return found
 
 
 def _in_uri(value: Any) -> str:
@@ -253,11 +288,10 @@ def _fields_of_uri(uri: str) -> dict[str, Any]:
         raise InvalidArgumentError(
             f'"{redact_address(uri)}" is not a pool URI: write, for example, local://retrain?max_nodes=4'
         )
-    if parts.scheme not in OPTIONS:
-        raise InvalidArgumentError(
-            f'"{redact_address(uri)}": {unknown_value("backend", parts.scheme, " or ".join(map(repr, OPTIONS)))}'
-        )
-    place = OPTIONS[parts.scheme].place
+    try:
+        place = options_of(parts.scheme).place
+    except InvalidArgumentError as error:
+        raise InvalidArgumentError(f'"{redact_address(uri)}": {error}') from None
     path = parts.path.strip("/")
     given = [parts.netloc, *(path.split("/") if path else ())]
     if len(given) != len(place) or parts.fragment or "@" in parts.netloc or ":" in parts.netloc:

@@ -14,8 +14,7 @@ from shoal.installation import address
 from shoal.pool import api
 from shoal.pool.endpoint import check_token, with_token
 from shoal.pool.holder import Ancestors
-from shoal.pool.options import PoolFields
-from shoal.pool.spec import PoolSpec, is_uri, refuse_definition
+from shoal.pool.spec import PoolFields, PoolSpec, is_uri, refuse_definition
 
 _ONLY_IN_BLOCKS = frozenset(
     ("team", "token", "block_type_slug", "_block_document_id", "_block_document_name", "_is_anonymous")

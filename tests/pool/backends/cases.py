@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from shoal.os_processes import ProcessId
-from shoal.pool.backends import BACKENDS
+from shoal.pool.backends import backend_of
 from shoal.pool.backends.interface import Backend
 from shoal.pool.backends.local import processes
 from shoal.pool.backends.local.backend import node_folder
@@ -39,7 +39,7 @@ class Case(Protocol):
 
 
 def backend(case: Case) -> Backend:
-    return BACKENDS[PoolSpec.parse(case.uri).backend]()
+    return backend_of(PoolSpec.parse(case.uri))
 
 
 @dataclass

@@ -10,8 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from shoal import errors
-from shoal.pool.options import PoolFields
-from shoal.pool.spec import LeaseOptions, ScaleOptions
+from shoal.pool.spec import LeaseOptions, PoolFields, ScaleOptions
 from tests.support.reference.specs import fields, on_page
 from tests.support.reference.texts import arguments, cell, default, entries, paragraph, plain, section, signature, table
 

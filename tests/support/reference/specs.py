@@ -52,7 +52,8 @@ def on_page() -> list[type[Settings]]:
 
 def pools_page() -> str:
     """Return the page of the options of pools, and of scaling and leases."""
-    from shoal.pool.options import OPTIONS, PoolOptions
+    from shoal.pool.options import OPTIONS
+    from shoal.pool.options.base import PoolOptions
     from shoal.pool.spec import LeaseOptions, ScaleOptions
 
     of_all = PoolOptions.model_fields

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, JsonValue, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.register import Register
 from shoal.jobs.spec import AnyJobSpec
-from shoal.option_validation import later_option
+from shoal.option_validation import Memory, later_option
 from shoal.training.demand import GangDemand
 from shoal.training.pytorch.program import is_name
 from shoal.training.pytorch.request import FunctionRequest
-from shoal.training.sizing.node_memory import bytes_of
 
 _EVALUATION_NAMES = ("eval", "holdout", "test", "val")
 
@@ -27,11 +26,6 @@ def is_training_data(name: str) -> bool:
     shoal does not know how a training function uses its datasets, so it decides by the name.
     """
     return not name.lower().startswith(_EVALUATION_NAMES)
-
-
-def _checked_amount(amount: str) -> str:
-    bytes_of(amount)
-    return amount
 
 
 class FunctionRegister(Register):
@@ -111,7 +105,7 @@ class FunctionJobSpec(FunctionRequest, AnyJobSpec):
         "sets this field. None: a `Response`, which has the metrics and the model folder, too.",
     )
 
-    memory_per_worker: Annotated[str, AfterValidator(_checked_amount)] | None = later_option(
+    memory_per_worker: Memory | None = later_option(
         None,
         description="Memory that each worker needs, with its model, such as 4Gi: `shoal plan` counts it. None: that of "
         "the last run of the job.",

@@ -19,12 +19,14 @@ from shoal.jobs.spec import AnyJobSpec, is_spec
 from shoal.kinds.function.spec import FunctionJobSpec
 from shoal.kinds.training.spec import JobSpec
 from shoal.lazy_imports import pa
+from shoal.option_validation import memory_bytes
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Job, JobState, Node
-from shoal.training.boosting.training_plan import NOTHING_LEARNED, Learned, TrainingPlan, plan_training
+from shoal.training.boosting.training_plan import NOTHING_LEARNED, Learned, plan_training
 from shoal.training.pytorch.function_plan import plan_function
-from shoal.training.sizing.node_memory import NodeMemory, bytes_of, node_memory
+from shoal.training.sizing.node_memory import NodeMemory, node_memory
+from shoal.training.sizing.plan import TrainingPlan
 
 
 def plan(
@@ -65,7 +67,7 @@ def plan(
     node = memory_of(settings, memory_per_node, registers=job.register_as is not None)
     if isinstance(job, FunctionJobSpec) and rows is None:
         refuse_gpus(job, settings)
-        known = bytes_of(job.memory_per_worker) if job.memory_per_worker else _memory_of_last_run(job)
+        known = memory_bytes(job.memory_per_worker) if job.memory_per_worker else _memory_of_last_run(job)
         return plan_function(job, node, known, cpus=settings.cpus_per_node, most_nodes=settings.max_nodes)
     training = plannable(job, settings)
     if rows is None:
@@ -155,7 +157,7 @@ def memory_of(pool: PoolSpec, given: str | None = None, *, registers: bool = Fal
     """
     if given is not None:
         try:
-            return NodeMemory(bytes_of(given), False, f"memory_per_node={given}")
+            return NodeMemory(memory_bytes(given), False, f"memory_per_node={given}")
         except ValueError as error:
             raise InvalidArgumentError(f"memory_per_node: {error}") from None
     with Store().reading() as session:

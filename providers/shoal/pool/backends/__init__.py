@@ -3,35 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pkgutil
 
 from shoal.pool.backends.interface import Backend
-from shoal.pool.options import BackendName
+from shoal.pool.options import backend_names, options_of
 from shoal.pool.spec import PoolSpec
-
-
-def _local() -> Backend:
-    from shoal.pool.backends.local.backend import LocalBackend
-
-    return LocalBackend()
-
-
-def _ray() -> Backend:
-    from shoal.pool.backends.ray.backend import RayBackend
-
-    return RayBackend()
-
-
-def _kuberay() -> Backend:
-    from shoal.pool.backends.kuberay.backend import KubeRayBackend
-
-    return KubeRayBackend()
-
-
-BACKENDS: dict[BackendName, Callable[[], Backend]] = {"local": _local, "ray": _ray, "kuberay": _kuberay}
-"""Functions that create the backends. Each imports its backend only for its pools."""
 
 
 def backend_of(spec: PoolSpec) -> Backend:
     """Return the backend of a pool."""
-    return BACKENDS[spec.backend]()
+    return _made(spec.backend)
+
+
+def all_backends() -> list[Backend]:
+    """Return the backends of shoal and of all other installed packages."""
+    return [_made(name) for name in backend_names()]
+
+
+def _made(name: str) -> Backend:
+    backend: Backend = pkgutil.resolve_name(options_of(name).backend_class)()
+    return backend

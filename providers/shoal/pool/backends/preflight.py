@@ -53,14 +53,10 @@ def preflight(spec: PoolSpec, artifact_location: str | None = None) -> list[Find
     Raises:
         PoolUnreachableError: The cluster does not answer, or cannot run the job.
     """
-    runner = backend_of(spec).script_runner(spec)
-    job = f"shoal-preflight-{spec.name}-{time.time_ns()}"
+    order = {"pool": spec.name, "artifact_location": artifact_location, "libraries": _LIBRARIES}
     before = time.time()
-    runner.submit(job, _JOB, {"pool": spec.name, "artifact_location": artifact_location, "libraries": _LIBRARIES})
-    answer = runner.answer(job)
-    after = time.time()
-    runner.forget(job)
-    return judge(answer, versions.mine(), artifact_location, before, after)
+    answer = backend_of(spec).script_runner(spec).run("preflight", _JOB, order)
+    return judge(answer, versions.mine(), artifact_location, before, time.time())
 
 
 def preflight_once(spec: PoolSpec) -> list[Finding]:

@@ -329,6 +329,10 @@ else `python`. The script imports nothing from the head's current folder. The va
 old Python would refuse, so that the preflight check can name the version."""
 
 
+class _ScriptError(PoolUnreachableError):
+    """The cluster could not run a script to its end."""
+
+
 class ScriptRunner:
     """Runner of scripts on one Ray cluster.
 
@@ -348,6 +352,22 @@ class ScriptRunner:
         self._pool = pool
         self._gcs = gcs
 
+    def run(self, what: str, script: Path, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Run a script that changes nothing, and return its answer. If it fails, it runs once more, because on a busy
+        head Ray may fail to start a job."""
+
+        def answer() -> dict[str, Any]:
+            job_id = f"shoal-{what}-{self._pool}-{time.time_ns()}"
+            self.submit(job_id, script, order)
+            found = self.answer(job_id)
+            self.forget(job_id)
+            return found
+
+        try:
+            return answer()
+        except _ScriptError:
+            return answer()
+
     def submit(self, job_id: str, script: Path, order: Mapping[str, Any]) -> None:
         """Start a script as a Ray job with the id `job_id`, unless the cluster already has a job with this id."""
         argv = ["sh", "-c", _RUN, script.read_text(), json.dumps({"gcs": self._gcs, **order})]
@@ -359,7 +379,7 @@ class ScriptRunner:
         if status != "SUCCEEDED":
             job = self._head.status(job_id)  # says why a script without a log was not run
             reason = last_line(log if log.strip() or job is None else job.message or "")
-            raise PoolUnreachableError(
+            raise _ScriptError(
                 f"shoal's job on {self._cluster} ended with status {status}: {reason} (the cluster's dashboard shows "
                 "the whole log)"
             )

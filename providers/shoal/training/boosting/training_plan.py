@@ -4,8 +4,8 @@ of its files."""
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.data.connector import DataConnector
 from shoal.errors import CapacityError, DataError
@@ -13,42 +13,15 @@ from shoal.training.boosting.library import library_of
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.rows import shard_datasets
-from shoal.training.boosting.worker_fit import MARGIN, Verdict, advice, fit_worker
+from shoal.training.boosting.worker_fit import advice, fit_worker
 from shoal.training.cluster import Node
 from shoal.training.sizing.constants import IDLE_BYTES
 from shoal.training.sizing.node_memory import NodeMemory
-from shoal.training.sizing.worker_memory import mib
+from shoal.training.sizing.plan import MARGIN, PlannedSize, TrainingPlan, tried_sizes
 
 if TYPE_CHECKING:
     from shoal.training.boosting.request import TrainRequest
     from shoal.training.gang.placement import GangShape
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedSize:
-    """Prediction for one number of nodes.
-
-    Args:
-        nodes: Number of nodes.
-        workers: Number of workers.
-        rows: Rows of the largest worker.
-        peak_bytes: Predicted peak of the memory of each worker.
-        room_bytes: Memory that each worker can have.
-        verdict: Whether the training fits; see `worker_fit.Verdict`.
-        terms: Terms of the peak in bytes, the largest first.
-        disk_bytes: Size of the quantised rows on disk of each worker; 0 if they are in memory.
-        advice: What helps if the verdict is ``no``; empty otherwise.
-    """
-
-    nodes: int
-    workers: int
-    rows: int
-    peak_bytes: int
-    room_bytes: int
-    verdict: Verdict
-    terms: dict[str, int]
-    disk_bytes: int = 0
-    advice: str = ""
 
 
 class Learned(NamedTuple):
@@ -64,69 +37,6 @@ class Learned(NamedTuple):
 
 
 NOTHING_LEARNED = Learned()
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPlan:
-    """Predicted memory of a training on several sizes of a pool.
-
-    Args:
-        framework: The library.
-        rows: Number of training rows.
-        features: Number of feature columns.
-        node: Memory of a node.
-        sizes: Predictions, by the number of nodes.
-        scale: Factor of the predicted memory above the idle process, from earlier trainings of the model.
-        note: Sentence about what the prediction does not contain.
-    """
-
-    framework: str
-    rows: int
-    features: int
-    node: NodeMemory
-    sizes: tuple[PlannedSize, ...]
-    scale: float = 1.0
-    note: str = ""
-
-    @property
-    def chosen(self) -> PlannedSize | None:
-        """Smallest size on which the training fits with a reserve; else the smallest one on which XGBoost trains from
-        disk; None if it fits on no size."""
-        by_verdict = {size.verdict: size for size in reversed(self.sizes)}
-        return by_verdict.get("fits") or by_verdict.get("disk")
-
-    def reasoning(self) -> str:
-        """Return one sentence: the chosen size and why."""
-        what = f"{self.framework} on {self.rows:,} rows x {self.features:,} features"
-        if self.scale != 1.0:
-            what += f" (predictions x {self.scale:.2f}, as the model's last jobs measured)"
-        size = self.chosen
-        if size is None:
-            last = self.sizes[-1]
-            return (
-                f"{what} fits on no size up to {last.nodes} node(s): a worker needs {mib(last.peak_bytes)} "
-                f"({shown(last.terms)}) and can have {mib(last.room_bytes)}; {last.advice}{self.note}"
-            )
-        disk = f", with {mib(size.disk_bytes)} of quantised rows on its disk" if size.verdict == "disk" else ""
-        return (
-            f"{what} needs {size.nodes} node(s): each of {size.workers} worker(s) needs {mib(size.peak_bytes)}{disk} "
-            f"({shown(size.terms)}) and can have {mib(size.room_bytes)} ({self.node.source}){self.note}"
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data."""
-        chosen = self.chosen
-        return {**asdict(self), "chosen": None if chosen is None else chosen.nodes, "reasoning": self.reasoning()}
-
-
-def shown(terms: dict[str, int]) -> str:
-    """Return the largest terms as text."""
-    return ", ".join(f"{name} {mib(size)}" for name, size in [*terms.items()][:3])
-
-
-def tried_sizes(most_nodes: int) -> list[int]:
-    """Return 1, 2, 4 … nodes up to a largest number, and this number."""
-    return sorted({*(2**i for i in range(most_nodes.bit_length())), most_nodes})
 
 
 def plan_training(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from shoal.boosting_libraries import BOOSTING_LIBRARIES, loaded
 from shoal.data.ingest import ArrowIngester
@@ -16,6 +16,7 @@ from shoal.errors import DataError, OutOfMemoryError
 from shoal.training.boosting.messages import Part, Task
 from shoal.training.boosting.worker_load import FLOAT32_BYTES, stored_row_bytes, worker_load
 from shoal.training.host import memory
+from shoal.training.sizing.plan import MARGIN, Verdict, verdict_of
 from shoal.training.sizing.worker_memory import WorkerMemory, mib, worker_memory
 
 if TYPE_CHECKING:
@@ -32,14 +33,6 @@ _LONG_GROUP = 5_000
 """Number of rows of a row group below which it is expensive to decode, because each column of a row group has a fixed
 cost. Decoding takes 0.4 s per 100 MB if each row group has 5,000 rows, and 0.6 to 0.8 s with 1,400 rows (28 and 1,000
 columns)."""
-
-
-Verdict = Literal["fits", "disk", "tight", "no"]
-"""``fits`` with a reserve of 15 %; ``disk`` with the same reserve, if XGBoost keeps the quantised rows on disk;
-``tight`` without the reserve, if possible on disk; ``no`` if the training does not fit."""
-
-MARGIN = 1.15
-"""Factor of the predicted memory that has to be free, because a prediction may be up to 15 % too low."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +60,8 @@ class WorkerFit:
     @property
     def verdict(self) -> Verdict:
         """Whether the worker has enough memory."""
-        need = self.memory.above_idle
-        if need > self.room:
-            return "no"
-        if MARGIN * need > self.room:
-            return "tight"
-        return "disk" if self.on_disk else "fits"
+        verdict = verdict_of(self.memory.above_idle, self.room)
+        return "disk" if self.on_disk and verdict == "fits" else verdict
 
 
 def fit_worker(

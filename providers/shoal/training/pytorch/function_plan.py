@@ -9,11 +9,10 @@ from shoal.data.connector import DataConnector
 from shoal.data.numpy_columns import dtype_of
 from shoal.data.shuffling import row_bytes, rows_of, shuffled_windows
 from shoal.errors import CapacityError
-from shoal.training.boosting.training_plan import PlannedSize, TrainingPlan, tried_sizes
-from shoal.training.boosting.worker_fit import MARGIN
 from shoal.training.cluster import Node
 from shoal.training.sizing.constants import IDLE_BYTES
 from shoal.training.sizing.node_memory import NodeMemory
+from shoal.training.sizing.plan import PlannedSize, TrainingPlan, tried_sizes, verdict_of
 
 if TYPE_CHECKING:
     from shoal.training.pytorch.request import FunctionRequest
@@ -66,7 +65,7 @@ def _planned(
         rows=max((each.num_rows() // (workers if each.sharded else 1) for each in inputs), default=0),
         peak_bytes=peak,
         room_bytes=room,
-        verdict="fits" if MARGIN * peak <= room else "tight" if peak <= room else "no",
+        verdict=verdict_of(peak, room),
         terms=dict(sorted(terms.items(), key=lambda term: -term[1])),
         advice="use larger nodes or fewer workers on each",
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 
+from shoal.option_validation import memory_bytes
 from shoal.pool.spec import PoolSpec
 from shoal.training.host import memory
 
@@ -18,7 +18,6 @@ their peak, each shared page counted once: 90 MiB without MLflow, 169 MiB with a
 REGISTERING_BYTES = 150 * 2**20
 """Further memory of a driver that registers its model, which imports scikit-learn and opens the champion before the
 workers start. Measured: 99 MiB, and up to 50 MiB of modules that the pool keeps for the next job."""
-_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _DEFAULT_POD = "4Gi"
 
 
@@ -56,18 +55,6 @@ def node_memory(pool: PoolSpec, reported_bytes: int = 0, *, registers: bool = Fa
         return NodeMemory(reported_bytes, False, "memory that Ray offers on each node")
     if pool.image is None:
         return None
-    limit = bytes_of(pool.memory_per_node or _DEFAULT_POD)
+    limit = memory_bytes(pool.memory_per_node or _DEFAULT_POD)
     usable = max(0, limit - RAY_BYTES - pool.object_store_mb * 10**6)
     return NodeMemory(usable, False, f"memory_per_node={pool.memory_per_node or _DEFAULT_POD} without Ray's own")
-
-
-def bytes_of(amount: str) -> int:
-    """Return an amount of memory as Kubernetes writes it, such as 16Gi, in bytes.
-
-    Raises:
-        ValueError: The text is no such amount.
-    """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMGT]i?|Ki)?", amount)
-    if found is None:
-        raise ValueError(f'"{amount}" is not an amount of memory: write it as 16Gi or 16G')
-    return math.floor(float(found[1]) * _UNITS[found[2] or ""])

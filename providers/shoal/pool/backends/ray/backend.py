@@ -9,7 +9,6 @@ row. If the cluster has a Ray autoscaler, the autoscaler ends idle nodes after s
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -93,18 +92,7 @@ class Cluster:
         known = self.autoscaling()
         if known is not None:
             return known
-        try:
-            answer = self._looked()
-        except PoolUnreachableError:  # On a busy head, Ray may fail to start a job.
-            answer = self._looked()
-        return answer["autoscaler"] is not None
-
-    def _looked(self) -> dict[str, Any]:
-        job = f"shoal-look-{self._spec.name}-{time.time_ns()}"
-        self.submit(job, {})
-        answer = self.scripts.answer(job)
-        self.forget(job)
-        return answer
+        return self.scripts.run("look", _AUTOSCALER_JOB, {})["autoscaler"] is not None
 
     def submit(self, job_id: str, order: Mapping[str, Any]) -> None:
         """Start the script `autoscaler_job.py` as a Ray job, unless the cluster already has a job with this id."""
