@@ -26,7 +26,7 @@ THEIRS = re.compile(r"```(py|diff)\n(.*?)```", re.DOTALL)
 
 FOUND = examples()
 
-DAGS = {"README.md:airflow": "dags/retrain.py", "airflow.md:airflow-dag": "dags/delays.py"}
+DAGS = {"README.md:airflow": "dags/retrain.py", "tutorial-airflow.md:airflow-dag": "dags/delays.py"}
 """Examples that are DAGs which run when they are called as programs, and the files in which a reader saves them."""
 
 SESSION = """
@@ -68,6 +68,8 @@ MIGRATING = sorted(page.name for page in (ROOT / "docs" / "migrating").iterdir()
 
 AFTER = {
     "prefect.md": "jobs.md",
+    "tutorial-prefect.md": "jobs.md",
+    "tutorial-migrating.md": "databricks.md",
     "prefect-deployments.md": "jobs.md",
     "airflow-messages.md": "airflow.md",
     "airflow-approvals.md": "airflow.md",
