@@ -482,6 +482,8 @@ class TestDriver:
             ({}, "the holdout lacks columns that the model needs: m"),
             ({"m": None}, 'the base_margin "m" is null in 9 of 9 rows'),
             ({"m": 1.0, "a": "text"}, 'column "a" is of type'),
+            # The name is wrong in the spec: the holdout is not to blame.
+            ({"label_col": "z"}, '/train has no column "z"; its columns are a, b, y, m'),
         ],
     )
     def test_a_holdout_that_the_model_could_not_predict_is_refused_before_training(
@@ -489,11 +491,16 @@ class TestDriver:
     ):
         trained: list[object] = []
         monkeypatch.setattr("shoal.training.boosting.engine.train", trained.append)
-        rows = pd.DataFrame({"a": 0.0, "b": 1.0, "y": np.arange(9.0)}).assign(**columns)
-        rows.to_parquet(tmp_path / "holdout.parquet")
+        wrong = {"label_col": columns.pop("label_col")} if "label_col" in columns else {}
+        rows = pd.DataFrame({"a": 0.0, "b": 1.0, "y": np.arange(9.0)})
+        (tmp_path / "train").mkdir()
+        rows.assign(a=0.5, m=1.0).to_parquet(tmp_path / "train" / "1.parquet")
+        rows.assign(**columns).to_parquet(tmp_path / "holdout.parquet")
         register = Register(model="m", metric="rmse", holdout=DataConnector.from_parquet(tmp_path / "holdout.parquet"))
+        dataset = DataConnector.from_parquet(tmp_path / "train").to_spec()
+        update = {"dataset": dataset, "base_margin_col": "m", "register_as": register, **wrong}
 
-        code, job = drive(store, spec.model_copy(update={"base_margin_col": "m", "register_as": register}))
+        code, job = drive(store, spec.model_copy(update=update))
 
         assert (code, trained) == (1, [])
         assert said in str(job.error)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.boosting_libraries import loaded
 from shoal.data import checks
+from shoal.data.filters import check_present
 from shoal.data.numpy_columns import encoded, to_matrix, to_vector
 from shoal.data.parquet.source import ParquetSource, group_starts
 from shoal.data.planning import RowRange, Shard
@@ -324,6 +325,13 @@ def checked_data(
         except DataError as exc:
             raise DataError(f'eval_set "{name}": {exc}') from exc
     return train, eval_sets
+
+
+def check_has_columns(request: TrainRequest, dataset: DataConnector) -> None:
+    """Raise DataError if the training set has no column of a name that the training gives."""
+    present = dataset.schema().names
+    for name in request.columns.names:
+        check_present(f"the dataset {dataset.source.place}", name, present)
 
 
 def check_features(request: TrainRequest, schema: pa.Schema, source: ParquetSource) -> None:

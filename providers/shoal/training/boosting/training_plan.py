@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from shoal.data.connector import DataConnector
-from shoal.errors import CapacityError, DataError
+from shoal.errors import CapacityError
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.params import UserCode
-from shoal.training.boosting.rows import shard_datasets
+from shoal.training.boosting.rows import check_has_columns, shard_datasets
 from shoal.training.boosting.worker_fit import advice, fit_worker
 from shoal.training.cluster import Node
 from shoal.training.sizing.constants import IDLE_BYTES
@@ -91,9 +91,7 @@ class _Planner:
         self, request: TrainRequest, node: NodeMemory, largest: GangShape, learned: Learned, train: DataConnector
     ) -> None:
         self.request, self.node, self.learned, self.train = request, node, learned, train
-        known = set(train.schema().names)
-        if missing := [name for name in request.columns.names if name not in known]:
-            raise DataError(f"the dataset {train.source.place} has no column {', '.join(missing)}: correct the spec")
+        check_has_columns(request, train)
         self.eval_sets = {
             name: train if spec == request.dataset else DataConnector.from_spec(spec)
             for name, spec in request.eval_set.items()
