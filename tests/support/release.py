@@ -22,6 +22,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from tests.benchmarks.__main__ import PAGE, stale_tables
 from tests.support import ROOT
 
 DIST = ROOT / "dist"
@@ -32,12 +33,12 @@ _UNKNOWN_LICENCE = "not installed here"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build what a release publishes.")
-    parser.add_argument("--draft", action="store_true", help="also while an address of the project is unset")
+    parser.add_argument("--draft", action="store_true", help="also while an address is unset or a benchmark is stale")
     parser.add_argument("--tools", type=Path, required=True, help="bin folder of the environment with the tools")
     parser.add_argument("--site", type=Path, required=True, help="folder of the site that `make docs` has made")
     args = parser.parse_args()
-    if unset := [label for label in ADDRESSES if label not in PROJECT["urls"]]:
-        print(f"pyproject.toml has no address {', '.join(unset)} in [project.urls]", file=sys.stderr)
+    if missing := _missing():
+        print("\n".join(missing), file=sys.stderr)
         if not args.draft:
             return 1
     if changed := _output("git", "status", "--porcelain"):
@@ -65,6 +66,16 @@ def main() -> int:
     (DIST / "SHA256SUMS").write_text("\n".join(sums) + "\n")
     print("\n".join(sums))
     return 0
+
+
+def _missing() -> list[str]:
+    """Return what a release needs and a draft does not, a sentence each."""
+    unset = [label for label in ADDRESSES if label not in PROJECT["urls"]]
+    said = [f"pyproject.toml has no address {', '.join(unset)} in [project.urls]"] if unset else []
+    return said + [
+        f"{PAGE}: the table {name} was not measured on this code. Run make bench ONLY={name} WRITE=1"
+        for name in stale_tables()
+    ]
 
 
 def _run(*command: str, **environment: str) -> None:

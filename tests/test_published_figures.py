@@ -1,0 +1,58 @@
+"""What the release checks of the published figures: tables of benchmarks are as new as the code that they measure."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.__main__ import BENCHMARKS, PAGE, stale_tables
+from tests.support import ROOT
+
+
+def _git(folder: Path, *command: str) -> str:
+    options = ("-c", "user.name=test", "-c", "user.email=test@localhost", "-c", "commit.gpgsign=false")
+    ran = subprocess.run(["git", *options, *command], cwd=folder, check=True, capture_output=True, text=True)
+    return ran.stdout.strip()
+
+
+def _commit(folder: Path, file: str, text: str) -> str:
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text(text)
+    _git(folder, "add", "--all")
+    _git(folder, "commit", "--quiet", "--message", file)
+    return _git(folder, "rev-parse", "--short", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository with the tables `pool_scaling` and `sql_rows`, which measure its first commit."""
+    _git(tmp_path, "init", "--quiet")
+    measured = _commit(tmp_path, "providers/shoal/pool/api.py", "")
+    page = "".join(
+        f"<!-- bench: {name} -->\n2026-12-01, commit {measured}, 2 CPUs\n\n| a |\n<!-- end -->\n"
+        for name in ("pool_scaling", "sql_rows")
+    )
+    _commit(tmp_path, str(PAGE), page)
+    return tmp_path
+
+
+def test_a_table_is_stale_after_a_change_of_the_code_that_it_measures(repository: Path):
+    assert stale_tables(repository) == []
+    _commit(repository, "providers/shoal/pool/api.py", "changed = True")
+    assert stale_tables(repository) == ["pool_scaling"]
+    _commit(repository, "tests/benchmarks/sql_rows.py", "changed = True")
+    assert stale_tables(repository) == ["pool_scaling", "sql_rows"]
+
+
+@pytest.mark.parametrize("commit", ["", "commit 0123456789, "])
+def test_a_table_is_stale_without_a_known_commit(repository: Path, commit: str):
+    _commit(repository, str(PAGE), f"<!-- bench: sql_rows -->\n2026-12-01, {commit}2 CPUs\n<!-- end -->\n")
+    assert stale_tables(repository) == ["sql_rows"]
+
+
+def test_benchmarks_measure_folders_that_exist():
+    paths = {f"providers/shoal/{folder}" for folders in BENCHMARKS.values() for folder in folders}
+    paths |= {f"tests/benchmarks/{name}.py" for name in BENCHMARKS}
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
