@@ -1,4 +1,4 @@
-"""What the release checks of the published figures: tables of benchmarks are as new as the code that they measure."""
+"""Published figures: the README has those of the tables, and a release refuses tables that are older than the code."""
 
 from __future__ import annotations
 
@@ -56,3 +56,28 @@ def test_benchmarks_measure_folders_that_exist():
     paths = {f"providers/shoal/{folder}" for folders in BENCHMARKS.values() for folder in folders}
     paths |= {f"tests/benchmarks/{name}.py" for name in BENCHMARKS}
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+README = " ".join((ROOT / "README.md").read_text().split())
+
+
+def _column(benchmark: str, title: str, heading: str) -> dict[str, str]:
+    """A column of the table whose first heading begins with the title, by the first cells of its rows."""
+    section = (ROOT / PAGE).read_text().partition(f"<!-- bench: {benchmark} -->")[2].partition("<!-- end -->")[0]
+    [table] = [part for part in section.split("\n\n") if part.startswith(f"| {title}")]
+    head, _, *rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in table.strip().splitlines()]
+    return {row[0]: row[head.index(heading)] for row in rows}
+
+
+def test_the_readme_has_the_seconds_of_the_tables():
+    large = _column("gradient_boosting", "xgboost, 2 M x 28", "seconds")
+    small = _column("small_models", "xgboost, 12 models", "seconds")
+    first = _column("first_seconds", "first fit in a script", "s")
+    sentences = [
+        f"took {large['shoal']} s with shoal, {large['Dask']} s with Dask and {large['Ray Train']} s with Ray Train",
+        f"One plain XGBoost process with two threads took {large['plain']} s",
+        f"in a loop took {small['shoal, a loop of fit']} s with shoal, {small['Dask, a loop']} s with Dask and "
+        f"{small['plain, a loop']} s with plain XGBoost",
+        f"took {first['shoal']} s with shoal and {first['plain']} s with plain XGBoost",
+    ]
+    assert [sentence for sentence in sentences if sentence not in README] == []
