@@ -53,6 +53,8 @@ export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 endif
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
+# MLflow ignores the 1 of DO_NOT_TRACK.
+export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
 .PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding tests-of reached test-versions test-gpu test-kuberay soak lint format bench docs dist clean lock
