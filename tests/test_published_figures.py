@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tests.benchmarks.__main__ import BENCHMARKS, PAGE, stale_tables
 from tests.support import ROOT
+from tests.support.first_command import FIGURES
 
 
 def _git(folder: Path, *command: str) -> str:
@@ -79,5 +81,17 @@ def test_the_readme_has_the_seconds_of_the_tables():
         f"in a loop took {small['shoal, a loop of fit']} s with shoal, {small['Dask, a loop']} s with Dask and "
         f"{small['plain, a loop']} s with plain XGBoost",
         f"took {first['shoal']} s with shoal and {first['plain']} s with plain XGBoost",
+    ]
+    assert [sentence for sentence in sentences if sentence not in README] == []
+
+
+def test_the_readme_has_the_seconds_and_megabytes_of_the_first_command():
+    figures = json.loads(FIGURES.read_text())
+    run, install = figures["make run"], figures["make install"]
+    sentences = [
+        f"`make run` needs {run['downloaded_mb']} MB of packages, {run['on_disk_mb'] / 1000:.1f} GB on disk",
+        f"took {run['seconds']} s from the clone to the champion",
+        f"a load of {figures['load_before']:.0f} from other programs ({figures['date']}",
+        f"({install['downloaded_mb'] / 1000:.1f} GB of packages, {install['on_disk_mb'] / 1000:.1f} GB on disk in all)",
     ]
     assert [sentence for sentence in sentences if sentence not in README] == []
