@@ -53,6 +53,8 @@ export UV_FIND_LINKS := $(PIP_FIND_LINKS)
 endif
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
+# MLflow ignores the 1 of DO_NOT_TRACK.
+export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
 .PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding tests-of reached test-versions test-gpu test-kuberay soak lint format bench docs dist clean lock
@@ -187,8 +189,8 @@ lint: install  ## Run ruff, mypy and import-linter
 format: install  ## Format all files with ruff
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
-bench: $(STAMP_BENCH)  ## Compare with Dask, Ray Train, torchrun and PySpark in one run; WRITE=1 writes the tables into docs/benchmarks.md
-	@$(VENV_BENCH)/bin/python -m tests.benchmarks $(if $(WRITE),--write)
+bench: $(STAMP_BENCH)  ## Compare with Dask, Ray Train, torchrun and PySpark in one run; WRITE=1 writes the tables into docs/benchmarks.md, ONLY=NAME runs one
+	@$(VENV_BENCH)/bin/python -m tests.benchmarks $(ONLY) $(if $(WRITE),--write)
 
 docs: $(STAMP_DOCS)  ## Make the site of the documentation, which can be opened as build/site/index.html
 	@rm -rf build/site
@@ -197,7 +199,7 @@ docs: $(STAMP_DOCS)  ## Make the site of the documentation, which can be opened 
 $(STAMP_DOCS): requirements/docs.txt
 	@$(begin_install); install -r requirements/docs.txt; touch $@
 
-dist: install docs $(STAMP_DIST)  ## Build the wheel, the source distribution, the site and lists of components into dist/, and check them; DRAFT=1 while an address of the project is unset
+dist: install docs $(STAMP_DIST)  ## Build the wheel, the source distribution, the site and lists of components into dist/, and check them; DRAFT=1 while an address of the project is unset, or a benchmark is older than its code
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m tests.support.release $(if $(DRAFT),--draft) --tools $(abspath $(VENV_DIST))/bin --site build/site
 
 $(STAMP_DIST): requirements/dist.txt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
 import shutil
@@ -18,6 +19,13 @@ import pytest
 from tests.support import session_leftovers
 from tests.support.homes import STORES, new_home
 from tests.support.postgres import MISSING, Postgres, binaries
+
+# Airflow, Prefect and MLflow write into the developer's home when they are imported, unless these say otherwise.
+_LIBRARIES = tempfile.mkdtemp(prefix="shoal-test-libraries-")
+atexit.register(shutil.rmtree, _LIBRARIES, ignore_errors=True)
+os.environ["AIRFLOW_HOME"] = f"{_LIBRARIES}/airflow"
+os.environ["PREFECT_HOME"] = f"{_LIBRARIES}/prefect"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 pytest_plugins = [
     "tests.support.tiny_pools",

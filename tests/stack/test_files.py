@@ -13,20 +13,12 @@ from packaging.requirements import Requirement
 from sqlalchemy.engine import make_url
 
 from shoal.pool.spec import PoolSpec
-from tests.support.guides import ROOT
+from tests.support import ROOT
+from tests.support.dockerfile import DOCKERFILE, installs, stages
 
-DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-INSTALLS = [line.split() for line in re.findall(r"install ((?:dev|stack|prefect-newest) .*?)(?: \\)?\n", DOCKERFILE)]
-"""Arguments of `docker/bin/install`: the file of pins, the extras, the packages."""
-
-
-def stages() -> dict[str, str]:
-    """The Dockerfile's stages by name."""
-    parts = re.split(r"^FROM \S+ AS (\S+)$", DOCKERFILE, flags=re.MULTILINE)[1:]
-    return dict(zip(parts[::2], parts[1::2], strict=True))
 
 
 def secrets_of(service: dict) -> set[str]:
@@ -39,19 +31,20 @@ def test_packages_of_the_images_have_the_versions_of_the_tests():
     pins["xgboost"] = pins["xgboost-cpu"]
     [torch] = [each for each in PROJECT["dependency-groups"]["dev"] if str(each).startswith("torch==")]
     pins["torch"] = torch.partition("==")[2]
-    named = [Requirement(package.strip("'")) for _, _, *packages in INSTALLS for package in packages if "==" in package]
-    given = {(each.name, one.version) for each in named for one in each.specifier if one.operator == "=="}
+    given = [package for _, _, *packages in installs(DOCKERFILE) for package in packages if "==" in package]
+    named = [Requirement(package) for package in given]
+    versions = {(each.name, one.version) for each in named for one in each.specifier if one.operator == "=="}
 
-    assert {name for name, _ in given} == {"torch", "xgboost"}
-    assert {(name, version.removesuffix("+cpu")) for name, version in given} == {
-        (name, pins[name]) for name, _ in given
+    assert {name for name, _ in versions} == {"torch", "xgboost"}
+    assert {(name, version.removesuffix("+cpu")) for name, version in versions} == {
+        (name, pins[name]) for name, _ in versions
     }
 
 
 def test_images_of_orchestrators_contain_neither_ray_nor_libraries_that_train():
     extras = PROJECT["project"]["optional-dependencies"]
     for environment in ("orchestrator-env", "prefect-env"):
-        [(_, names, *packages)] = [each for each in INSTALLS if " ".join(each) in stages()[environment]]
+        [(_, names, *packages)] = installs(stages()[environment])
         needed = [*packages, *(each for name in names.split(",") for each in extras[name])]
         assert not re.search(r"ray|xgboost|lightgbm|torch|mlflow|shoal\[", " ".join(needed))
 

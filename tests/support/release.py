@@ -1,8 +1,8 @@
 """Build everything that a release publishes into `dist/`, and check it: `make dist`.
 
 The wheel and the source distribution are built from the last commit, with its time, so a second build has the same
-bytes. Beside them lie the site, a list of components for each extra (CycloneDX), the licences, the result of the audit,
-and SHA256SUMS.
+bytes. Beside them lie the site, a list of components for each extra and each image (CycloneDX), the licences, the
+result of the audit, and SHA256SUMS. The list of an image has its Python packages, and not those of Debian.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import tarfile
 import tempfile
 import tomllib
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tests.benchmarks.__main__ import PAGE, stale_tables
 from tests.support import ROOT
+from tests.support.dockerfile import installs, stages
 
 DIST = ROOT / "dist"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -32,12 +34,12 @@ _UNKNOWN_LICENCE = "not installed here"
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Build what a release publishes.")
-    parser.add_argument("--draft", action="store_true", help="also while an address of the project is unset")
+    parser.add_argument("--draft", action="store_true", help="also while an address is unset or a benchmark is stale")
     parser.add_argument("--tools", type=Path, required=True, help="bin folder of the environment with the tools")
     parser.add_argument("--site", type=Path, required=True, help="folder of the site that `make docs` has made")
     args = parser.parse_args()
-    if unset := [label for label in ADDRESSES if label not in PROJECT["urls"]]:
-        print(f"pyproject.toml has no address {', '.join(unset)} in [project.urls]", file=sys.stderr)
+    if missing := _missing():
+        print("\n".join(missing), file=sys.stderr)
         if not args.draft:
             return 1
     if changed := _output("git", "status", "--porcelain"):
@@ -58,13 +60,26 @@ def main() -> int:
     _run(str(args.tools / "check-wheel-contents"), "--ignore", "W004", *wheels)  # migrations have no importable names
     _zip(args.site, DIST / f"{PROJECT['name']}-{PROJECT['version']}-docs.zip")
     for extra in sorted(PROJECT["optional-dependencies"]):
-        _components(extra, args.tools, stamp)
+        _components(extra, _pins(extra), args.tools, stamp)
+    for name, stage in stages().items():
+        if installed := installs(stage):
+            _components(f"image-{name.removesuffix('-env')}", _pins_of_image(installed), args.tools, stamp)
     (DIST / "LICENCES.txt").write_text(_licences())
     (DIST / "AUDIT.txt").write_text(_audit(args.tools))
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in sorted(DIST.iterdir())]
     (DIST / "SHA256SUMS").write_text("\n".join(sums) + "\n")
     print("\n".join(sums))
     return 0
+
+
+def _missing() -> list[str]:
+    """Return what a release needs and a draft does not, a sentence each."""
+    unset = [label for label in ADDRESSES if label not in PROJECT["urls"]]
+    said = [f"pyproject.toml has no address {', '.join(unset)} in [project.urls]"] if unset else []
+    return said + [
+        f"{PAGE}: the table {name} was not measured on this code. Run make bench ONLY={name} WRITE=1"
+        for name in stale_tables()
+    ]
 
 
 def _run(*command: str, **environment: str) -> None:
@@ -95,17 +110,35 @@ def _zip(folder: Path, target: Path) -> None:
                 packed.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
 
 
-def _pins(extra: str) -> str:
-    """What an extra installs today, with versions."""
-    return _output("uv", "pip", "compile", "--quiet", "--extra", extra, "--python-version", "3.11", "--no-header",
-                   "--no-annotate", "--no-emit-index-url", "--no-emit-find-links", "pyproject.toml")  # fmt: skip
+def _pins(extras: str, packages: str = "", *constraints: str) -> str:
+    """Return what extras (with commas) and further packages (a line each) install today, with versions."""
+    options = [f"--constraint={file}" for file in constraints]
+    if extras:
+        options += ["pyproject.toml", *(f"--extra={extra}" for extra in extras.split(","))]
+    return subprocess.run(
+        ["uv", "pip", "compile", "--quiet", "--python-version", "3.11", "--no-header", "--no-annotate",
+         "--no-emit-index-url", "--no-emit-find-links", *options, "-"],
+        cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True, input=packages,
+    ).stdout  # fmt: skip
 
 
-def _components(extra: str, tools: Path, stamp: str) -> None:
+def _pins_of_image(installed: Sequence[Sequence[str]]) -> str:
+    """Return what an image installs: as in `docker/bin/install`, the first of its installations that is possible."""
+    (pins, extras, *packages), *others = installed
+    try:
+        return _pins(extras, "\n".join(packages), f"requirements/{pins}.txt", "requirements/stack.txt")
+    except subprocess.CalledProcessError:
+        if not others:
+            raise
+        print(f"{packages} cannot be installed here: the Dockerfile then installs {others[0]}", file=sys.stderr)
+        return _pins_of_image(others)
+
+
+def _components(name: str, pins: str, tools: Path, stamp: str) -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        file.write(_pins(extra))
+        file.write(pins)
         file.flush()
-        target = str(DIST / f"{PROJECT['name']}-{PROJECT['version']}-{extra}.cdx.json")
+        target = str(DIST / f"{PROJECT['name']}-{PROJECT['version']}-{name}.cdx.json")
         _run(str(tools / "cyclonedx-py"), "requirements", "--output-reproducible", "--pyproject", "pyproject.toml",
              "--output-file", target, file.name, SOURCE_DATE_EPOCH=stamp, PYTHONWARNINGS="ignore")  # fmt: skip
 

@@ -23,16 +23,20 @@ TAG = "SHOAL_TEST_SESSION"
 
 TREE = Path(__file__).parents[2]
 
-_root_before: set[str] = set()
+_WATCHED = (Path("/"), Path.home())
+_SHARED = {".cache", ".config", ".local"}
+"""Folders in a home that belong to all programs, so also to those that run beside the tests."""
+
+_watched_before: set[Path] = set()
 _tree_before: set[str] = set()
 _homes: dict[str, str] = {}
 _roots: dict[str, str] = {}
 
 
 def begin() -> None:
-    """Tag this process, and with it all that it starts; note what lies in / and in the repository's root."""
+    """Tag this process, and with it all that it starts; note what lies in /, the home and the repository's root."""
     os.environ[TAG] = uuid.uuid4().hex
-    _root_before.update(os.listdir("/"))
+    _watched_before.update(_in_watched())
     _tree_before.update(_untracked())
 
 
@@ -69,9 +73,13 @@ def found() -> list[str]:
 
 
 def _files() -> list[str]:
-    """New files and folders in / and in the repository's root."""
-    found = [f"/{name}" for name in sorted(set(os.listdir("/")) - _root_before)]
+    """New files and folders in /, in the home and in the repository's root."""
+    found = [str(path) for path in sorted(_in_watched() - _watched_before)]
     return found + [str(TREE / name) for name in sorted(_untracked() - _tree_before)]
+
+
+def _in_watched() -> set[Path]:
+    return {path for folder in _WATCHED for path in folder.iterdir() if path.name not in _SHARED}
 
 
 def _untracked() -> set[str]:
