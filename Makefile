@@ -57,7 +57,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export DO_NOT_TRACK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding tests-of reached test-versions test-gpu test-kuberay soak lint format bench docs dist clean lock
+.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding tests-of reached test-versions test-gpu gpu-report test-kuberay soak lint format bench docs dist clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -161,6 +161,10 @@ test-versions: install  ## Install the built wheel with the oldest and the newes
 test-gpu:  ## Run the tests that need an NVIDIA GPU, in an environment with CUDA; without a GPU it says so and ends
 	@if nvidia-smi -L 2>/dev/null; then $(MAKE) --no-print-directory $(STAMP_GPU) && $(VENV_GPU)/bin/python -m pytest -m gpu tests/gpu; \
 	else echo "nvidia-smi finds no GPU: the tests that need one are not run"; fi
+
+gpu-report:  ## Run these tests and write build/gpu-report.json for an issue: NVML's answers, versions, results; no names and paths
+	@if nvidia-smi -L >/dev/null 2>&1; then bin=$(VENV_GPU)/bin; $(MAKE) --no-print-directory $(STAMP_GPU); \
+	else bin=$(BIN); $(MAKE) --no-print-directory install; fi && $$bin/python -m tests.support.gpu_report build/gpu-report.json
 
 # `===` leaves out the CPU wheel of a configured folder, whose version is greater: 2.13.0+cpu.
 $(STAMP_GPU): requirements/gpu.txt pyproject.toml
