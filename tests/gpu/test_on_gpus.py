@@ -35,6 +35,7 @@ from shoal.distributors.pytorch import (
 )
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import ScaleError, TrainingError
+from shoal.jobs import attach, list_jobs
 from shoal.os_processes import ProcessId
 from shoal.pool.backends.local.gpus import CUDA_DEVICES, Gpu
 from shoal.training.lightgbm.params import gpu_problem
@@ -262,7 +263,8 @@ def test_a_rank_without_memory_says_so_and_leaves_the_gpu_to_the_next(torch_gpus
 
 
 def test_the_usage_of_a_rank_contains_its_gpu(torch_gpus: list[Gpu]) -> None:
-    [usage] = run_on(torch_gpus[:1], allocate, 0.1).result.peak_usage_per_worker
+    run_on(torch_gpus[:1], allocate, 0.1)
+    [usage] = attach(list_jobs()[0].job_id).wait().peak_usage_per_worker
     assert usage["gpu_0_utilization_percentage"] > 0
     if Path("/.dockerenv").exists() and "gpu_0_memory_usage_megabytes" not in usage:
         pytest.skip("NVML has other process ids than this container, so the memory of a worker is not known")

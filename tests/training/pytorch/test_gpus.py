@@ -9,6 +9,7 @@ import pytest
 
 from shoal import RunConfig
 from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig, WorkerResourceConfig, get_context
+from shoal.jobs import attach, list_jobs
 from tests.support.gloo_for_nccl import as_on_gpus
 from tests.support.gpu_machine import Machine
 from tests.training.pytorch import functions
@@ -35,4 +36,5 @@ def test_each_rank_has_a_claimed_gpu_and_joins_with_nccl(
     first, second = run.get_results()
     assert first == second
     assert first[:2] == ("nccl", f"{gpus[2]},{gpus[0]}")
-    assert [usage["gpu_0_utilization_percentage"] for usage in run.result.peak_usage_per_worker] == [70.0, 70.0]
+    usages = attach(list_jobs()[0].job_id).wait().peak_usage_per_worker
+    assert [usage["gpu_0_utilization_percentage"] for usage in usages] == [70.0, 70.0]
