@@ -126,7 +126,7 @@ def test_rows_on_disk_give_as_good_a_model_as_rows_in_the_memory_of_the_gpu(
         estimator = XGBEstimator(20, "reg:squarederror", scaling_config=scaling)
         estimator.fit(frame, COLUMNS, "y", eval_set=frame, external_memory=external_memory)
         losses[external_memory] = rmse(estimator)
-        assert estimator.get_result().external_memory is external_memory
+        assert [each.external_memory for each in estimator.get_result().workers] == [external_memory]
     assert losses[True] == pytest.approx(losses[False], rel=0.05)
 
 
