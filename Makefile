@@ -13,6 +13,8 @@ VENV_DIST := .venv-dist
 STAMP_DIST := $(VENV_DIST)/.installed
 VENV_DOCS := .venv-docs
 STAMP_DOCS := $(VENV_DOCS)/.installed
+VENV_GPU := .venv-gpu
+STAMP_GPU := $(VENV_GPU)/.installed
 
 # Extras that an example needs. The pins are those of the tests.
 EXTRAS_run := airflow,ray,xgboost,mlflow
@@ -57,7 +59,7 @@ export DO_NOT_TRACK := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding tests-of reached test-versions test-gpu test-kuberay soak lint format bench docs dist clean lock
+.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding tests-of reached test-versions test-gpu gpu-report test-kuberay soak lint format bench docs dist clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -157,8 +159,18 @@ test-deciding: install
 test-versions: install  ## Install the built wheel with the oldest and the newest Airflow, and train on a remote pool
 	@$(BIN)/python -m pytest -m long tests/airflow/test_versions.py
 
-test-gpu: install  ## Run the tests that need a GPU; skipped with the reason where there is none
-	@$(BIN)/python -m pytest -m gpu tests/gpu
+# Without a GPU, the environment with CUDA is not installed: it is 3 GB to download.
+test-gpu:  ## Run the tests that need an NVIDIA GPU, in an environment with CUDA; without a GPU it says so and ends
+	@if nvidia-smi -L 2>/dev/null; then $(MAKE) --no-print-directory $(STAMP_GPU) && $(VENV_GPU)/bin/python -m pytest -m gpu tests/gpu; \
+	else echo "nvidia-smi finds no GPU: the tests that need one are not run"; fi
+
+gpu-report:  ## Run these tests and write build/gpu-report.json for an issue: NVML's answers, versions, results; no names and paths
+	@if nvidia-smi -L >/dev/null 2>&1; then bin=$(VENV_GPU)/bin; $(MAKE) --no-print-directory $(STAMP_GPU); \
+	else bin=$(BIN); $(MAKE) --no-print-directory install; fi && $$bin/python -m tests.support.gpu_report build/gpu-report.json
+
+# `===` leaves out the CPU wheel of a configured folder, whose version is greater: 2.13.0+cpu.
+$(STAMP_GPU): requirements/gpu.txt pyproject.toml
+	@$(begin_install); install -r requirements/gpu.txt $(subst ==,===,$(TORCH)) --editable .; touch $@
 
 test-kuberay: install  ## Run the tests on Kubernetes: build etcd, Kubernetes and the KubeRay operator (needs Go), start them, train on them
 	@test -n "$$SHOAL_TEST_KUBECONFIG" || $(BIN)/python -m tests.kuberay.build
@@ -216,6 +228,9 @@ lock:  ## Pin the development environment again (no index address, no local path
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/prefect-newest.txt
 	@uv pip compile --quiet --upgrade --group bench --constraint requirements/dev.txt --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/bench.txt
+	@uv pip compile --quiet --upgrade pyproject.toml --extra ray --extra xgboost-gpu --extra lightgbm --extra torch --extra mlflow --extra tune \
+		--group gpu --constraint requirements/dev.txt --python-version 3.11 --no-emit-index-url --no-emit-find-links --no-emit-package torch \
+		--no-annotate --no-header -o requirements/gpu.txt
 	@uv pip compile --quiet --upgrade --group stack --constraint requirements/dev.txt --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/stack.txt
 	@uv pip compile --quiet --upgrade --group docs --python-version 3.11 \
@@ -224,5 +239,5 @@ lock:  ## Pin the development environment again (no index address, no local path
 		--no-emit-index-url --no-emit-find-links --no-annotate --no-header -o requirements/dist.txt
 
 clean:  ## Remove the environments and all caches
-	@rm -rf $(VENV) $(VENV_PREFECT) $(VENV_BENCH) $(VENV_DOCS) $(VENV_DIST) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
+	@rm -rf $(VENV) $(VENV_PREFECT) $(VENV_BENCH) $(VENV_DOCS) $(VENV_DIST) $(VENV_GPU) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +23,9 @@ from shoal.pool.backends.local.processes import NODE_TAG
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
 from shoal.state.schema import Node
-from tests.support.gpu_machine import Machine
+from shoal.training.host.usage import Meter
+from tests.support import gpu_report
+from tests.support.gpu_machine import RECORDINGS, Machine
 from tests.support.homes import new_home
 from tests.support.pool_processes import living, node_rows, nothing_left
 from tests.support.waiting import wait_until
@@ -71,6 +76,35 @@ def test_parts_count_instead_of_a_divided_gpu_and_a_lost_one_does_not(gpu_machin
     assert found("2,0") == [a]
     gpu_machine(2, driver=False)
     assert found() == []
+
+
+def test_a_report_names_no_host_and_path_and_makes_the_same_machine(
+    gpu_machine: Machine, no_others: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, c = gpu_machine(3, parts={1: ["MIG-00112233-0000-4000-8000-000000000001"]}, lost=[2], pids={0: [os.getpid()]})
+    before = found()
+    file = tmp_path / "report.json"
+    monkeypatch.setattr(gpu_report, "versions", dict)  # imports torch
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-7")
+    monkeypatch.setattr(getpass, "getuser", lambda: "ada")
+    why = f"{tmp_path}/x.py s3://bucket/rows, ~/here: process 41 of ada at 10.1.2.3, node-7.example.com: {a} {c}"
+    gpu_report.write(file, [{"test": "t", "why": why}])
+    report = json.loads(file.read_text())
+    assert report["tests"][0]["why"] == (
+        "<path> <path>, <path>: process <number> of <name> at <address>, <name>: "
+        f"{gpu_report.replaced('GPU', 0)} <UUID>"
+    )
+    assert not [hidden for hidden in (a, b, before[1], f'"pid": {os.getpid()}') if hidden in file.read_text()]
+    assert report["gpus"][2] == "NVMLError_GpuIsLost"
+    gpu_machine(report=file)
+    [gpu, part] = visible_gpus({})
+    assert (gpu.id, gpu.strangers, part.id[:4]) == (a, (gpu_report.FIRST_PID,), "MIG-")
+    meter = Meter([gpu.id, part.id])
+    assert [name for name in meter.measure() if name.startswith("gpu")] == ["gpu_0_utilization_percentage"]
+    meter.close()
+    for recording in RECORDINGS.glob("*.json"):
+        gpu_machine(report=recording)
+        assert found(), recording
 
 
 def test_more_than_exist_are_refused_and_those_of_other_users_named(

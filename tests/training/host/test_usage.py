@@ -13,6 +13,7 @@ import pytest
 from shoal.jobs.driver.attempt_metrics import MlflowFeed
 from shoal.kinds.function.driver import _Usage
 from shoal.training.host.usage import Collectors, Meter, NodeMetrics, measured
+from tests.support.gpu_machine import Machine
 
 
 def test_a_short_block_is_measured_once_and_its_error_goes_on() -> None:
@@ -33,53 +34,21 @@ def test_a_short_block_is_measured_once_and_its_error_goes_on() -> None:
     assert values["memory_usage_megabytes"] > 10
 
 
-class FakeNvml(SimpleNamespace):
-    """NVML with two GPUs; the second one does not tell its utilization."""
+def test_the_workers_gpus_are_numbered_from_0_and_only_its_processes_count(
+    gpu_machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu_machine(2, pids={0: [os.getpid(), -1], 1: [os.getpid()]}, parts={1: ["MIG-b"]})
+    import pynvml
 
-    class NVMLError(Exception):
-        """A value is not supported, or a GPU is not there."""
-
-    def __init__(self) -> None:
-        self.open = 0
-
-    def nvmlInit(self) -> None:
-        self.open += 1
-
-    def nvmlShutdown(self) -> None:
-        self.open -= 1
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
-        if uuid != "GPU-b":
-            raise self.NVMLError
-        return 1
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:
-        if handle == 1:
-            raise self.NVMLError
-        return SimpleNamespace(gpu=70, memory=10)
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Any]:
-        return [
-            SimpleNamespace(pid=os.getpid(), usedGpuMemory=300_000_000),
-            SimpleNamespace(pid=-1, usedGpuMemory=5_000_000),
-        ]
-
-
-def test_the_workers_gpus_are_numbered_from_0_and_only_its_processes_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)  # type: ignore[arg-type]
     reported: list[dict[str, float]] = []
-    with measured(("0", "GPU-b"), reported.append):
-        assert nvml.open == 1
-    assert nvml.open == 0
+    with measured(("0", "MIG-b"), reported.append):
+        assert pynvml._opened == 1
+    assert pynvml._opened == 0
     [values] = reported
     assert {name: value for name, value in values.items() if name.startswith("gpu")} == {
         "gpu_0_utilization_percentage": 70.0,
-        "gpu_0_memory_usage_megabytes": 300.0,
-        "gpu_1_memory_usage_megabytes": 300.0,
+        "gpu_0_memory_usage_megabytes": 1073.7,
+        "gpu_1_memory_usage_megabytes": 1073.7,
     }
     assert "gpu_0_utilization_percentage" not in Meter(("GPU-of-another-host",)).measure()
     monkeypatch.setitem(sys.modules, "pynvml", None)

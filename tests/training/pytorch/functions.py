@@ -63,18 +63,33 @@ def rows_seen() -> tuple[list[float], int]:
     return mine["a"].tolist(), len(datasets["whole"].to_pandas())
 
 
-def train(steps: int, batch: int, *, deed: str = "", at: int = -1, folder: str = "") -> list[float]:
+def start_group(backend: str) -> Any:
+    """Start the process group, and return this rank's device: with "nccl" its GPU, if the machine has any."""
+    import torch
+
+    torch.distributed.init_process_group(backend)
+    if backend != "nccl" or not torch.cuda.device_count():
+        return torch.device("cpu")
+    device = torch.device("cuda", get_context().get_local_rank())
+    torch.cuda.set_device(device)
+    return device
+
+
+def train(
+    steps: int, batch: int, *, backend: str = "gloo", deed: str = "", at: int = -1, folder: str = ""
+) -> list[float]:
     """A small regression by DDP with full batches of `batch` rows over all ranks; returns the losses that it saw.
 
-    At step `at`, rank 1 does something to itself, the first time.
+    At step `at`, the last rank does something to itself, the first time.
     """
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
     context = get_context()
-    torch.distributed.init_process_group("gloo")
+    device = start_group(backend)
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)))
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    model = DistributedDataParallel(layers.to(device))
     optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     start, losses = 0, []
     if (state := context.get_checkpoint()) is not None:
@@ -84,10 +99,10 @@ def train(steps: int, batch: int, *, deed: str = "", at: int = -1, folder: str =
     rank, world = context.get_rank(), context.get_world_size()
     for step in range(start, steps):
         data = torch.Generator().manual_seed(step)
-        x = torch.randn(batch, 4, generator=data)
+        x = torch.randn(batch, 4, generator=data).to(device)
         y = x.sum(1, keepdim=True)
         mine = slice(rank * batch // world, (rank + 1) * batch // world)
-        if step == at and rank == 1 and not Path(folder, "done").exists():
+        if step == at and rank == world - 1 and not Path(folder, "done").exists():
             Path(folder, "done").write_text(str(os.getpid()))
             _do(deed)
         loss = torch.nn.functional.mse_loss(model(x[mine]), y[mine])
@@ -175,21 +190,21 @@ def hang(folder: str) -> None:
         time.sleep(1)
 
 
-def shard_fully() -> dict[str, Any]:
+def shard_fully(backend: str = "gloo") -> dict[str, Any]:
     """FSDP2: a few steps, and the whole state dict on rank 0."""
     import torch
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.fsdp import fully_shard
 
-    torch.distributed.init_process_group("gloo")
+    device = start_group(backend)
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
-    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (get_context().get_world_size(),))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1)).to(device)
+    mesh = torch.distributed.device_mesh.init_device_mesh(device.type, (get_context().get_world_size(),))
     fully_shard(model, mesh=mesh)
     optimiser = torch.optim.SGD(model.parameters(), 0.05)
     losses = []
     for step in range(20):
-        x = torch.randn(64, 4, generator=torch.Generator().manual_seed(step))
+        x = torch.randn(64, 4, generator=torch.Generator().manual_seed(step)).to(device)
         loss = torch.nn.functional.mse_loss(model(x), x.sum(1, keepdim=True))
         optimiser.zero_grad()
         loss.backward()
