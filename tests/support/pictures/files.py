@@ -10,6 +10,9 @@ from PIL import Image
 from rich.console import Console
 from rich.text import Text
 
+_COLUMNS = 88
+"""Width of a recorded terminal. The table at the end of `make run` has 86 columns with a home in /tmp."""
+
 _SPEED = 8.0
 """How much faster than the run a recording is played."""
 
@@ -49,16 +52,17 @@ def recording(command: str, output: str) -> str:
 
     A line appears at the seconds with which it begins, or together with the line before.
     """
-    texts = [Text.from_ansi(line) for line in (f"$ {command}", *output.splitlines())]
+    console = Console(record=True, width=_COLUMNS, file=io.StringIO())
+    lines = [Text.from_ansi(line) for line in (f"$ {command}", *output.splitlines())]
+    texts = [text for line in lines for text in line.wrap(console, _COLUMNS)]
     moments, seconds = [0.0], 0.0
     for text in texts[1:]:
         begins = re.match(r" *(\d+\.\d) s ", text.plain)
         pause = float(begins[1]) - seconds if begins else 0.0
         moments.append(moments[-1] + min(pause / _SPEED, _LONGEST_PAUSE_S))
         seconds += pause
-    console = Console(record=True, width=max(text.cell_len for text in texts), file=io.StringIO())
     for text in texts:
-        console.print(text, soft_wrap=True)
+        console.print(text, no_wrap=True)
     svg = console.export_svg(title=command, code_format=_SVG, unique_id="run")
 
     def delayed(found: re.Match[str]) -> str:

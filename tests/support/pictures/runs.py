@@ -75,7 +75,7 @@ def _run(example: str, home: Path, month: int) -> str:
     if ran.returncode:
         raise SystemExit(f"{example} failed:\n{ran.stdout}")
     tools = os.path.relpath(Path(sys.executable).parent, ROOT)
-    output = _replaced(ran.stdout, {str(home): "~/.shoal", f"`{tools}/": "`.venv/bin/"})
+    output = _replaced(ran.stdout, {str(home): "/home/you/.shoal", f"`{tools}/": "`.venv/bin/"})
     for private in (str(ROOT), str(Path.home()), socket.gethostname()):
         if re.search(rf"(?<!\w){re.escape(private)}(?!\w)", output):
             raise SystemExit(f"the output of {example} contains {private}:\n{output}")
@@ -89,7 +89,7 @@ def _replaced(output: str, names: dict[str, str]) -> str:
         width = len(line)
         for name, neutral in names.items():
             line = line.replace(name, neutral)
-        lines.append(line[:-1] + line[-1].rjust(width - len(line) + 1) if line.endswith("│") else line)
+        lines.append(line[:-1].rstrip().ljust(width - 1) + line[-1] if line.endswith("│") else line)
     return "\n".join(lines)
 
 
