@@ -59,7 +59,7 @@ export DO_NOT_TRACK := 1
 export MLFLOW_DISABLE_TELEMETRY := true
 
 .DEFAULT_GOAL := help
-.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding tests-of reached test-versions test-gpu gpu-report test-kuberay soak lint format bench docs dist clean lock
+.PHONY: help install postgresql chromium run run-prefect run-python up stack stack-down test test-pool test-training test-jobs test-engines test-docs test-prefect test-fast test-computing test-deciding tests-of reached test-versions test-gpu gpu-report test-kuberay soak lint format bench pictures docs dist clean lock
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 21
@@ -203,6 +203,9 @@ format: install  ## Format all files with ruff
 
 bench: $(STAMP_BENCH)  ## Compare with Dask, Ray Train, torchrun and PySpark in one run; WRITE=1 writes the tables into docs/benchmarks.md, ONLY=NAME runs one
 	@$(VENV_BENCH)/bin/python -m tests.benchmarks $(ONLY) $(if $(WRITE),--write)
+
+pictures: install chromium  ## Make the pictures of README and docs again, from real runs; PARTS="page architecture" makes only these
+	@$(BIN)/python -m tests.support.pictures $(PARTS)
 
 docs: $(STAMP_DOCS)  ## Make the site of the documentation, which can be opened as build/site/index.html
 	@rm -rf build/site

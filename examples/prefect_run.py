@@ -30,7 +30,7 @@ from shoal.state.home import subfolder
 
 FLOW = Path(__file__).parents[1] / "flows" / "scheduled_retraining_flow.py"
 
-_SERVER_PATIENCE_S = 120.0
+_SERVER_PATIENCE_S = 300.0
 """Maximum time in seconds for the start of the server. The first start migrates a database, which takes 10 s on an idle
 machine with two cores, and several times as long on a busy machine."""
 
@@ -95,7 +95,7 @@ def run(month: int, rounds: int) -> JobResult:
 
 
 @contextmanager
-def _server(folder: Path) -> Iterator[dict[str, str]]:
+def _server(folder: Path, *, ui: bool = False) -> Iterator[dict[str, str]]:
     """Run a Prefect server with its files in `folder`, and yield the environment variables for its clients."""
     port = free_port()
     environment = {
@@ -108,7 +108,7 @@ def _server(folder: Path) -> Iterator[dict[str, str]]:
         "PREFECT_LOGGING_COLORS": "false",
         "DO_NOT_TRACK": "1",
     }
-    arguments = ["--host", "127.0.0.1", "--port", str(port), "--no-ui", "--log-level", "WARNING"]
+    arguments = ["--host", "127.0.0.1", "--port", str(port), "--ui" if ui else "--no-ui", "--log-level", "WARNING"]
     command = [sys.executable, "-m", "prefect", "server", "start", *arguments]
     log = folder / "server.log"
     with log.open("wb") as file, _process(command, environment, 10.0, file) as server:

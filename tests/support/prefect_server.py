@@ -26,7 +26,6 @@ def server() -> Iterator[dict[str, str]]:
 
     folder = Path(tempfile.mkdtemp(prefix="shoal-test-prefect-"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefect_run, "_SERVER_PATIENCE_S", 240.0)
         patch.setenv("PREFECT_HOME", str(folder))  # for the processes that tests start
         with prefect_run._server(folder) as environment:
             settings = {
