@@ -152,8 +152,8 @@ test-computing: install
 test-deciding: install
 	$(call lane,$(VENV),$(FAST),tests $(COMPUTING:%=--ignore=%) --ignore=tests/test_docs.py)
 
-test-versions: install  ## Install the built wheel with the oldest and the newest Airflow, and train on a remote pool
-	@$(BIN)/python -m pytest -m long tests/airflow/test_versions.py
+test-versions: install  ## Test the built wheel in new environments: versions of Python, Airflow and libraries, each extra alone, a host without /proc
+	@$(BIN)/python -m pytest -m long tests/versions
 
 test-gpu: install  ## Run the tests that need a GPU; skipped with the reason where there is none
 	@$(BIN)/python -m pytest -m gpu tests/gpu
