@@ -22,7 +22,7 @@ pytestmark = [
 FRAME = "import pandas as pd; frame = pd.DataFrame({'x': [0.0, 1, 2, 3], 'y': [0.0, 1, 2, 3]}); "
 STAGE = "frame.to_parquet('rows.parquet'); from shoal.data import DataConnector; "
 USES = {
-    "data": FRAME + STAGE + "assert DataConnector.from_parquet('rows.parquet').num_rows == 4",
+    "data": FRAME + STAGE + "assert DataConnector.from_parquet('rows.parquet').num_rows() == 4",
     "ray": "from shoal import ComputePool; p = ComputePool('local://one?max_nodes=1'); p.up(); p.down()",
     "airflow": "from shoal.airflow.operators import DistributedTrainOperator",
     "prefect": "from prefect import flow; import shoal.prefect; flow(lambda: None)",
@@ -32,7 +32,7 @@ USES = {
     "postgres": "import psycopg; assert psycopg.pq.version()",
     "s3": "import fsspec; fsspec.filesystem('s3', anon=True)",
     "delta": FRAME + "import deltalake, pyarrow; deltalake.write_deltalake('t', pyarrow.Table.from_pandas(frame)); "
-    "from shoal.data import DataConnector; assert DataConnector.from_delta('t').num_rows == 4",
+    "from shoal.data import DataConnector; assert DataConnector.from_delta('t').num_rows() == 4",
     "iceberg": "from pyiceberg.catalog import load_catalog; load_catalog('c', type='in-memory')",
     "adbc": "import adbc_driver_manager, adbc_driver_postgresql",
     "ui": "import shoal.ui.app",

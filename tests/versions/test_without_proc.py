@@ -71,7 +71,7 @@ def test_only_pools_of_this_host_are_refused(fresh_home, tmp_path):
     assert "Traceback" not in ran.stderr, ran.stderr
     lines = [line for line in ran.stdout.splitlines() if "Error: " in line or line.startswith("[")]
     assert len(lines) == 4, ran.stdout
-    assert lines[0].startswith("PoolUnreachableError: ")
+    assert lines[0].startswith("ConnectionRefusedByClusterError: no Ray cluster answers")
     for line in lines[1:3]:
         assert line.startswith("InvalidArgumentError: local:// pools and embedded pools need Linux")
         assert line.endswith("use a ray:// or kuberay:// pool")
