@@ -156,8 +156,8 @@ test-computing: install
 test-deciding: install
 	$(call lane,$(VENV),$(FAST),tests $(COMPUTING:%=--ignore=%) --ignore=tests/test_docs.py)
 
-test-versions: install  ## Install the built wheel with the oldest and the newest Airflow, and train on a remote pool
-	@$(BIN)/python -m pytest -m long tests/airflow/test_versions.py
+test-versions: install  ## Test the built wheel in new environments: versions of Python, Airflow and libraries, each extra alone, a host without /proc
+	@$(BIN)/python -m pytest -m long tests/versions
 
 # Without a GPU, the environment with CUDA is not installed: it is 3 GB to download.
 test-gpu:  ## Run the tests that need an NVIDIA GPU, in an environment with CUDA; without a GPU it says so and ends

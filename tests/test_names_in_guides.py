@@ -29,7 +29,7 @@ def test_dotted_names():
     source = "".join(file.read_text() for file in (ROOT / "providers").rglob("*.py"))
     named = {name for name in found(r"(?<![\w./@-])shoal(?:\.\w+)+") if not NO_PYTHON.fullmatch(name)}
     names = {name for name in named if f'"{name}"' not in source}  # metrics of OpenTelemetry
-    assert "shoal.airflow.janitor" in names
+    assert "shoal.airflow.hooks.database_url" in names
     for name in sorted(names):
         pkgutil.resolve_name(name)
 

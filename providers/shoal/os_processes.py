@@ -29,7 +29,7 @@ class ProcessId:
 
     boot: str
     pid: int
-    # Start time of the process, in clock ticks after the host's boot.
+    # Start time of the process, as in `ProcessStat`.
     start: int
     host: str
 
@@ -96,7 +96,7 @@ class ProcessStat:
     session: int
     """Id of the process's session."""
     start: int
-    """Start time of the process, in clock ticks after boot."""
+    """Start time of the process, in clock ticks after boot; without /proc, in milliseconds since 1970."""
 
 
 def process_stat(pid: int) -> ProcessStat | None:
@@ -107,10 +107,28 @@ def process_stat(pid: int) -> ProcessStat | None:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         # The process has ended, or it belongs to another user and is hidden, because /proc is mounted with hidepid=1.
-        return None
+        return None if has_proc() else _stat_without_proc(pid)
     if fields[0] in (b"Z", b"X"):
         return None
     return ProcessStat(session=int(fields[3]), start=int(fields[19]))
+
+
+@lru_cache(maxsize=1)
+def has_proc() -> bool:
+    """Return whether this host has the folder /proc, which local pools need. macOS has none."""
+    return Path("/proc/self/stat").exists()
+
+
+def _stat_without_proc(pid: int) -> ProcessStat | None:
+    import psutil  # takes 20 ms, and is not needed on Linux
+
+    try:
+        process = psutil.Process(pid)
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return None
+        return ProcessStat(session=os.getsid(pid), start=round(process.create_time() * 1000))
+    except (psutil.Error, ProcessLookupError, PermissionError):
+        return None
 
 
 _MACHINE_IDS = ("/etc/machine-id", "/var/lib/dbus/machine-id")
@@ -127,8 +145,11 @@ def hostname() -> str:
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Return the id of the host's current boot. A process from an earlier boot has another boot id, and has ended."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    """Return the id of the host's current boot. A process from an earlier boot has another boot id, and has ended.
+
+    Without /proc the id is empty. There, start times are counted from 1970, so they differ between boots.
+    """
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip() if has_proc() else ""
 
 
 @lru_cache(maxsize=1)

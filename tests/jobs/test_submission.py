@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -186,7 +187,7 @@ class TestSubmit:
         needing = spec.model_copy(update={"run_config": spec.run_config.model_copy(update={"secret_env": ("MY_PIN",)})})
         first = submit(needing)
         monkeypatch.delenv("MY_PIN")
-        upgraded = replace(head.endpoint, versions={"python": "3.11.0", "shoal": "99.0.0"})
+        upgraded = replace(head.endpoint, versions={"python": platform.python_version(), "shoal": "99.0.0"})
 
         assert submit(needing, at=upgraded).attempt == 1
         assert credentials.take(key(first).submission_id).environment["MY_PIN"] == "hunter22"

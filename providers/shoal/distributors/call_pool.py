@@ -18,7 +18,7 @@ from shoal.jobs.scheduling import fewest_nodes
 from shoal.jobs.spec import AnyJobSpec
 from shoal.os_processes import ProcessId
 from shoal.pool.api import ComputePool
-from shoal.pool.backends.local.backend import inherited_environment
+from shoal.pool.backends.local.backend import inherited_environment, require_linux
 from shoal.pool.backends.local.gpus import ALL, Gpu, gpu_turn, look, may_be_contended
 from shoal.pool.holder import job_holder
 from shoal.pool.options.base import is_pool_name
@@ -167,9 +167,10 @@ def embedded_pool(
     GPUs.
 
     Raises:
-        InvalidArgumentError: This machine has fewer GPUs than `gpus`.
+        InvalidArgumentError: This machine has fewer GPUs than `gpus`, or no /proc.
         CapacityTimeoutError: Other embedded pools did not release the GPUs in time.
     """
+    require_linux()
     own = len(os.sched_getaffinity(0))
     gpus = gpus if ray else 0
     reason = f"{why}. This call uses an embedded pool\n" if why else ""

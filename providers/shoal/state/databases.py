@@ -254,7 +254,9 @@ def fill_reserve(file: Path) -> None:
     def private(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
-    # On a full disk, or in a missing folder, there is no reserve.
+    # On a full disk, in a missing folder, or on macOS, there is no reserve.
+    if not hasattr(os, "posix_fallocate"):
+        return
     with contextlib.suppress(OSError), open(f"{file}{_RESERVE}", "ab", opener=private) as reserve:
         os.posix_fallocate(reserve.fileno(), 0, _RESERVE_BYTES)
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from shoal.errors import StoreError
 from shoal.new_files import create_folder
+from shoal.os_processes import has_proc
 from shoal.state.home import file_lock, home, lock_file, per_host, store_tag, write_file
 
 home_log = logging.getLogger("shoal.home")
@@ -189,6 +190,8 @@ def _is_unmapped(uid: int) -> bool:
 
     In a rootless container, files that belong to the host's root, such as /tmp, are shown with such an id.
     """
+    if not has_proc():
+        return False
     ranges = (line.split() for line in Path("/proc/self/uid_map").read_text().splitlines())
     return not any(int(first) <= uid < int(first) + int(count) for first, _, count in ranges)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -119,4 +120,5 @@ def _clock_id() -> str:
         # Linux before 5.6 has no time namespaces. On such a host, all processes of a boot read the same clock, so the
         # boot id identifies the clock.
         namespace = ""
-    return f"{boot_id()}/{namespace}"
+    # Without a boot id (on macOS), other processes' readings may be of an earlier boot, so none is comparable.
+    return f"{boot_id() or uuid.uuid4().hex}/{namespace}"

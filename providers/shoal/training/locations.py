@@ -134,7 +134,8 @@ def try_out(location: str, option: str = "artifact_location") -> None:
         ) from None
 
 
-_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PATH = getattr(os, "O_PATH", os.O_RDONLY)  # macOS has no O_PATH
+_FOLDER = _PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _EVERYBODY_WRITES = stat.S_IWOTH
 _FILE_MODE = 0o664
 """Mode before the umask. With a umask of 0, files must still not be writable for everybody."""
@@ -157,7 +158,7 @@ def make_folder(shared: str, folder: str) -> None:
 
 
 def _check(shared: str, folder: str, *, make: bool) -> None:
-    path, here = shared, os.open(shared, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    path, here = shared, os.open(shared, _PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         is_open_to_all = bool(os.fstat(here).st_mode & _EVERYBODY_WRITES)
         for name in Path(folder).relative_to(shared).parts:

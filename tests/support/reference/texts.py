@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Sequence
+from enum import EnumType
 from typing import Any
 
 _SECTIONS = ("Args", "Attributes", "Returns", "Yields", "Raises", "Example", "Examples")
@@ -61,6 +62,8 @@ def arguments(doc: str) -> dict[str, str]:
 
 def signature(thing: Any) -> str:
     """Return the arguments of a function or class, without types."""
+    if isinstance(thing, EnumType):
+        return "(value)"  # Python's own signature differs between its versions
     try:
         given = inspect.signature(thing)
     except (TypeError, ValueError):

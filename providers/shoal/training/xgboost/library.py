@@ -202,6 +202,8 @@ class XGBoost(Library):
             and all(params.get(name, values[0]) in values for name, values in _FOR_COLUMNS.items())
             and params.get("objective") != "survival:cox"
             and "updater" not in params
+            # XGBoost 3.3 has removed the split by columns.
+            and hasattr(xgboost.core, "DataSplitMode")
         )
 
     def whole_metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> str:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xgboost
 from xgboost.callback import CallbackContainer, EarlyStopping, EvaluationMonitor
-from xgboost.core import DataSplitMode, XGBoostError
+from xgboost.core import XGBoostError
 
 from shoal.errors import DataError, TrainingError
 from shoal.training.boosting import messages
@@ -269,7 +269,7 @@ class Session:
             nthread=self.task.params["nthread"],
             missing=self.task.missing,
             enable_categorical=bool(columns.categories),
-            data_split_mode=DataSplitMode.COL,
+            data_split_mode=xgboost.core.DataSplitMode.COL,
             **{name: np.concatenate(values) for name, values in info.items()},
         )
         if matrix.num_col() != len(features):

@@ -21,7 +21,7 @@ from pathlib import Path
 from shoal import telemetry
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.installation import pip_install
-from shoal.os_processes import ProcessId, import_folders, python_command
+from shoal.os_processes import ProcessId, has_proc, import_folders, python_command
 from shoal.pool.backends import versions
 from shoal.pool.backends.interface import Backend, NodeRef, PoolRef, Seen
 from shoal.pool.backends.local import processes
@@ -42,6 +42,19 @@ _INHERITED = (
 """The only environment variables that a node inherits from the process that starts the node. So the secrets of an
 Airflow or Prefect task do not reach the pool. PYTHONDONTWRITEBYTECODE is not inherited, because each start of a node
 would compile all packages that are not compiled yet."""
+
+
+def require_linux() -> None:
+    """Check that this host can run nodes.
+
+    Raises:
+        InvalidArgumentError: The host has no /proc.
+    """
+    if not has_proc():
+        raise InvalidArgumentError(
+            "local:// pools and embedded pools need Linux, because shoal reads the states of their processes in /proc: "
+            "use a ray:// or kuberay:// pool"
+        )
 
 
 def inherited_environment() -> dict[str, str]:
@@ -71,15 +84,15 @@ class LocalBackend(Backend):
     start_timeout_per_node = START_TIMEOUT_PER_NODE
 
     def admit(self, spec: PoolSpec, size: int) -> None:
-        """Check that Ray is installed, that the folder for the nodes' sockets can be used, and that this machine has
-        the nodes' GPUs.
+        """Check that this host can run nodes: it has /proc, Ray, a folder for the nodes' sockets, and the nodes' GPUs.
 
         Raises:
             MissingExtraError: Ray is not installed in this environment, in which the nodes would start.
             StoreError: The temp folder cannot hold the nodes' sockets.
-            InvalidArgumentError: The pool's own interpreter cannot be used, or the nodes need more GPUs than the
-                process that started the pool can use.
+            InvalidArgumentError: The host has no /proc, the pool's own interpreter cannot be used, or the nodes need
+                more GPUs than the process that started the pool can use.
         """
+        require_linux()
         if spec.python is not None:
             _check_python(spec.python, needs_ray=spec.ray)
         elif spec.ray:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -84,47 +81,11 @@ for role in (None, "viewer", "op"):
 """The page in Airflow, for a stranger and for two roles: the status, and whether the user may act."""
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(["uv", "build", "--quiet", "--wheel", "--out-dir", folder, ROOT], check=True)
-    (built,) = folder.glob("*.whl")
-    return built
-
-
-@pytest.fixture
-def in_new_environment(wheel: Path, fresh_home: Path, tmp_path: Path) -> Callable[..., Callable[..., str]]:
-    """Install the wheel with a version of Airflow; returns a function that runs a command of that environment."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__")}
-    variables |= {"AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
-    variables["VIRTUAL_ENV"] = str(tmp_path / "environment")
-    if links := os.environ.get("PIP_FIND_LINKS"):
-        variables["UV_FIND_LINKS"] = links  # uv ignores pip's variable
-
-    def run(*command: str | Path) -> str:
-        ran = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=variables,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        assert ran.returncode == 0, ran.stdout
-        return ran.stdout
-
-    def install(version: str) -> Callable[..., str]:
-        run("uv", "venv", "--quiet", "--python", sys.executable, "environment")
-        run("uv", "pip", "install", "--quiet", f"shoal[airflow,ui] @ {wheel.as_uri()}", f"apache-airflow{version}")
-        return lambda name, *args: run(tmp_path / "environment" / "bin" / name, *args)
-
-    return install
-
-
 @pytest.mark.parametrize("version", [OLDEST, None], ids=["oldest", "newest"])
 def test_a_dag_trains_on_a_remote_pool(version, in_new_environment, tmp_path, rows):
-    command = in_new_environment(f"=={version}" if version else "")
+    command = in_new_environment(
+        sys.executable, "airflow,ui", f"apache-airflow=={version}" if version else "apache-airflow"
+    )
     job = {
         "dataset": {"paths": [str(rows)]},
         "input_cols": COLUMNS,
