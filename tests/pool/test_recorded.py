@@ -209,3 +209,19 @@ def test_a_new_home_adopts_nothing_when_its_reconciler_starts(planted):
     reconciling.lock_path().touch()
 
     assert active(Store()) == []
+
+
+def test_a_pool_whose_backend_is_not_installed_does_not_hide_other_pools(planted):
+    planted("local://stock")
+    planted("ray://retrain?address=http://127.0.0.1:1", node={"api": "http://127.0.0.1:1", "ray_node_id": "a"})
+    with Store().transaction() as session:
+        pool = session.get_one(Pool, "retrain")
+        pool.spec = {**pool.spec, "backend": "quay", "depth": 12}
+    reason = "no package of this Python environment has the backend 'quay': install it here too"
+    shown = {pool.name: pool for pool in list_pools()}
+    assert set(shown) == {"retrain", "stock"}
+    assert (shown["retrain"].reason, shown["retrain"].uri) == (reason, "quay://retrain")
+    assert [node.state for node in describe_pool("retrain").active] == ["ready"]
+    assert [each for each in sweep(Store()) if each.startswith("retrain")] == [f"retrain: {reason}"]
+    with pytest.raises(PoolElsewhereError, match="has the backend 'quay': install it here"):
+        ComputePool("retrain").down()

@@ -224,7 +224,8 @@ def _shared_memory(pools: list[PoolStatus]) -> Finding:
     name = "/dev/shm"
     # `wanted` is the memory that all nodes of all pools may use together. Ray allocates this memory only when objects
     # need it, so most of it is not yet in use. Therefore `wanted` is compared with the free memory.
-    specs = [PoolSpec.parse(pool.uri) for pool in pools if pool.state != "down"] or [PoolSpec(name="default")]
+    up = [pool.uri for pool in pools if pool.state != "down" and pool.uri.startswith("local://")]
+    specs = [PoolSpec.parse(uri) for uri in up] or [PoolSpec(name="default")]
     wanted = sum(spec.max_nodes * spec.object_store_mb for spec in specs) * _MB
     try:
         free = shutil.disk_usage(name).free

@@ -17,6 +17,7 @@ from sqlalchemy import select
 
 from shoal.errors import shown
 from shoal.os_processes import host_id, hostname
+from shoal.pool.options import missing
 from shoal.pool.options.base import is_pool_name
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
@@ -63,6 +64,8 @@ def refusal(pool: Pool, *, is_new: bool = False) -> str | None:
         pool: Row of the pool.
         is_new: Whether the pool need not be recorded yet, because a user has named it.
     """
+    if why := missing(pool.spec.get("backend", "local")):
+        return why
     name, settings = pool.name, _leading(pool.spec)
     if not is_pool_name(name) or settings.get("name") != name:
         return (

@@ -12,6 +12,7 @@ from shoal.pool.backends.interface import NodeRef, Seen
 from shoal.pool.bound_host import is_here, unrecorded
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import job_of
+from shoal.pool.options import missing
 from shoal.pool.scaling_plan import Snapshot, leased, queue, queue_note, quota_note, wanted
 from shoal.pool.spec import PoolSpec
 from shoal.state.schema import Base, Node, NodeState, Operation, OperationState, PoolState
@@ -100,7 +101,7 @@ class PoolStatus:
 
     Attributes:
         name: Name of the pool.
-        uri: The pool's settings as a URI.
+        uri: The pool's settings as a URI. Only the backend and the name if this process lacks the backend.
         state: ``up``, ``stopping`` or ``down``.
         host: Hostname of the machine to which the pool is bound; empty if any machine can start and end its nodes.
         is_here: Whether this machine can start and end the pool's nodes.
@@ -191,7 +192,7 @@ def report_of(snapshot: Snapshot, now: float, check: Callable[[Snapshot], Seen])
     return PoolReport(
         status=status_of(snapshot, now, check(snapshot)),
         operations=tuple(_operation_status(row) for row in reversed(snapshot.operations)),
-        dashboard=PoolSpec.model_validate(snapshot.pool.spec).address,
+        dashboard=snapshot.pool.spec.get("address"),
     )
 
 
@@ -200,15 +201,14 @@ def status_of(snapshot: Snapshot, now: float, seen: Seen | None = None) -> PoolS
     nodes are checked first."""
     seen = seen or check_nodes(snapshot)
     pool = snapshot.pool
-    spec = PoolSpec.model_validate(pool.spec)
-    backend = backend_of(spec)
+    spec = None if missing(pool.spec.get("backend", "local")) else PoolSpec.model_validate(pool.spec)
     nodes = []
     for node in snapshot.nodes:
         state = _current_state(node, seen)
         error = node.error or (seen.lost.get(node.id, seen.silence) if state is NodeState.FAILED else None)
         if state is NodeState.PLANNED and (waits := seen.waiting.get(node.id)):
             error = waits.reason
-        log = backend.log(NodeRef.of(node))
+        log = backend_of(spec).log(NodeRef.of(node)) if spec else ""
         nodes.append(_from_row(NodeStatus, node, state=state.value, error=error, log=log))
     last = snapshot.operations[-1] if snapshot.operations else None
     positions = {lease.id: place for place, lease in enumerate(queue(snapshot), start=1)}
@@ -223,7 +223,7 @@ def status_of(snapshot: Snapshot, now: float, seen: Seen | None = None) -> PoolS
     return _from_row(
         PoolStatus,
         pool,
-        uri=spec.uri,
+        uri=spec.uri if spec else f"{pool.spec['backend']}://{pool.name}",
         state=pool.state.value,
         is_here=is_here(pool),
         target=wanted(snapshot),

@@ -347,8 +347,10 @@ class HeadAnswers:
     def check(self, snapshot: Snapshot) -> Seen:
         """Return which nodes of a pool are lost. Nodes of a head on the network are those of its last answer; before
         the first answer, the rows of the store count."""
+        if not (snapshot.nodes and is_here(snapshot.pool)):
+            return Seen()
         spec = PoolSpec.model_validate(snapshot.pool.spec)
-        if backend_of(spec).answers_at_once or not (snapshot.nodes and is_here(snapshot.pool)):
+        if backend_of(spec).answers_at_once:
             return check_nodes(snapshot)
         key = f"{spec.name} {spec.uri}"
         return self._reader.last(key, lambda: self._ask(key, snapshot)) or Seen()

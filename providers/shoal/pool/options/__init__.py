@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from importlib.metadata import entry_points
 
-from shoal.errors import InvalidArgumentError
+from shoal.errors import InvalidArgumentError, shown
 from shoal.option_validation import unknown_value
 from shoal.pool.options.base import PoolOptions
 from shoal.pool.options.kuberay import KubeRayOptions
@@ -48,6 +48,17 @@ def options_of(backend: str) -> type[PoolOptions]:
             f'the backend "{backend}" ({others[backend].value}) is no subclass of shoal.pool.options.base.PoolOptions'
         )
     return options
+
+
+def missing(backend: str) -> str | None:
+    """Return why this process cannot use a backend, and what to do; None if it can."""
+    try:
+        options_of(backend)
+    except InvalidArgumentError as error:
+        if backend in backend_names():
+            return str(error)
+        return f"no package of this Python environment has the backend {shown(backend)}: install it here too"
+    return None
 
 
 def backend_names() -> list[str]:
