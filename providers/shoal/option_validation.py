@@ -99,7 +99,7 @@ def memory_bytes(amount: str) -> int:
     Raises:
         ValueError: The text is no such amount, or the amount is 0.
     """
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMGT]i?|Ki)?", amount)
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kMGT]|[KMGT]i)?", amount)
     size = math.floor(float(found[1]) * _MEMORY_UNITS[found[2] or ""]) if found else 0
     if not size:
         raise ValueError(f'"{amount}" is not an amount of memory: write it as 16Gi or 16G')

@@ -64,7 +64,7 @@ def main() -> int:
         ran = subprocess.run([sys.executable, "-m", f"tests.benchmarks.{name}"], stdout=subprocess.PIPE, text=True,
                              check=False)  # fmt: skip
         print(ran.stdout, flush=True)
-        code = max(code, ran.returncode)
+        code = code or abs(ran.returncode)  # negative: killed by a signal
         if args.write and ran.returncode == 0:
             _write(name, f"{machine()}\n\n{_tables(ran.stdout)}\n")
     return code

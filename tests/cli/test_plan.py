@@ -96,6 +96,7 @@ def test_what_cannot_be_planned_is_refused_with_what_to_do(shoal, fresh_home, fo
     uri = "ray://planned?address=http://127.0.0.1:8265"
     assert "memory_per_node" in shoal("plan", str(folder), "--pool", uri).stderr
     assert "write it as 16Gi" in shoal("plan", str(folder), "--pool", uri, "--memory-per-node", "lots").stderr
+    assert "write it as 16Gi" in shoal("plan", str(folder), "--pool", uri, "--memory-per-node", "4ki").stderr
 
 
 def test_the_last_five_jobs_of_a_model_scale_its_next_plan(some_jobs):

@@ -16,6 +16,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ PACKAGES = (
 )
 
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_PATH = re.compile(r"(?<![\w.>])(?:~|[a-z][a-z0-9+]*:/)?/[\w.@+~-][^\s'\",:;()\[\]]*")
+_PATH = re.compile(r"(?<=')/[^'\n]+|(?<=\")/[^\"\n]+|(?<![\w.>])(?:~|[a-z][a-z0-9+]*:/)?/[\w.@+~-][^\s'\",:;()\[\]]*")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b|\b[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){3,7}\b")
 _PROCESS = re.compile(r"\b(pid|process) \d+")
 
@@ -187,8 +188,11 @@ def without_identity(report: dict[str, Any]) -> dict[str, Any]:
             for index, part in enumerate(gpu["parts"]):
                 if isinstance(part, dict):
                     names[part["nvmlDeviceGetUUID"]] = replaced("MIG", 256 * (number + 1) + index)
-    own = {socket.gethostname(), socket.gethostname().partition(".")[0], getpass.getuser()} - {"root", "localhost"}
-    own_names = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(own, key=len, reverse=True)))})\b(?:\.[\w-]+)*")
+    own = {socket.gethostname(), socket.gethostname().partition(".")[0]}
+    with suppress(KeyError, OSError):  # a user without a name
+        own.add(getpass.getuser())
+    known = sorted(own - {"root", "localhost", ""}, key=len, reverse=True) or ["<name>"]
+    own_names = re.compile(rf"\b(?:{'|'.join(map(re.escape, known))})\b(?:\.[\w-]+)*")
     pids = itertools.count(FIRST_PID)
 
     def cleaned(value: Any) -> Any:

@@ -23,9 +23,8 @@ TAG = "SHOAL_TEST_SESSION"
 
 TREE = Path(__file__).parents[2]
 
-_WATCHED = (Path("/"), Path.home())
-_SHARED = {".cache", ".config", ".local"}
-"""Folders in a home that belong to all programs, so also to those that run beside the tests."""
+_IN_HOME = ("airflow", "mlruns", "ray_results", ".airflow", ".mlflow", ".prefect", ".ray", ".shoal")
+"""What shoal and its libraries may write into a home. Programs that run beside the tests write other files there."""
 
 _watched_before: set[Path] = set()
 _tree_before: set[str] = set()
@@ -79,7 +78,7 @@ def _files() -> list[str]:
 
 
 def _in_watched() -> set[Path]:
-    return {path for folder in _WATCHED for path in folder.iterdir() if path.name not in _SHARED}
+    return {*Path("/").iterdir(), *(path for name in _IN_HOME if (path := Path.home() / name).exists())}
 
 
 def _untracked() -> set[str]:

@@ -36,7 +36,7 @@ USES = {
     "iceberg": "from pyiceberg.catalog import load_catalog; load_catalog('c', type='in-memory')",
     "adbc": "import adbc_driver_manager, adbc_driver_postgresql",
     "ui": "import shoal.ui.app",
-    "kuberay": "import kubernetes.client; from shoal import ComputePool; ComputePool('kuberay://k')",
+    "kuberay": "import kubernetes.client; from shoal import ComputePool; ComputePool('kuberay://default/k')",
     "tune": "import optuna; optuna.create_study().ask()",
     "otel": "from opentelemetry.sdk.metrics import MeterProvider; MeterProvider().get_meter('shoal')",
 }

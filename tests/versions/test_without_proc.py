@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -17,7 +18,8 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.processes,
     pytest.mark.skipif(
-        subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0,
+        not shutil.which("unshare")
+        or subprocess.run(["unshare", "--mount", "sh", "-c", HIDE, "sh", "true"], check=False).returncode != 0,
         reason="this user may not make a namespace of mounts, in which /proc is hidden",
     ),
 ]

@@ -31,6 +31,7 @@ from shoal.pool.holder import Ancestors, asking_team, python_holder, runs_around
 from shoal.pool.journal import commands, rows, usage
 from shoal.pool.journal.rows import JournalStep, transaction
 from shoal.pool.journal.usage import USAGE_DAYS, HolderUsage
+from shoal.pool.options import missing
 from shoal.pool.reconciling import Clock, reconcile, sweep
 from shoal.pool.scaling_plan import Snapshot, nodes_for
 from shoal.pool.selection import which_pool
@@ -306,10 +307,11 @@ class ComputePool:
             InvalidArgumentError: `abandon` was given for a local pool of this host.
         """
         with self._requests.changing(JournalStep.TIDY) as session:
-            backend = backend_of(PoolSpec.model_validate(rows.load(session, self.name).pool.spec))
+            settings = rows.load(session, self.name).pool.spec
             commands.remove(session, self.name, self._clock(), abandon=abandon)
             self._requests.record(session, ActionKind.DELETED, "abandoned" if abandon else None)
-            backend.discard(self.name, everything=True)
+            if not missing(settings.get("backend", "local")):
+                backend_of(PoolSpec.model_validate(settings)).discard(self.name, everything=True)
 
     def scale(
         self,

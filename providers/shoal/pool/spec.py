@@ -55,6 +55,8 @@ class PoolFields(KubeRayOptions, RayOptions, LocalOptions):
 class PoolSpec(PoolFields, Settings):
     """Settings of a pool: its name, the place where its nodes run, and the number and size of the nodes.
 
+    Only :meth:`parse` knows the options of backends that other packages bring.
+
     Raises:
         InvalidArgumentError: Raised by :meth:`parse`; the message names the invalid field.
     """
@@ -91,6 +93,18 @@ class PoolSpec(PoolFields, Settings):
                     f"a {self.backend}:// pool has options that are allowed only for {kind}:// pools: "
                     f"{', '.join(given)}; remove these options"
                 )
+        if "ray" not in own.model_fields:
+            if not self.ray:
+                raise ValueError("ray=false is allowed only for local:// pools: remove the option")
+            for name in ("ray_dashboard", "libraries", "python"):
+                if getattr(self, name):
+                    raise ValueError(f"{name} is allowed only for local:// pools: remove the option")
+            if self.gpus_per_node < 0:
+                raise ValueError("gpus_per_node=-1 is allowed only for local:// pools: give the number of GPUs")
+        if wrong := [folder for folder in self.shared() if not folder.startswith("/")]:
+            raise ValueError(
+                f"shared_folders={self.shared_folders}: {wrong[0]} is not an absolute path; begin each path with /"
+            )
         if self.only_team == "*":
             raise ValueError("only_team=* is not the name of a team: name the team, or remove the option")
         own.check_options(self)
@@ -111,8 +125,12 @@ class PoolSpec(PoolFields, Settings):
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
         """Build a spec from its fields, such as those in the store."""
-        own = _class_of(obj) if cls is PoolSpec and isinstance(obj, Mapping) else cls
+        own = _class_of(obj) if cls is PoolSpec else cls
         return super(PoolSpec, own).model_validate(obj, **options)  # type: ignore[return-value]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Let a spec be pickled whose class was made for the backend of another package."""
+        return PoolSpec.parse, (self.uri,)
 
     def check_size(self, size: int, name: str, *, is_up: bool = False) -> None:
         """Raise an error if a requested number of nodes is above the pool's `max_nodes`.
@@ -158,10 +176,10 @@ class PoolSpec(PoolFields, Settings):
         return f"{self.backend}://{'/'.join(getattr(self, name) for name in place)}" + (f"?{query}" if query else "")
 
 
-def _class_of(fields: Mapping[str, Any]) -> type[PoolSpec]:
+def _class_of(fields: Any) -> type[PoolSpec]:
     """Return `PoolSpec`, or its subclass with the options of another package's backend."""
-    backend = fields.get("backend", "local")
-    return PoolSpec if backend in OPTIONS or not isinstance(backend, str) else _with_options_of(backend)
+    backend = fields.get("backend") if isinstance(fields, Mapping) else None
+    return PoolSpec if not isinstance(backend, str) or backend in OPTIONS else _with_options_of(backend)
 
 
 @functools.cache

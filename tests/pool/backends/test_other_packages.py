@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import InvalidArgumentError
+from shoal.pool.api import ComputePool
 from shoal.pool.backends import all_backends, backend_of
-from shoal.pool.options import options_of
-from shoal.pool.spec import PoolSpec
+from shoal.pool.options import missing, options_of
+from shoal.pool.reconciling import sweep
+from shoal.pool.spec import PoolSpec, _with_options_of
+from shoal.state import Store
 from tests.support.tiny_backend import TinyBackend
 
 OPTIONS = '''
@@ -50,6 +54,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     yield installed
     sys.modules.pop("quay_options", None)
     options_of.cache_clear()
+    _with_options_of.cache_clear()
 
 
 def test_its_pools_have_their_own_options(install):
@@ -59,6 +64,7 @@ def test_its_pools_have_their_own_options(install):
     assert spec.uri == "quay://north/stock?max_nodes=3&depth=12"
     assert PoolSpec.model_validate(spec.model_dump()) == spec  # as the store does it
     assert isinstance(backend_of(spec), TinyBackend)
+    assert pickle.loads(pickle.dumps(spec)) == spec
     assert [type(each) for each in all_backends()][-1] is TinyBackend
 
 
@@ -69,6 +75,8 @@ def test_its_pools_have_their_own_options(install):
         ("quay://north/stock?depth=41", "depth=41 is too deep: give at most 40"),
         ("quay://north/stock?dept=4", 'unknown option "dept": did you mean depth'),
         ("quay://north/stock?image=x", "allowed only for kuberay:// pools: image"),
+        ("quay://north/stock?python=/bin/python", "python is allowed only for local:// pools"),
+        ("quay://north/stock?ray=false", "ray=false is allowed only for local:// pools"),
         ("quay://stock", "quay://HARBOUR/NAME"),
         ("quai://north/stock", "unknown backend \"quai\": it can be 'local' or 'ray' or 'kuberay' or 'quay'"),
         ("local://stock?depth=4", 'unknown option "depth"'),
@@ -92,3 +100,14 @@ def test_a_package_that_cannot_be_used_is_named(install, code, reason):
     install(code, "Quay")
     with pytest.raises(InvalidArgumentError, match=reason):
         PoolSpec.parse("quay://north/stock")
+
+
+def test_a_backend_that_cannot_be_imported_stops_no_other_pool(install, tiny):
+    install(OPTIONS.replace("tiny_backend:", "no_such_module:"), "QuayOptions")
+    spec = PoolSpec.parse("quay://north/stock")
+    assert "no_such_module:TinyBackend) cannot be imported: ModuleNotFoundError" in str(missing("quay"))
+    with pytest.raises(InvalidArgumentError, match="cannot be imported"):
+        backend_of(spec)
+    assert [type(each).__name__ for each in all_backends()][1:] == ["RayBackend", "KubeRayBackend"]
+    ComputePool("local://tiny").up()
+    assert sweep(Store()) == []

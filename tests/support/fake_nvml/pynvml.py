@@ -59,7 +59,7 @@ def nvmlDeviceGetMigDeviceHandleByIndex(whole: _Handle, index: int) -> _Handle:
 def nvmlDeviceGetHandleByUUID(uuid: str) -> _Handle:
     gpus = [gpu for gpu in _machine()["gpus"] if isinstance(gpu, dict)]
     for each in (*gpus, *(part for gpu in gpus for part in gpu["parts"])):
-        if each["nvmlDeviceGetUUID"] == uuid:
+        if isinstance(each, dict) and each["nvmlDeviceGetUUID"] == uuid:
             return dict(each)
     _refuse("NVMLError_NotFound")
 

@@ -19,7 +19,10 @@ from tests.support.boosting_trainings import Losses
 from tests.support.two_node_cluster import assert_ended
 from tests.support.without_ray import nodes_without_ray
 
-pytestmark = pytest.mark.usefixtures("without_ray")
+pytestmark = [
+    pytest.mark.usefixtures("without_ray"),
+    pytest.mark.skipif(not hasattr(xgboost.core, "DataSplitMode"), reason="this XGBoost has no split by columns"),
+]
 
 FEATURES = [f"f{i}" for i in range(100)]
 TYPES = ["c" if name == "f4" else "float" for name in FEATURES]

@@ -3,23 +3,24 @@
 
 from __future__ import annotations
 
-import pkgutil
+import logging
+from typing import cast
 
 from shoal.pool.backends.interface import Backend
-from shoal.pool.options import backend_names, options_of
+from shoal.pool.options import backend_class, backend_names, missing
 from shoal.pool.spec import PoolSpec
+
+log = logging.getLogger(__name__)
 
 
 def backend_of(spec: PoolSpec) -> Backend:
     """Return the backend of a pool."""
-    return _made(spec.backend)
+    return cast(Backend, backend_class(spec.backend)())
 
 
 def all_backends() -> list[Backend]:
-    """Return the backends of shoal and of all other installed packages."""
-    return [_made(name) for name in backend_names()]
-
-
-def _made(name: str) -> Backend:
-    backend: Backend = pkgutil.resolve_name(options_of(name).backend_class)()
-    return backend
+    """Return the backends of shoal and of all other installed packages that can be imported."""
+    usable = {name: missing(name) for name in backend_names()}
+    for why in filter(None, usable.values()):
+        log.warning("%s", why)
+    return [backend_class(name)() for name, why in usable.items() if why is None]

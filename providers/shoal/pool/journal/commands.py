@@ -22,6 +22,7 @@ from shoal.pool.backends import backend_of
 from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
 from shoal.pool.holder import Ancestors, ends_with, require_team, run_of
 from shoal.pool.journal import rows, usage
+from shoal.pool.options import missing
 from shoal.pool.scaling_plan import Snapshot, grantable, leased, may_resize, queue, taken_by
 from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions
 from shoal.pool.timeouts import RETIRE_WITHIN
@@ -290,7 +291,7 @@ def abandon(session: Session, name: str, now: float) -> None:
         InvalidArgumentError: The pool is local. The nodes of a local pool must be ended first.
     """
     pool = rows.load(session, name).pool
-    if backend_of(PoolSpec.model_validate(pool.spec)).bound_to_host:
+    if _is_bound(pool):
         raise InvalidArgumentError(
             f'pool "{name}" is local and cannot be abandoned: `shoal pool down {name}` ends its nodes; if a node does '
             "not end, run `shoal sweep` to try again"
@@ -299,6 +300,14 @@ def abandon(session: Session, name: str, now: float) -> None:
     session.execute(delete(Node).where(Node.pool == name))
     pool.state = PoolState.DOWN
     pool.decision = {**(pool.decision or {"number": 0}), "size": 0, "unconfirmed": None}
+
+
+def _is_bound(pool: Pool) -> bool:
+    """Return whether only one host can end the nodes of a pool. Without its backend, nothing here can end them, so the
+    pool may be abandoned."""
+    if missing(pool.spec.get("backend", "local")):
+        return False
+    return backend_of(PoolSpec.model_validate(pool.spec)).bound_to_host
 
 
 def remove(session: Session, name: str, now: float, *, abandon: bool) -> None:
@@ -312,7 +321,7 @@ def remove(session: Session, name: str, now: float, *, abandon: bool) -> None:
     """
     snapshot = rows.load(session, name)
     pool = snapshot.pool
-    bound = backend_of(PoolSpec.model_validate(pool.spec)).bound_to_host
+    bound = _is_bound(pool)
     if abandon:
         if bound and is_here(pool):
             raise InvalidArgumentError(

@@ -7,9 +7,12 @@ DAG files import this package, so it needs neither the store nor an HTTP client.
 from __future__ import annotations
 
 import functools
+import pkgutil
+from collections.abc import Callable
 from importlib.metadata import entry_points
+from typing import Any
 
-from shoal.errors import InvalidArgumentError, shown
+from shoal.errors import InvalidArgumentError
 from shoal.option_validation import unknown_value
 from shoal.pool.options.base import PoolOptions
 from shoal.pool.options.kuberay import KubeRayOptions
@@ -36,13 +39,13 @@ def options_of(backend: str) -> type[PoolOptions]:
     others = {each.name: each for each in entry_points(group=ENTRY_POINTS)}
     if backend not in others:
         allowed = " or ".join(map(repr, [*OPTIONS, *others]))
-        raise InvalidArgumentError(unknown_value("backend", backend, f"{allowed}, if no other package brings it"))
+        raise InvalidArgumentError(
+            unknown_value("backend", backend, f"{allowed}, or the backend of a package that is installed here")
+        )
     try:
         options = others[backend].load()
     except Exception as error:
-        raise InvalidArgumentError(
-            f'the backend "{backend}" ({others[backend].value}) cannot be imported: {type(error).__name__}: {error}'
-        ) from error
+        raise InvalidArgumentError(_cannot_import(backend, others[backend].value, error)) from error
     if not (isinstance(options, type) and issubclass(options, PoolOptions)):
         raise InvalidArgumentError(
             f'the backend "{backend}" ({others[backend].value}) is no subclass of shoal.pool.options.base.PoolOptions'
@@ -50,14 +53,30 @@ def options_of(backend: str) -> type[PoolOptions]:
     return options
 
 
+def backend_class(backend: str) -> Callable[[], Any]:
+    """Import the class of a backend.
+
+    Raises:
+        InvalidArgumentError: As :func:`options_of`.
+    """
+    name = options_of(backend).backend_class
+    try:
+        found: Callable[[], Any] = pkgutil.resolve_name(name)
+    except Exception as error:
+        raise InvalidArgumentError(_cannot_import(backend, name, error)) from error
+    return found
+
+
+def _cannot_import(backend: str, name: str, error: Exception) -> str:
+    return f'the backend "{backend}" ({name}) cannot be imported: {type(error).__name__}: {error}'
+
+
 def missing(backend: str) -> str | None:
     """Return why this process cannot use a backend, and what to do; None if it can."""
     try:
-        options_of(backend)
+        backend_class(backend)
     except InvalidArgumentError as error:
-        if backend in backend_names():
-            return str(error)
-        return f"no package of this Python environment has the backend {shown(backend)}: install it here too"
+        return str(error)
     return None
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from pydantic import BaseModel, Field
@@ -138,25 +137,13 @@ class ClusterOptions(PoolOptions):
             cure: What to do with credentials in the URL.
             wanted: What the URL has to be.
         """
-        given: Mapping[str, Any] = vars(self)
-        if not given["ray"]:
-            raise ValueError("ray=false is allowed only for local:// pools: remove the option")
-        for name in ("ray_dashboard", "libraries", "python"):
-            if given[name]:
-                raise ValueError(f"{name} is allowed only for local:// pools: remove the option")
-        if self.gpus_per_node < 0:
-            raise ValueError("gpus_per_node=-1 is allowed only for local:// pools: give the number of GPUs")
-        url = given[field] or ""
+        url = getattr(self, field) or ""
         if has_credentials(url):
             raise InvalidArgumentError(f"{field}={redact_value(url)}: the URL must not contain credentials; {cure}")
         parts = url_parts(url)
         is_url = parts is not None and parts.scheme in ("http", "https") and bool(parts.hostname)
         if not is_url and (url or is_needed):
             raise ValueError(f"{field}={redact_address(url)!r}: {wanted}")
-        if wrong := [folder for folder in self.shared() if not folder.startswith("/")]:
-            raise ValueError(
-                f"shared_folders={self.shared_folders}: {wrong[0]} is not an absolute path; begin each path with /"
-            )
         if self.ca_file is not None and (parts is None or parts.scheme != "https"):
             raise ValueError(
                 f"ca_file is allowed only with an https:// address, not with {field}={url!r}: remove "

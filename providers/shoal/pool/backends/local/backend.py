@@ -53,7 +53,7 @@ def require_linux() -> None:
     if not has_proc():
         raise InvalidArgumentError(
             "local:// pools and embedded pools need Linux, because shoal reads the states of their processes in /proc: "
-            "use a ray:// or kuberay:// pool"
+            "use a ray:// pool"
         )
 
 
