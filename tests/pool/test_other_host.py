@@ -15,6 +15,7 @@ from shoal.state import Store
 from shoal.state.schema import Pool, PoolState
 from tests.support import another_host
 from tests.support.pool_processes import folders, kill_supervisor, node_rows, nothing_left, tagged
+from tests.support.tiny_backend import TinyBackend
 from tests.support.tiny_pools import ForkingTinyBackend
 from tests.support.waiting import wait_until
 
@@ -121,10 +122,17 @@ def test_a_pool_here_is_deleted_once_it_is_down_and_not_abandoned(up, tiny):
     assert not (tiny / "pools" / "tiny").exists()
 
 
-def test_one_pool_that_raises_does_not_end_a_sweep(up):
+def test_one_pool_that_raises_does_not_end_a_sweep(up, monkeypatch):
+    look = TinyBackend.look
+
+    def broken_look(self, spec, nodes):
+        assert spec.name != "broken"
+        return look(self, spec, nodes)
+
+    monkeypatch.setattr(TinyBackend, "look", broken_look)
     with Store().transaction() as session:
         broken = Pool(
-            name="broken", spec={"name": "broken", "backend": "none"}, state=PoolState.UP, host=hostname(),
+            name="broken", spec={"name": "broken", "backend": "local"}, state=PoolState.UP, host=hostname(),
             host_id=host_id(), min_nodes=1, max_nodes=1, epoch=1, next_node=0, created_at=0.0, touched_at=0.0,
         )  # fmt: skip
         session.add(broken)
