@@ -465,6 +465,14 @@ class TestDriver:
         assert (code, job.state) == (1, JobState.FAILED)
         assert 'pip install "shoal[mlflow]"' in str(job.error)
 
+    def test_a_library_that_is_missing_is_named_with_its_extra(self, store, spec, monkeypatch):
+        monkeypatch.setitem(sys.modules, "lightgbm", None)
+
+        code, job = drive(store, spec.model_copy(update={"framework": "lightgbm"}))
+
+        assert (code, job.state, job.error_is_permanent) == (1, JobState.FAILED, True)
+        assert 'pip install "shoal[lightgbm]"' in str(job.error)
+
     def test_a_holdout_with_training_rows_is_refused_before_training(self, store, spec, monkeypatch):
         trained: list[object] = []
         monkeypatch.setattr("shoal.training.boosting.engine.train", trained.append)

@@ -14,7 +14,7 @@ from shoal.boosting_libraries import BOOSTING_LIBRARIES, Framework, loaded
 from shoal.data.checks import check_categories, check_codes
 from shoal.data.numpy_columns import Categories, as_categories, encoded
 from shoal.data.parquet.source import ParquetSource
-from shoal.errors import DataError, InvalidArgumentError
+from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
 from shoal.lazy_imports import np, pa, pc, pd
 from shoal.training.boosting.messages import Checkpoint, History, Prepared, Task
 from shoal.training.boosting.params import (
@@ -300,8 +300,12 @@ class Library(ABC):
         return BOOSTING_LIBRARIES[self.name].title
 
     def version(self) -> str:
-        """Return the version of the installed library."""
-        return str(importlib.import_module(self.name).__version__)
+        """Return the version of the installed library.
+
+        Raises:
+            MissingExtraError: The library is not installed.
+        """
+        return str(installed(self.name).__version__)
 
     def requirement(self) -> str:
         """Return the requirement that installs the library in its version here."""
@@ -618,6 +622,21 @@ class Library(ABC):
     def columns_of(self, booster: Any) -> list[str]:
         """Return the names of the columns that :meth:`predict_rows` needs; empty if the booster has none."""
         return self.features_of(booster)
+
+
+def installed(package: str) -> Any:
+    """Import a package that an extra with the same name installs.
+
+    Raises:
+        MissingExtraError: The package is not installed.
+        ImportError: It cannot be imported.
+    """
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise MissingExtraError(package, extra=package) from error
 
 
 def library_of(framework: str) -> Library:
