@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def test_parentheses_are_asked_for() -> None:
 
 
 @ray_launch(num_workers=2)
-def total(numbers: list[int]) -> tuple[int, bool]:
+def total(numbers: list[int]) -> tuple[int, bool, bool]:
     """Uses Ray as it likes, and its module's globals."""
     import ray
 
@@ -72,14 +73,15 @@ def total(numbers: list[int]) -> tuple[int, bool]:
     def tripled(number: int) -> int:
         return number * FACTOR
 
-    return sum(ray.get([tripled.remote(number) for number in numbers])), ray.is_initialized()
+    found = sum(ray.get([tripled.remote(number) for number in numbers]))
+    return found, ray.is_initialized(), "torch" in sys.modules
 
 
 @pytest.mark.ray
 def test_a_function_is_launched_once_as_a_driver(driver: TwoNodes) -> None:
     with shared_gang(GangShape(2, 1.0)):
         pass  # as after a `fit`, it stays idle and reserves both CPUs, which the function's tasks need
-    assert total.distributed([1, 2, 3]) == (18, True)
+    assert total.distributed([1, 2, 3]) == (18, True, False)  # PyTorch need not be installed
     with pytest.raises(TrainingError, match="unsupported operand"):
         total.distributed(["x", None])  # type: ignore[list-item]
 

@@ -61,11 +61,11 @@ def run(
         TrainingError: A rank raised an exception. The message names the rank that most likely caused the failure, and
             the notes contain its traceback.
         WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
-        MissingExtraError: PyTorch or Ray is not installed.
+        MissingExtraError: Ray is not installed, or PyTorch is not installed and the function runs on ranks.
     """
     restarts = Restarts(request.run_config)
     cluster.require_connection()
-    if find_spec("torch") is None:
+    if find_spec("torch") is None and not request.is_launcher:
         raise MissingExtraError("torch", "torch")
     location = locations.local_path(location)
     locations.try_out(location)
@@ -94,7 +94,8 @@ def run(
 
 def import_ahead_for_workers(request: FunctionRequest) -> None:
     """Import PyTorch in the template of the workers, while this process does other things."""
-    import_ahead(request.demand().resolved, TORCH_MODULES, complete=True)
+    if not request.is_launcher:
+        import_ahead(request.demand().resolved, TORCH_MODULES, complete=True)
 
 
 @dataclass
@@ -151,7 +152,7 @@ class _Run:
         gang = Gang.start(shape, timeout=self.restarts.wait_s, env=self.env)
         self.metrics.continued()
         try:
-            nodes_of_ranks = [(info.node_id,) for info in gang.workers]
+            nodes_of_ranks = [(info.node_id, request.is_launcher) for info in gang.workers]
             machines = gang.run(worker.meet, nodes_of_ranks, timeout=self.restarts.timeout)
             if on_node := self.on_node:
                 nodes = {machine.node: info.node for info, machine in zip(gang.workers, machines, strict=True)}
@@ -161,7 +162,7 @@ class _Run:
                 threads=shape.threads,
                 restarts=self.restarts.count,
                 max_restarts=request.run_config.max_restarts,
-                is_launcher=request.room_for is not None,
+                is_launcher=request.is_launcher,
             )
             assignment = worker.Assignment(
                 program=self.program,

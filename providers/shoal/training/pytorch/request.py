@@ -269,6 +269,11 @@ class FunctionRequest(Settings):
         """Return the number of datasets that each worker reads with Ray Data, perhaps at the same time."""
         return sum(spec.ingester == "ray" for spec in self.dataset_map.values())
 
+    @property
+    def is_launcher(self) -> bool:
+        """Return whether the function is no rank, but starts others itself."""
+        return self.room_for is not None
+
     def demand(self) -> GangDemand:
         """Return what the function needs of its pool's nodes."""
         # If the function starts further workers itself, only these are counted, because the workers that call the
@@ -289,7 +294,7 @@ class FunctionRequest(Settings):
             self.run_config,
             tuple(self.dataset_map.values()),
             also=(partial(lay_out, self.room_for),) if self.room_for else (),
-            starts_ray_tasks=self.room_for is not None,
+            starts_ray_tasks=self.is_launcher,
             counts_gpus=gang.per_gpu,
         )
 

@@ -227,7 +227,7 @@ _kept_groups: list[Any] = []
 """Process groups that were destroyed (see `keep_groups`)."""
 
 
-def meet(node: str) -> Machine:
+def meet(node: str, is_launcher: bool = False) -> Machine:
     """Return this rank's address and GPUs; on rank 0, also start PyTorch's key-value server for all ranks.
 
     PyTorch's key-value server (the store) requires no token, and by default listens on all addresses of the host.
@@ -235,14 +235,15 @@ def meet(node: str) -> Machine:
 
     Args:
         node: Id of this rank's node.
+        is_launcher: As in `environments`. Then there is no server, and PyTorch need not be installed.
     """
     global _store
-    from torch.distributed import TCPStore
-
     address, ray = own_address(), ray_if_connected()
     gpus = tuple(str(gpu) for gpu in ray.get_gpu_ids()) if ray else ()
-    if gang_context().rank:
+    if is_launcher or gang_context().rank:
         return Machine(node, address, gpus)
+    from torch.distributed import TCPStore
+
     listening = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
     port = listening.getsockname()[1]
     _store = TCPStore(
@@ -264,16 +265,17 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
         Exception: Any other exception that the function raised.
     """
     global _folder, _placed
-    import torch
-
     gang = gang_context()
     os.environ.update(environment)
     interfaces = psutil.net_if_addrs().items()
     if interface := next((name for name, own in interfaces if machine.address in [each.address for each in own]), None):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
-    torch.set_num_threads(assignment.threads)
-    keep_groups()
+    if "RANK" in environment:
+        import torch
+
+        torch.set_num_threads(assignment.threads)
+        keep_groups()
     set_gang_context(replace(gang, position=replace(gang.position, seed=assignment.seed)))
     # Killed workers left model and script folders.
     own_process.remove_folders_of_dead(_MODEL, SCRIPT_FOLDER)
@@ -373,9 +375,8 @@ def keep_groups() -> None:
 
 
 def _pickled(value: Any) -> bytes | MissingValue:
-    from torch.nn.parallel import DistributedDataParallel
-
-    if isinstance(value, DistributedDataParallel):
+    parallel = sys.modules.get("torch.nn.parallel")
+    if parallel is not None and isinstance(value, parallel.DistributedDataParallel):
         # The wrapper can be unpickled only in a process group, which the driver and the caller do not have.
         print("the function returned a DistributedDataParallel: its module is returned instead", flush=True)
         value = value.module
