@@ -187,7 +187,7 @@ ROUNDS ?= 50
 soak: install  ## Run the long tests, 2,000 odd arguments for each public function, and random SIGKILLs on real Ray; SEED=n repeats a run, ROUNDS=n (about 20 s each)
 	@$(BIN)/python -m tests.soak --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 	@$(BIN)/python -m tests.soak --scale-ups 20
-	@SHOAL_MODELS=40 SHOAL_SENSORS=200 $(BIN)/python -m pytest -m "long and not kuberay"
+	@SHOAL_MODELS=40 SHOAL_SENSORS=200 $(BIN)/python -m pytest -m "long and not kuberay" --ignore=tests/versions
 	@SHOAL_EXAMPLES=2000 $(BIN)/python -m pytest --timeout 3600 tests/entrances
 	@$(MAKE) --no-print-directory reached
 	@if command -v go > /dev/null; then $(MAKE) --no-print-directory test-kuberay; else echo "the tests on Kubernetes need Go: left out"; fi
