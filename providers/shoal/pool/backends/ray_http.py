@@ -329,10 +329,6 @@ else `python`. The script imports nothing from the head's current folder. The va
 old Python would refuse, so that the preflight check can name the version."""
 
 
-class _ScriptError(PoolUnreachableError):
-    """The cluster could not run a script to its end."""
-
-
 class ScriptRunner:
     """Runner of scripts on one Ray cluster.
 
@@ -365,7 +361,7 @@ class ScriptRunner:
 
         try:
             return answer()
-        except _ScriptError:
+        except PoolUnreachableError:
             return answer()
 
     def submit(self, job_id: str, script: Path, order: Mapping[str, Any]) -> None:
@@ -379,7 +375,7 @@ class ScriptRunner:
         if status != "SUCCEEDED":
             job = self._head.status(job_id)  # says why a script without a log was not run
             reason = last_line(log if log.strip() or job is None else job.message or "")
-            raise _ScriptError(
+            raise PoolUnreachableError(
                 f"shoal's job on {self._cluster} ended with status {status}: {reason} (the cluster's dashboard shows "
                 "the whole log)"
             )
