@@ -131,6 +131,8 @@ class Cluster:
                     f"no Ray cluster answers at {self._address} ({reason}): check that the cluster is up, and that "
                     "this is the address of its dashboard (port 8265 by default)"
                 )
+            case Failure(problem=Problem.SLOW, method="POST"):  # submitted again: the id shows whether it has arrived
+                return BusyClusterError(f"{cluster} does not answer ({reason})")
             case Failure(problem=Problem.SLOW | Problem.NO_ANSWER):
                 return PoolUnreachableError(f"{cluster} does not answer ({reason})")
             case Failure(problem=Problem.TOKEN_REFUSED):
