@@ -31,11 +31,19 @@ from shoal.pool.holder import Ancestors, asking_team, python_holder, runs_around
 from shoal.pool.journal import commands, rows, usage
 from shoal.pool.journal.rows import JournalStep, transaction
 from shoal.pool.journal.usage import USAGE_DAYS, HolderUsage
-from shoal.pool.options import missing
 from shoal.pool.reconciling import Clock, reconcile, sweep
 from shoal.pool.scaling_plan import Snapshot, nodes_for
 from shoal.pool.selection import which_pool
-from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, checked_size, is_auto, is_uri, pool_name_of
+from shoal.pool.spec import (
+    LeaseOptions,
+    PoolSpec,
+    ScaleOptions,
+    checked_size,
+    is_auto,
+    is_uri,
+    pool_name_of,
+    spec_of_row,
+)
 from shoal.pool.status import NodeInfo, PoolReport, PoolStatus, check_nodes, head_endpoint, report_of, status_of
 from shoal.pool.timeouts import LEASE_TTL, RETIRE_WITHIN, ROLLBACK_AFTER
 from shoal.pool.waiting import OnProgress, Requests, pause
@@ -307,11 +315,11 @@ class ComputePool:
             InvalidArgumentError: `abandon` was given for a local pool of this host.
         """
         with self._requests.changing(JournalStep.TIDY) as session:
-            settings = rows.load(session, self.name).pool.spec
+            spec = spec_of_row(rows.load(session, self.name).pool.spec)
             commands.remove(session, self.name, self._clock(), abandon=abandon)
             self._requests.record(session, ActionKind.DELETED, "abandoned" if abandon else None)
-            if not missing(settings.get("backend", "local")):
-                backend_of(PoolSpec.model_validate(settings)).discard(self.name, everything=True)
+            if spec is not None:
+                backend_of(spec).discard(self.name, everything=True)
 
     def scale(
         self,

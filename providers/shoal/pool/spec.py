@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, ValidationInfo, create_model, field_vali
 
 from shoal.errors import InvalidArgumentError, shown
 from shoal.option_validation import Settings
-from shoal.pool.options import OPTIONS, options_of
+from shoal.pool.options import OPTIONS, missing, options_of
 from shoal.pool.options.base import NAME_RULE, is_pool_name, url_parts
 from shoal.pool.options.kuberay import KubeRayOptions
 from shoal.pool.options.local import LocalOptions
@@ -174,6 +174,11 @@ class PoolSpec(PoolFields, Settings):
         given = self.model_dump(exclude_defaults=True, exclude={"backend", *place})
         query = "&".join(f"{key}={_in_uri(value)}" for key, value in given.items())
         return f"{self.backend}://{'/'.join(getattr(self, name) for name in place)}" + (f"?{query}" if query else "")
+
+
+def spec_of_row(settings: Mapping[str, Any]) -> PoolSpec | None:
+    """Return the spec of a pool from its row in the store; None if this process lacks the pool's backend."""
+    return None if missing(settings.get("backend", "local")) else PoolSpec.model_validate(settings)
 
 
 def _class_of(fields: Any) -> type[PoolSpec]:

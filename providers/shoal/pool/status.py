@@ -12,9 +12,8 @@ from shoal.pool.backends.interface import NodeRef, Seen
 from shoal.pool.bound_host import is_here, unrecorded
 from shoal.pool.endpoint import Endpoint
 from shoal.pool.holder import job_of
-from shoal.pool.options import missing
 from shoal.pool.scaling_plan import Snapshot, leased, queue, queue_note, quota_note, wanted
-from shoal.pool.spec import PoolSpec
+from shoal.pool.spec import PoolSpec, spec_of_row
 from shoal.state.schema import Base, Node, NodeState, Operation, OperationState, PoolState
 
 
@@ -201,14 +200,15 @@ def status_of(snapshot: Snapshot, now: float, seen: Seen | None = None) -> PoolS
     nodes are checked first."""
     seen = seen or check_nodes(snapshot)
     pool = snapshot.pool
-    spec = None if missing(pool.spec.get("backend", "local")) else PoolSpec.model_validate(pool.spec)
+    spec = spec_of_row(pool.spec)
+    backend = backend_of(spec) if spec else None
     nodes = []
     for node in snapshot.nodes:
         state = _current_state(node, seen)
         error = node.error or (seen.lost.get(node.id, seen.silence) if state is NodeState.FAILED else None)
         if state is NodeState.PLANNED and (waits := seen.waiting.get(node.id)):
             error = waits.reason
-        log = backend_of(spec).log(NodeRef.of(node)) if spec else ""
+        log = backend.log(NodeRef.of(node)) if backend else ""
         nodes.append(_from_row(NodeStatus, node, state=state.value, error=error, log=log))
     last = snapshot.operations[-1] if snapshot.operations else None
     positions = {lease.id: place for place, lease in enumerate(queue(snapshot), start=1)}

@@ -22,9 +22,8 @@ from shoal.pool.backends import backend_of
 from shoal.pool.bound_host import ANYWHERE, bind_here, is_here
 from shoal.pool.holder import Ancestors, ends_with, require_team, run_of
 from shoal.pool.journal import rows, usage
-from shoal.pool.options import missing
 from shoal.pool.scaling_plan import Snapshot, grantable, leased, may_resize, queue, taken_by
-from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions
+from shoal.pool.spec import LeaseOptions, PoolSpec, ScaleOptions, spec_of_row
 from shoal.pool.timeouts import RETIRE_WITHIN
 from shoal.state import stamps
 from shoal.state.schema import Demand, Lease, Node, NodeState, Operation, OperationKind, OperationState, Pool, PoolState
@@ -305,9 +304,8 @@ def abandon(session: Session, name: str, now: float) -> None:
 def _is_bound(pool: Pool) -> bool:
     """Return whether only one host can end the nodes of a pool. Without its backend, nothing here can end them, so the
     pool may be abandoned."""
-    if missing(pool.spec.get("backend", "local")):
-        return False
-    return backend_of(PoolSpec.model_validate(pool.spec)).bound_to_host
+    spec = spec_of_row(pool.spec)
+    return spec is not None and backend_of(spec).bound_to_host
 
 
 def remove(session: Session, name: str, now: float, *, abandon: bool) -> None:
