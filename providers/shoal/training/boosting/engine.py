@@ -20,7 +20,7 @@ from shoal.data.numpy_columns import find_categories
 from shoal.errors import OutOfMemoryError, TrainingError, UnusableGpuError, WorkerLostError
 from shoal.training import cluster
 from shoal.training.boosting import messages
-from shoal.training.boosting.library import Library, installed, library_of
+from shoal.training.boosting.library import Library, import_package, library_of
 from shoal.training.boosting.params import Direction, UserCode
 from shoal.training.boosting.request import TrainRequest, TrainResult, WorkerStats
 from shoal.training.boosting.rows import checked_data, refuse_long_eval_sets, shard_datasets
@@ -119,7 +119,7 @@ def installed_library(framework: str) -> Library:
     """
     library = library_of(framework)
     for package in ["ray", framework] if cluster.register() is None else [framework]:
-        installed(package)
+        import_package(package)
     return library
 
 

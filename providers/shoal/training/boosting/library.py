@@ -305,7 +305,7 @@ class Library(ABC):
         Raises:
             MissingExtraError: The library is not installed.
         """
-        return str(installed(self.name).__version__)
+        return str(import_package(self.name).__version__)
 
     def requirement(self) -> str:
         """Return the requirement that installs the library in its version here."""
@@ -624,7 +624,7 @@ class Library(ABC):
         return self.features_of(booster)
 
 
-def installed(package: str) -> Any:
+def import_package(package: str) -> Any:
     """Import a package that an extra with the same name installs.
 
     Raises:
