@@ -98,7 +98,7 @@ def test_a_pool_on_kubernetes_has_its_namespace_in_the_uri():
         ("kuberay://ml/x?api=http://h:8265/?a=b", "must end with the port or path"),
         ("kuberay://ml/x?api=http://u:secret@h", "must not contain credentials; remove them"),
         ("kuberay://ml/x?ca_file=/ca.pem", "ca_file is allowed only with an https:// address"),
-        ("kuberay://ml/x?ray=false", "ray=false is allowed only for local:// pools"),
+        ("kuberay://ml/x?ray=false", "that are allowed only for local:// pools: ray;"),
         ("kuberay://ml/x?gpus_per_node=-1", "gpus_per_node=-1 is allowed only for local:// pools"),
         ("ray://x?address=http://h&group=big", "allowed only for kuberay:// pools: group"),
         ("local://x?context=prod", "allowed only for kuberay:// pools: context"),
@@ -122,7 +122,7 @@ def test_rays_dashboard_is_an_option_of_local_pools(given):
     spec = PoolSpec.parse({"name": "x", "ray_dashboard": given})
     assert spec.uri == "local://x?ray_dashboard=true"
     assert PoolSpec.parse(spec.uri) == spec
-    with pytest.raises(InvalidArgumentError, match="ray_dashboard is allowed only for local:// pools"):
+    with pytest.raises(InvalidArgumentError, match="that are allowed only for local:// pools: ray_dashboard;"):
         PoolSpec.parse({"name": "x", "backend": "ray", "address": "http://h", "ray_dashboard": given})
 
 
@@ -136,7 +136,7 @@ def test_libraries_are_names_of_an_option_of_local_pools():
     assert PoolSpec.parse("local://x?ray=false&max_nodes=1&libraries=torch").library_names() == ["torch"]
     with pytest.raises(InvalidArgumentError, match="libraries=torch is allowed only with ray=false"):
         PoolSpec.parse("local://x?libraries=torch")
-    with pytest.raises(InvalidArgumentError, match="libraries is allowed only for local:// pools"):
+    with pytest.raises(InvalidArgumentError, match="that are allowed only for local:// pools: libraries;"):
         PoolSpec.parse("ray://x?address=http://h&libraries=xgboost")
 
 

@@ -87,20 +87,14 @@ class PoolSpec(PoolFields, Settings):
             raise ValueError(f"min_nodes={self.min_nodes} is above max_nodes={self.max_nodes}: change one of the two")
         own = options_of(self.backend)
         for kind, options in OPTIONS.items():
-            others = options.model_fields.keys() - own.model_fields.keys() - LocalOptions.model_fields.keys()
-            if given := [name for name in options.model_fields if name in others and getattr(self, name) is not None]:
+            others = {name: field for name, field in options.model_fields.items() if name not in own.model_fields}
+            if given := [name for name, field in others.items() if getattr(self, name) != field.default]:
                 raise ValueError(
                     f"a {self.backend}:// pool has options that are allowed only for {kind}:// pools: "
                     f"{', '.join(given)}; remove these options"
                 )
-        if "ray" not in own.model_fields:
-            if not self.ray:
-                raise ValueError("ray=false is allowed only for local:// pools: remove the option")
-            for name in ("ray_dashboard", "libraries", "python"):
-                if getattr(self, name):
-                    raise ValueError(f"{name} is allowed only for local:// pools: remove the option")
-            if self.gpus_per_node < 0:
-                raise ValueError("gpus_per_node=-1 is allowed only for local:// pools: give the number of GPUs")
+        if self.gpus_per_node < 0 and not issubclass(own, LocalOptions):
+            raise ValueError("gpus_per_node=-1 is allowed only for local:// pools: give the number of GPUs")
         if wrong := [folder for folder in self.shared() if not folder.startswith("/")]:
             raise ValueError(
                 f"shared_folders={self.shared_folders}: {wrong[0]} is not an absolute path; begin each path with /"

@@ -68,5 +68,5 @@ def test_an_interpreter_that_cannot_run_nodes_is_refused(tmp_path: Path, code: s
 def test_only_local_pools_have_an_interpreter_and_its_path_is_absolute():
     with pytest.raises(InvalidArgumentError, match="python=python3 is not an absolute path"):
         PoolSpec.parse("local://x?python=python3")
-    with pytest.raises(InvalidArgumentError, match="python is allowed only for local:// pools"):
+    with pytest.raises(InvalidArgumentError, match="that are allowed only for local:// pools: python;"):
         PoolSpec.parse("ray://x?address=http://h:1&python=/usr/bin/python3")

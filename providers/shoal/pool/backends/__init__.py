@@ -6,8 +6,9 @@ from __future__ import annotations
 import logging
 from typing import cast
 
+from shoal.errors import InvalidArgumentError
 from shoal.pool.backends.interface import Backend
-from shoal.pool.options import backend_class, backend_names, missing
+from shoal.pool.options import backend_class, backend_names
 from shoal.pool.spec import PoolSpec
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,10 @@ def backend_of(spec: PoolSpec) -> Backend:
 
 def all_backends() -> list[Backend]:
     """Return the backends of shoal and of all other installed packages that can be imported."""
-    usable = {name: missing(name) for name in backend_names()}
-    for why in filter(None, usable.values()):
-        log.warning("%s", why)
-    return [backend_class(name)() for name, why in usable.items() if why is None]
+    found: list[Backend] = []
+    for name in backend_names():
+        try:
+            found.append(backend_class(name)())
+        except InvalidArgumentError as error:
+            log.warning("%s", error)
+    return found

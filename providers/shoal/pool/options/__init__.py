@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import pkgutil
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from shoal.errors import InvalidArgumentError
@@ -36,9 +36,9 @@ def options_of(backend: str) -> type[PoolOptions]:
     """
     if backend in OPTIONS:
         return OPTIONS[backend]
-    others = {each.name: each for each in entry_points(group=ENTRY_POINTS)}
+    others = _others()
     if backend not in others:
-        allowed = " or ".join(map(repr, [*OPTIONS, *others]))
+        allowed = " or ".join(map(repr, backend_names()))
         raise InvalidArgumentError(
             unknown_value("backend", backend, f"{allowed}, or the backend of a package that is installed here")
         )
@@ -82,4 +82,8 @@ def missing(backend: str) -> str | None:
 
 def backend_names() -> list[str]:
     """Return the names of all backends: those of shoal, and those of other installed packages."""
-    return [*OPTIONS, *(each.name for each in entry_points(group=ENTRY_POINTS))]
+    return [*OPTIONS, *_others()]
+
+
+def _others() -> dict[str, EntryPoint]:
+    return {each.name: each for each in entry_points(group=ENTRY_POINTS) if each.name not in OPTIONS}
