@@ -191,8 +191,8 @@ def without_identity(report: dict[str, Any]) -> dict[str, Any]:
     own = {socket.gethostname(), socket.gethostname().partition(".")[0]}
     with suppress(KeyError, OSError):  # a user without a name
         own.add(getpass.getuser())
-    known = sorted(own - {"root", "localhost", ""}, key=len, reverse=True) or ["<name>"]
-    own_names = re.compile(rf"\b(?:{'|'.join(map(re.escape, known))})\b(?:\.[\w-]+)*")
+    known = "|".join(map(re.escape, sorted(own - {"root", "localhost", ""}, key=len, reverse=True)))
+    own_names = re.compile(rf"\b(?:{known})\b(?:\.[\w-]+)*") if known else None
     pids = itertools.count(FIRST_PID)
 
     def cleaned(value: Any) -> Any:
@@ -204,7 +204,7 @@ def without_identity(report: dict[str, Any]) -> dict[str, Any]:
             return value
         value = _UUID.sub(lambda found: names.get(found[0], "<UUID>"), value)
         value = _ADDRESS.sub("<address>", _PROCESS.sub(r"\1 <number>", _PATH.sub("<path>", value)))
-        return own_names.sub("<name>", value)
+        return own_names.sub("<name>", value) if own_names else value
 
     return dict(cleaned(report))
 
