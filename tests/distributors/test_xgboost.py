@@ -26,6 +26,7 @@ from tests.training.custom import mean_error, squared_error
         ({"n_estimators": 1.5}, "n_estimators"),
         ({"objective": "reg:squarederror", "params": {"objective": "binary:logistic"}}, "binary:logistic"),
         ({"params": {"n_estimators": 7}}, "n_estimators"),
+        ({"max_depth": 4}, r"no argument max_depth: .* params={.max_depth.: 4}"),
         ({"params": {"device": "cpu"}, "scaling_config": XGBScalingConfig(use_gpu=True)}, "use_gpu"),
         ({"params": {"device": "cuda:0"}}, "cuda:0"),
         ({"params": {"max_depth": object()}}, "max_depth"),

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Never, TypeVar
 
 from shoal.boosting_libraries import Framework
 from shoal.data.connector import DataConnector
@@ -42,7 +42,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
     """Base class of estimators that train with XGBoost or LightGBM on all nodes of a pool.
 
     Raises:
-        InvalidArgumentError: Arguments contradict each other.
+        InvalidArgumentError: Arguments contradict each other, or an argument is unknown.
     """
 
     _framework: ClassVar[Framework]
@@ -58,7 +58,13 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         run_config: RunConfig | None = None,
         *,
         custom_metric: Metric | Sequence[Metric] | None = None,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise InvalidArgumentError(
+                f"{type(self).__name__} has no argument {', '.join(unknown)}: give parameters of the library as "
+                f"params={unknown!r}"
+            )
         library = library_of(self._framework)
         self.framework: Framework = self._framework
         self.n_estimators = checked_rounds(n_estimators)

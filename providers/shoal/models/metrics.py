@@ -250,8 +250,8 @@ def takes_classes(metric: str, predictions: Numbers, gives_classes: bool | None)
     if gives_classes and takes is not Takes.CLASSES:
         raise DataError(
             f"{metric} needs probabilities, but the model predicts classes: choose a metric of classes, such as "
-            "accuracy, or a model that predicts probabilities (objective binary:logistic or multi:softprob, or "
-            "predict_proba)"
+            "accuracy, or a model that predicts probabilities (objective binary:logistic or multi:softprob; a "
+            "classifier of scikit-learn; for a partition, an object whose method predict returns them)"
         )
     return gives_classes
 

@@ -60,7 +60,7 @@ def test_a_pool_that_is_down_plans_on_its_first_node(planned: ComputePool, field
         assert tries == [2, 2]
         assert len(jobs.list_jobs()) == 2, "both tries have the same plan"
         missing = {**fields, "input_cols": ["z"]}
-        with pytest.raises(JobFailedError, match="no column "z""):
+        with pytest.raises(JobFailedError, match='no column "z"'):
             planned.scale("auto", plan_for=missing)
         assert planned.scale("auto", plan_for=parse_spec({**fields, "scaling_config": {"num_workers": 3}}))
         assert len(planned.get_nodes()) == 3

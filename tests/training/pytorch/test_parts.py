@@ -26,7 +26,7 @@ from shoal.distributors.pytorch import (
     get_context,
     run_local,
 )
-from shoal.errors import CapacityError, InvalidArgumentError, TrainingError
+from shoal.errors import CapacityError, InvalidArgumentError, TrainingError, UnusableGpuError
 from shoal.training.cluster import Node
 from shoal.training.gang.placement import GangShape
 from shoal.training.locations import MARKER, Claim
@@ -173,6 +173,10 @@ def test_the_environment_is_torchruns() -> None:
     # cuda:{LOCAL_RANK} is the worker's own.
     assert [each["CUDA_VISIBLE_DEVICES"] for each in found] == ["3,1", "3,1", "0,2", "0,2"]
     assert found[0]["TORCHELASTIC_RESTART_COUNT"] == "1"
+    parts = [Machine(node, "10.0.0.1", (part,)) for node, part in (("a", "MIG-1"), ("b", "MIG-2"), ("b", "MIG-3"))]
+    assert environments(parts[:2], threads=1, restarts=0, max_restarts=0)[1]["CUDA_VISIBLE_DEVICES"] == "MIG-2"
+    with pytest.raises(UnusableGpuError, match="gpus_per_node=1"):
+        environments(parts, threads=1, restarts=0, max_restarts=0)
     assert "CUDA_VISIBLE_DEVICES" not in environments([Machine("a", "::1")], threads=1, restarts=0, max_restarts=0)[0]
 
 

@@ -26,6 +26,7 @@ import psutil
 
 from shoal.data.connector import DataConnector
 from shoal.data.dataset_spec import DatasetSpec
+from shoal.errors import UnusableGpuError
 from shoal.os_processes import variables_set
 from shoal.training.cluster import LeavingNodes, own_address, ray_if_connected
 from shoal.training.gang.worker import PeerError
@@ -72,10 +73,21 @@ def environments(
         machines: Node, address and GPUs of each rank.
         is_launcher: Whether the program is not a rank, but starts others itself. It then gets no variables of a rank:
             scripts and libraries that find `RANK` would wait for a process group.
+
+    Raises:
+        UnusableGpuError: A node has several parts of GPUs for its ranks.
     """
     if is_launcher:
         return [{"OMP_NUM_THREADS": str(threads), **_visible_gpus(machines, machine.node)} for machine in machines]
     nodes = list(dict.fromkeys(machine.node for machine in machines))
+    for node in nodes:
+        gpus = [gpu for machine in machines if machine.node == node for gpu in machine.gpus]
+        # NVIDIA's user guide of MIG, "CUDA_VISIBLE_DEVICES".
+        if len(gpus) > 1 and any(gpu.startswith("MIG-") for gpu in gpus):
+            raise UnusableGpuError(
+                f"a node has {len(gpus)} GPUs, parts of MIG among them, but CUDA shows a process only one part: bring "
+                "the pool up with gpus_per_node=1"
+            )
     on_node = Counter(machine.node for machine in machines)
     first, world = machines[0], len(machines)
     return [
