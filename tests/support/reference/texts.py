@@ -69,7 +69,10 @@ def signature(thing: Any) -> str:
     except (TypeError, ValueError):
         return "()"
     parameters = [
-        each.replace(annotation=each.empty) for each in given.parameters.values() if each.name not in ("self", "cls")
+        each.replace(annotation=each.empty)
+        for each in given.parameters.values()
+        # An argument of the type Never is there to be refused.
+        if each.name not in ("self", "cls") and each.annotation != "Never"
     ]
     shown = [
         each.replace(default=...) if default(each.default) == "" and each.default is not each.empty else each
