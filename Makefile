@@ -116,7 +116,8 @@ DOCS := tests/test_docs.py tests/test_upgrade.py
 # The Prefect collection is tested with the newest Prefect, in a separate lane.
 NEWEST := tests/prefect tests/flows/test_janitor.py
 JOBS := tests $(foreach other,$(POOL) $(TRAINING) $(ENGINES) $(DOCS) $(NEWEST),--ignore=$(other))
-lane = @set -o pipefail; $(1)/bin/python -m pytest -m "not long $(2)" $(3) 2>&1 \
+# As in an activated environment, tests find the commands beside its Python, such as uv.
+lane = @set -o pipefail; PATH="$(abspath $(1)/bin):$$PATH" $(1)/bin/python -m pytest -m "not long $(2)" $(3) 2>&1 \
 	| { trap '' INT; sed --unbuffered 's/^/$(@:test-%=%): /'; }
 
 test: install postgresql chromium  ## Run the tests: with a real local pool, a real Airflow and a real Prefect server
@@ -157,7 +158,7 @@ test-deciding: install
 	$(call lane,$(VENV),$(FAST),tests $(COMPUTING:%=--ignore=%) --ignore=tests/test_docs.py)
 
 test-versions: install  ## Test the built wheel in new environments: versions of Python, Airflow and libraries, each extra alone, a host without /proc
-	@$(BIN)/python -m pytest -m long tests/versions
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m pytest -m long tests/versions
 
 # Without a GPU, the environment with CUDA is not installed: it is 3 GB to download.
 test-gpu:  ## Run the tests that need an NVIDIA GPU, in an environment with CUDA; without a GPU it says so and ends
