@@ -35,6 +35,7 @@ def in_new_environment(
     environment."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("AIRFLOW__")}
     variables |= {"AIRFLOW_HOME": str(tmp_path), "AIRFLOW__CORE__LOAD_EXAMPLES": "False"}
+    variables["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "120"  # the first start compiles all of Prefect
     variables["VIRTUAL_ENV"] = str(tmp_path / "environment")
     variables.pop("PYTHONPATH", None)
     if links := os.environ.get("PIP_FIND_LINKS"):
