@@ -42,13 +42,7 @@ def to_matrix(table: pa.Table, columns: Sequence[str], dtype: Any = "float32") -
 
 def to_vector(table: pa.Table, column: str, dtype: Any = "float64") -> np.ndarray:
     """Copy one column of a table into a NumPy vector."""
-    vector = np.empty(table.num_rows, dtype=dtype)
-    at = 0
-    for chunk in table.column(column).chunks:
-        with np.errstate(over="ignore"):
-            vector[at : at + len(chunk)] = _reader(chunk)(0, len(chunk))
-        at += len(chunk)
-    return vector
+    return to_matrix(table, [column], dtype).ravel()
 
 
 def _reader(column: pa.Array) -> Callable[[int, int], Any]:
