@@ -12,7 +12,7 @@ from itertools import chain, groupby
 from typing import Any
 
 from shoal.data.filters import Filters, Term, columns_of
-from shoal.data.listing import DataFile, Lister, naming_versions
+from shoal.data.listing import DataFile, TableLister, naming_versions
 from shoal.data.parquet.files import WHOLE_NUMBER, ParquetPaths, list_files, normalise, partition_type
 from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows, may_match_between
 from shoal.data.parquet.footers import (
@@ -63,7 +63,7 @@ class ParquetSource:
         splits: Sequence[Split] = (),
         filters: Filters | None = None,
         *,
-        lister: Lister | None = None,
+        lister: TableLister | None = None,
     ) -> None:
         several = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
         if not several:
@@ -71,7 +71,7 @@ class ParquetSource:
         self.paths = tuple(normalise(path) for path in several)
         self.splits = tuple(splits)
         self.filters = filters
-        self.lister = lister or ParquetPaths(self.paths)
+        self.lister: TableLister | ParquetPaths = lister or ParquetPaths(self.paths)
         self.is_table = lister is not None
         self.staged_copy: Any = None
         self.staged = False
