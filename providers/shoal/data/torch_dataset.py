@@ -15,22 +15,18 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shoal.data.checks import check_tensor_columns
+from shoal.data.ingest import Ingester
 from shoal.data.numpy_columns import Column, copied, rearranged, to_column
-from shoal.data.planning import RowRange, Shard, cut, shuffled
+from shoal.data.planning import GangPosition, RowRange, Shard, cut, shuffled
 from shoal.data.shuffling import row_bytes, rows_of, shuffled_windows
 from shoal.errors import DataError, InvalidArgumentError
-
-if TYPE_CHECKING:
-    from shoal.data.ingest import Ingester
-    from shoal.data.planning import GangPosition
-
 
 # If the dataset has no batch size, each DataLoader worker builds batches from its own rows. In a large dataset, each
 # worker except the last gets a multiple of 1,024 rows; in a small dataset, a multiple of a smaller power of two. If

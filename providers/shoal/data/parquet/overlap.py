@@ -10,15 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.filters import Filters, parse_filters
+from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import GroupSelection, Split
 from shoal.errors import DataError
 from shoal.lazy_imports import np
-
-if TYPE_CHECKING:
-    from shoal.data.parquet.source import ParquetSource
 
 
 @dataclass(frozen=True, slots=True)
