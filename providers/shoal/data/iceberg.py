@@ -171,10 +171,12 @@ class IcebergFiles(TableLister):
 
     def _columns(self, table: Any, schema: Any) -> pa.Schema:
         """Return the table's columns, with their field ids and their names in files without field ids."""
+        from pyiceberg.schema import index_by_id
+
         mapping = table.name_mapping()
         names = None if mapping is None else _names_by_id(mapping)
         for field in schema.fields:
-            if any(nested.initial_default is not None for nested in _nested(field.field_type)):
+            if any(nested.initial_default is not None for nested in index_by_id(field.field_type).values()):
                 raise DataError(
                     f'column "{field.name}" of the Iceberg table {self.path} has a field with a default value for '
                     "older rows, which shoal cannot read inside of a column: write the rows to a new table"
@@ -353,11 +355,3 @@ def _names_by_id(mapping: Iterable[Any]) -> dict[int, Sequence[str]]:
             found[field.field_id] = field.names
         found |= _names_by_id(field.fields)
     return found
-
-
-def _nested(type_: Any) -> Iterator[Any]:
-    """Yield all fields inside of a type."""
-    names = ("element_field", "key_field", "value_field")
-    for field in type_.fields if type_.is_struct else [getattr(type_, name) for name in names if hasattr(type_, name)]:
-        yield field
-        yield from _nested(field.field_type)
