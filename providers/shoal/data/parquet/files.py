@@ -256,9 +256,8 @@ def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
         try:
             files = _expand(filesystem, path, inner, checked)
         except (DataError, OSError, pa.ArrowException) as exc:
-            folder = "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), inner.split("/")))
             problem = exc if isinstance(exc, DataError) else DataAccessError(f"{path} cannot be listed: {exc}")
-            raise refusal(path, exc, filesystem, folder) or problem from None
+            raise refusal(path, exc, filesystem, _folder_of(inner)) or problem from None
         for file in files:
             if file.path in found:
                 raise InvalidArgumentError(
@@ -282,6 +281,11 @@ def partition_values(path: str) -> dict[str, str | None]:
     return values
 
 
+def _folder_of(pattern: str) -> str:
+    """Return the path without its last parts, from the first one with a wildcard on."""
+    return "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), pattern.split("/")))
+
+
 def _expand(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[DataFile]:
     """List the files of one path."""
     from pyarrow.fs import FileType
@@ -289,8 +293,7 @@ def _expand(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[D
     head, mark, query = split_query(path)
     # The filesystem returns paths without the prefix of the URI (scheme and account, such as "s3://"). The function
     # `canonical` adds the prefix that the user wrote.
-    parts = inner.split("/")
-    static = "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), parts))
+    static = _folder_of(inner)
 
     def canonical(found: str, base: str) -> str:
         return f"{head[: len(head) - len(inner) + len(base)]}{found[len(base) :]}{mark}{query}"
