@@ -20,7 +20,7 @@ from shoal.data.parquet.files import join, need, resolve, split_query
 from shoal.data.parquet.footers import FIELD_ID, NAMES_IN_FILES, THREADS, wrap_read_errors
 from shoal.data.parquet.schema import is_time
 from shoal.errors import DataAccessError, DataError
-from shoal.lazy_imports import np, pa, pq
+from shoal.lazy_imports import fs, np, pa, pq
 from shoal.secrets.redaction import redact
 
 _METADATA_FILE = re.compile(r"v?(\d+)(-.*)?(\.gz)?\.metadata\.json(\.gz)?")
@@ -119,12 +119,10 @@ class IcebergFiles(TableLister):
 
     def _newest_metadata(self) -> str:
         """Return the path of the metadata file with the highest number in the table's folder."""
-        from pyarrow.fs import FileSelector
-
         folder = join(self.path, "metadata")
         filesystem, inner = resolve(folder)
         names: dict[int, list[str]] = {}
-        for info in filesystem.get_file_info(FileSelector(inner, allow_not_found=True)):
+        for info in filesystem.get_file_info(fs.FileSelector(inner, allow_not_found=True)):
             if match := _METADATA_FILE.fullmatch(info.base_name):
                 names.setdefault(int(match[1]), []).append(info.base_name)
         if not names:
