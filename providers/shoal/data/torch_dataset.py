@@ -10,7 +10,6 @@ are in different epochs. Each worker then shuffles the row ranges of its share.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from shoal.data.checks import check_tensor_columns
 from shoal.data.ingest import Ingester
 from shoal.data.numpy_columns import Column, copied, rearranged, to_column
-from shoal.data.planning import GangPosition, RowRange, Shard, cut, shuffled
+from shoal.data.planning import GangPosition, RowRange, Shard, cut, random_bytes, seeded, shuffled
 from shoal.data.shuffling import row_bytes, rows_of, shuffled_windows
 from shoal.errors import DataError, InvalidArgumentError
 
@@ -84,11 +83,6 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
         longer.append(RowRange(part.path, part.row_group, part.start, part.start + taken))
         missing -= taken
     return longer
-
-
-def random_bytes(*key: int | str) -> bytes:
-    """Compute 32 bytes to seed a random generator. The same key gives the same bytes on any machine."""
-    return hashlib.sha256("/".join(map(str, key)).encode()).digest()
 
 
 # Number of slots (64-bit numbers in shared memory): one for the main process and one for each DataLoader worker. 1,023
@@ -401,13 +395,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             done += 1
         permutations: Iterator[np.ndarray | None] = itertools.repeat(None)
         if self.shuffle:
-            # RandomState is used, because NumPy guarantees that the random numbers of this class never change. The
-            # random numbers of the newer class Generator may change with a NumPy release.
-            seeds = (np.frombuffer(random_bytes(*key, worker, i), dtype="<u4") for i in range(done, len(order)))
-            sizes = map(rows_of, order[done:])
-            permutations = (
-                np.random.RandomState(seed).permutation(size) for seed, size in zip(seeds, sizes, strict=True)
-            )
+            sizes = enumerate(map(rows_of, order[done:]), done)
+            permutations = (seeded(*key, worker, i).permutation(size) for i, size in sizes)
         windows = self._windows(order[done:], permutations)
         return self._rows_of(windows, skip) if self.batch_size is None else self._batches_of(windows, skip)
 
