@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -16,8 +15,8 @@ from shoal.data import connections
 from shoal.data.connections import in_storage, refusal, split_storage
 from shoal.data.filters import Filters, columns_of, parse_moment
 from shoal.data.listing import DataFile, Listing, TableLister, naming_versions
-from shoal.data.parquet.files import join, need, resolve, split_query
-from shoal.data.parquet.footers import FIELD_ID, NAMES_IN_FILES, THREADS, wrap_read_errors
+from shoal.data.parquet.files import in_threads, join, need, resolve, split_query
+from shoal.data.parquet.footers import FIELD_ID, NAMES_IN_FILES, wrap_read_errors
 from shoal.data.parquet.schema import is_time
 from shoal.errors import DataAccessError, DataError
 from shoal.lazy_imports import fs, np, pa, pq
@@ -197,13 +196,11 @@ class IcebergFiles(TableLister):
     def _deleted_rows(self, tasks: Sequence[Any], query: str, storage: str | None) -> dict[str, np.ndarray]:
         """Read the delete files. Return the positions of the deleted rows of each data file, by the location that the
         table's metadata has for the file."""
-        files = {file.file_path: file for task in tasks for file in task.delete_files}
+        files = {_path(file.file_path, query, storage): file for task in tasks for file in task.delete_files}
         found: dict[str, list[np.ndarray]] = {}
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="shoal-deletes") as threads:
-            paths = [_path(file.file_path, query, storage) for file in files.values()]
-            for part in threads.map(self._positions, files.values(), paths):
-                for location, positions in part.items():
-                    found.setdefault(location, []).append(positions)
+        for part in in_threads("deletes", lambda path: self._positions(files[path], path), files):
+            for location, positions in part.items():
+                found.setdefault(location, []).append(positions)
         return {location: np.unique(np.concatenate(parts)) for location, parts in found.items()}
 
     def _positions(self, file: Any, path: str) -> dict[str, np.ndarray]:

@@ -11,11 +11,11 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from shoal.data.connections import refusal, s3_filesystem, split_storage, storage_options
@@ -25,12 +25,26 @@ from shoal.errors import DataAccessError, DataError, InvalidArgumentError, Missi
 from shoal.lazy_imports import fs, pa
 from shoal.secrets.redaction import has_credentials, redact_address, redact_value, redacted_errors
 
+T = TypeVar("T")
+R = TypeVar("R")
+
 
 def need(*packages: str, extra: str = "data") -> None:
     """Check that libraries of an extra are installed, before code that reads or writes rows imports them."""
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtraError(package, extra)
+
+
+# An object store takes 20 to 100 ms to return a footer, so 16 threads read a thousand footers in a few seconds.
+_THREADS = 16
+
+
+def in_threads(name: str, read: Callable[[T], R], items: Collection[T]) -> list[R]:
+    """Call a function with each item, with several items at a time, and return the results in the order of the
+    items."""
+    with ThreadPoolExecutor(min(_THREADS, max(1, len(items))), thread_name_prefix=f"shoal-{name}") as threads:
+        return list(threads.map(read, items))
 
 
 PACKAGED_SCHEME = "shoal-package"
@@ -395,7 +409,6 @@ def partition_type(values: Iterable[str | None]) -> str:
 _MARKERS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 """Name of the directory in which a table keeps its log -> kind of the table."""
 _ICEBERG_LOG, _ICEBERG_FILE = "metadata", ".metadata.json"
-_THREADS = 16
 
 
 def check_listing(infos: Iterable[Any]) -> None:
@@ -428,8 +441,7 @@ def check_parents(filesystem: Any, directories: Iterable[str]) -> None:
     if filesystem.type_name == "local":
         found = [_table_at(filesystem, parent) for parent in parents]
     else:
-        with ThreadPoolExecutor(min(_THREADS, len(parents)), thread_name_prefix="shoal-listing") as threads:
-            found = list(threads.map(lambda parent: _table_at(filesystem, parent), parents))
+        found = in_threads("listing", lambda parent: _table_at(filesystem, parent), parents)
     for parent, table in zip(parents, found, strict=True):
         if table is not None:
             raise _refused(table[0], parent, table[1])

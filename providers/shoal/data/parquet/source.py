@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 from itertools import chain, groupby
@@ -13,10 +12,9 @@ from typing import Any
 
 from shoal.data.filters import Filters, Term, columns_of
 from shoal.data.listing import DataFile, TableLister, naming_versions
-from shoal.data.parquet.files import WHOLE_NUMBER, ParquetPaths, list_files, normalise, partition_type
+from shoal.data.parquet.files import WHOLE_NUMBER, ParquetPaths, in_threads, list_files, normalise, partition_type
 from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows, may_match_between
 from shoal.data.parquet.footers import (
-    THREADS,
     Footer,
     footer_texts,
     open_planned,
@@ -499,10 +497,8 @@ class ParquetSource:
                 matcher = Matcher(self.filters, footer, self._constants(footer))
                 return tuple(count_rows(footer, self.metadata(footer.path), matcher))
 
-            footers = self.footers()
-            with ThreadPoolExecutor(min(THREADS, max(1, len(footers))), thread_name_prefix="shoal-filters") as threads:
-                counts = list(threads.map(count, footers))
-            self._matching = {footer.path: found for footer, found in zip(footers, counts, strict=True)}
+            counts = in_threads("filters", count, self.footers())
+            self._matching = {footer.path: found for footer, found in zip(self.footers(), counts, strict=True)}
         return self._matching
 
     def _selection(self) -> dict[tuple[str, int], GroupSelection] | None:
