@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import JobError, RegistryError
 from shoal.jobs.journal.attempts import Key
@@ -19,6 +19,7 @@ from shoal.jobs.mlflow_run import Run
 from shoal.jobs.register import Register
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion, finite
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
+from shoal.lazy_imports import mlflow
 from shoal.models import comparison_report, loading, training_record
 from shoal.models import decision as decisions
 from shoal.models.holdout import Holdout, evaluate, on_common_keys, on_rows, on_unseen_rows
@@ -28,9 +29,6 @@ from shoal.models.registry import DECISION_TAG, REASON_TAG, VersionId, aliases_o
 from shoal.models.training_record import Overlap, TrainingRows
 from shoal.state.schema import Promotion, PromotionState
 from shoal.training.reporting import HOLDOUT, metric_name
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 _HISTORY = 10
 """Number of earlier promotions that a report lists, and of earlier versions in a job's result."""
@@ -119,7 +117,7 @@ def load(register: Register, version: VersionId, input_cols: Sequence[str]) -> P
 
 
 def columns_of(
-    client: MlflowClient, register: Register, version: VersionId, input_cols: Sequence[str]
+    client: mlflow.MlflowClient, register: Register, version: VersionId, input_cols: Sequence[str]
 ) -> Sequence[str]:
     """Return the input columns of a version that does not name its columns.
 
@@ -278,7 +276,7 @@ class Contest:
             version yet.
     """
 
-    client: MlflowClient
+    client: mlflow.MlflowClient
     ledger: Ledger
     register: Register
     challenger: decisions.Candidate
@@ -433,13 +431,13 @@ def holdout_named(metrics: Mapping[str, float]) -> dict[str, float]:
     return {metric_name(HOLDOUT, name): value for name, value in metrics.items()}
 
 
-def champion_of(client: MlflowClient, register: Register) -> VersionId | None:
+def champion_of(client: mlflow.MlflowClient, register: Register) -> VersionId | None:
     """Return the version to which the champion's alias points in MLflow's registry; None if there is no such alias."""
     number = aliases_of(client.get_registered_model(register.model)).get(register.alias)
     return None if number is None else VersionId.read(client, register.model, number)
 
 
-def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
+def _recent(client: mlflow.MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
     """Return the last ten versions that were registered before the given version, the newest first."""
     found = newest_versions(client, register.model, _HISTORY + _AT_ONCE)
     promotions = ledger.history()

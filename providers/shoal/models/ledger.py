@@ -17,7 +17,6 @@ import hashlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
@@ -28,14 +27,12 @@ from shoal.jobs.journal.steps import HeldLock, JobStep, act, patiently, store_lo
 from shoal.jobs.mlflow_run import answering
 from shoal.jobs.register import Register
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
+from shoal.lazy_imports import mlflow
 from shoal.models.registry import DECISION_TAG, REASON_TAG, WITHDRAWN, Registry, VersionId, aliases_of
 from shoal.pool.holder import job_holder
 from shoal.secrets.redaction import redact_value
 from shoal.state import Store
 from shoal.state.schema import ActionKind, Job, Promotion, PromotionState
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 _CLOCKS_S = 60.0
 """Seconds by which the clocks of MLflow and of the process that has recorded a promotion may differ."""
@@ -60,7 +57,7 @@ class Ledger:
     actor: str | None = None
 
     @classmethod
-    def of(cls, client: MlflowClient, store: Store, register: Register, actor: str | None = None) -> Ledger:
+    def of(cls, client: mlflow.MlflowClient, store: Store, register: Register, actor: str | None = None) -> Ledger:
         """Return the ledger (promotion records) for the model and the alias that `register` names."""
         return cls(store, redact_value(client._registry_uri), register.model, register.alias, actor)
 
@@ -145,7 +142,7 @@ class Ledger:
         promotion first."""
         return [version_of(each) for each in self.history() if each.id >= since]
 
-    def unmatched(self, client: MlflowClient) -> str | None:
+    def unmatched(self, client: mlflow.MlflowClient) -> str | None:
         """Say that the registry does not have the version that shoal promoted last; None if it has this version."""
         newest = next(iter(self.history()), None)
         if newest is None or is_of(newest, VersionId.read(client, self.model, newest.version)):
