@@ -258,9 +258,7 @@ def _to_lists(column: pa.ChunkedArray, name: str, dtype: np.dtype, part: RowRang
                     f"{place} has a list of {lengths[bad[0]]} elements at row {part.row_number(int(bad[0]))}, but "
                     f"lists of {dtype.shape[0]} in other rows: a tensor needs lists of one length, so pad or cut them"
                 )
-            per_row *= dtype.shape[0]
-        else:
-            per_row *= type_.list_size
+        per_row *= dtype.shape[0] if _is_variable(type_) else type_.list_size
         column = pa.chunked_array([chunk.flatten() for chunk in column.chunks], type_.value_type)
     values = to_column(column, name, dtype.base.name, part)
     assert isinstance(values, np.ndarray)

@@ -50,7 +50,7 @@ def in_threads(name: str, read: Callable[[T], R], items: Collection[T]) -> list[
 PACKAGED_SCHEME = "shoal-package"
 
 PACKAGED_URI = f"{PACKAGED_SCHEME}://"
-"""Prefix of the URIs of files in the package."""
+"""Prefix of the URIs of files in the package, which can be used as paths of a dataset."""
 
 PACKAGED_FOLDER = "_data"
 """Folder for data files in the package. Each file is in its own subfolder, whose name is the SHA-256 digest of the
@@ -60,12 +60,6 @@ file."""
 def packaged_path(digest: str, name: str) -> str:
     """Return the path that a data file has inside the package that contains a job's code."""
     return f"/{PACKAGED_FOLDER}/{digest}/{name}"
-
-
-def packaged_uri(inside: str) -> str:
-    """Return the URI of a data file in the package that contains a job's code. The URI can be used as a path of a
-    dataset."""
-    return PACKAGED_URI + inside
 
 
 @functools.cache
@@ -84,7 +78,7 @@ def unpacked_path(inside: str) -> str:
                 raise DataError(f"{path} was changed after it was sent with the job: submit the job again")
             return str(path)
     raise DataError(
-        f"{packaged_uri(inside)} is data that was sent with a job, and can be read only in this job: create the "
+        f"{PACKAGED_URI}{inside} is data that was sent with a job, and can be read only in this job: create the "
         "dataset again from the original data"
     )
 

@@ -83,12 +83,13 @@ class SharedFile:
 
 def record_rows(source: ParquetSource) -> list[RecordedFile]:
     """Record for each file of a source which rows of the file belong to the dataset."""
+    selections = source.selections()
     return [
         RecordedFile(
             footer.path,
             source.file_digest(footer.path),
             tuple(
-                source.selection(footer.path, index) or GroupSelection(rows, (), "")
+                selections[footer.path, index] if selections else GroupSelection(rows, (), "")
                 for index, (rows, _) in enumerate(footer.groups)
             ),
             source.filters,

@@ -252,7 +252,7 @@ class ParquetSource:
 
         The number of rows of each row group counts only the rows that the filters and splits select.
         """
-        selections = self._selection()
+        selections = self.selections()
         groups = []
         for footer in self.footers():
             for index, (rows, _) in enumerate(footer.groups):
@@ -316,7 +316,7 @@ class ParquetSource:
             raise InvalidArgumentError(
                 "columns is empty: name at least one column, or omit the argument to read all columns"
             )
-        selections = self._selection()
+        selections = self.selections()
         common = {field.name: field for field in self.schema()}
         for path, parts in groupby(ranges, key=lambda part: part.path):
             footer = self.footer(path)
@@ -419,15 +419,6 @@ class ParquetSource:
         """
         return texts_digest(footer_texts(self.footer(path), self.metadata(path)))
 
-    def selection(self, path: str, row_group: int) -> GroupSelection | None:
-        """Return the rows of a row group that remain after filters and random splits, or None if the source has
-        neither.
-
-        If the source has filters, only matching rows are counted, and the splits select from these rows.
-        """
-        selections = self._selection()
-        return None if selections is None else selections[path, row_group]
-
     def matching(self, path: str, row_group: int, filters: Filters | None, *, deleted: bool = False) -> np.ndarray:
         """Return the positions of the rows of a row group that match the given filters.
 
@@ -501,7 +492,12 @@ class ParquetSource:
             self._matching = {footer.path: found for footer, found in zip(self.footers(), counts, strict=True)}
         return self._matching
 
-    def _selection(self) -> dict[tuple[str, int], GroupSelection] | None:
+    def selections(self) -> dict[tuple[str, int], GroupSelection] | None:
+        """Return the rows of each row group, by its file and index, that remain after filters and random splits, or
+        None if the source has neither.
+
+        If the source has filters, only matching rows are counted, and the splits select from these rows.
+        """
         if not self.splits and not self.filtered:
             return None
         if self._selections is None:
