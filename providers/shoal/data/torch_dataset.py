@@ -440,10 +440,6 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
                 taken = {name: copied(column, start, stop) for name, column in window.items()}
                 missing -= stop - start
                 start = stop
-                if missing == 0 and not held:
-                    yield {name: self._tensor(values) for name, values in taken.items()}
-                    missing = size
-                    continue
                 held.append(taken)
                 if missing == 0:
                     yield self._joined(held)
@@ -458,7 +454,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         joined: Item = {}
         for name in self.columns:
             pieces = [taken[name] for taken in held]
-            whole = list(itertools.chain(*pieces)) if isinstance(pieces[0], list) else np.concatenate(pieces)
+            whole = list(itertools.chain(*pieces)) if isinstance(pieces[0], list) else rearranged(pieces, None)
             joined[name] = self._tensor(whole)
         return joined
 
