@@ -316,19 +316,16 @@ class ParquetSource:
             raise InvalidArgumentError(
                 "columns is empty: name at least one column, or omit the argument to read all columns"
             )
-        selections = self.selections()
+        selections = self.selections() if self.splits else None
         common = {field.name: field for field in self.schema()}
         for path, parts in groupby(ranges, key=lambda part: part.path):
             footer = self.footer(path)
             values = self._constants(footer)
-            indices_of = None
-            if self.splits and selections is not None:
-                indices_of = lambda group, path=path: selections[path, group].indices()  # noqa: E731
             matcher = Matcher(self.filters, footer, values) if self.filtered else None
             matching = self._matching_counts()[path] if self.filtered else None
             gaps = {name: pa.scalar(None, common[name].type) for name in self.index_gaps()}
             constants = values | {name: null for name, null in gaps.items() if name not in footer.schema.names}
-            pieces = read_ranges(footer, list(parts), wanted, constants, indices_of, matcher, matching)
+            pieces = read_ranges(footer, list(parts), wanted, constants, selections, matcher, matching)
             for part, table in pieces:
                 yield part, to_schema(table, common, path)
                 # Without `del`, this table would stay in memory while the next row group is decoded.
