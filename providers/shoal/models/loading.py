@@ -45,9 +45,7 @@ class PyfuncPredictor:
         self._model = model
         self._classifier = _classifier(model)
         self.columns = features_of(model, input_cols)
-        self.classes: tuple[Any, ...] | None = None
-        if self._classifier is not None:
-            self.classes = tuple(self._classifier.classes_.tolist())
+        self.classes = None if self._classifier is None else tuple(self._classifier.classes_.tolist())
         self.code_cols: tuple[str, ...] = ()
         self.gives_classes = None if self._classifier is None else False
 
