@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["cloudpickle", "lightgbm", "mlflow", "np", "optuna", "pa", "pc", "pd", "pq", "ray", "xgboost"]
+__all__ = ["cloudpickle", "fs", "lightgbm", "mlflow", "np", "optuna", "pa", "pc", "pd", "pq", "ray", "sa", "xgboost"]
 
 
 class LazyLibrary:
@@ -46,9 +46,12 @@ if TYPE_CHECKING:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
     import ray
+    import sqlalchemy as sa
     import xgboost
+    from pyarrow import fs
 else:
     cloudpickle = LazyLibrary("cloudpickle")
+    fs = LazyLibrary("pyarrow.fs")
     lightgbm = LazyLibrary("lightgbm")
     mlflow = LazyLibrary("mlflow")
     np = LazyLibrary("numpy")
@@ -58,4 +61,5 @@ else:
     pd = LazyLibrary("pandas")
     pq = LazyLibrary("pyarrow.parquet")
     ray = LazyLibrary("ray")
+    sa = LazyLibrary("sqlalchemy")
     xgboost = LazyLibrary("xgboost")

@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from shoal.data.filters import check_present, describe_filters
 from shoal.data.numpy_columns import OBJECTS, category_type, dtype_of, list_shape
+from shoal.data.parquet.footers import Footer
 from shoal.data.parquet.schema import common_type, distinct, is_number, largest_integer, lossy
-from shoal.data.planning import RowRange
+from shoal.data.parquet.source import ParquetSource
+from shoal.data.planning import RowGroup, RowRange
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import np, pa, pc, pq
-
-if TYPE_CHECKING:
-    from shoal.data.parquet.footers import Footer
-    from shoal.data.parquet.source import ParquetSource
-    from shoal.data.planning import RowGroup
 
 
 def validate_columns(

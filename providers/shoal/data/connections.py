@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import parse_qs, parse_qsl, unquote, urlsplit
 
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, MissingExtraError
-from shoal.lazy_imports import pa
+from shoal.lazy_imports import fs, pa
 from shoal.secrets.redaction import STORAGE_NAME, STORAGE_SCHEMES, redact
 
 CONNECTION_PREFIX = "SHOAL_CONNECTION_"
@@ -194,15 +194,13 @@ def _role_keys(settings: tuple[tuple[str, str], ...]) -> Any:
 @functools.lru_cache(maxsize=16)
 def s3_filesystem(bucket: str, settings: tuple[tuple[str, str], ...]) -> Any:
     """Return pyarrow's filesystem for a bucket, with the items of `storage_options`."""
-    from pyarrow.fs import S3FileSystem, resolve_s3_region
-
     found = dict(settings)
     if endpoint := found.pop("endpoint_override", None):
         scheme, _, host = endpoint.rpartition("://")
         found |= {"endpoint_override": host.rstrip("/"), "scheme": scheme or "https"}
     elif "region" not in found:
-        found["region"] = resolve_s3_region(bucket)
-    return S3FileSystem(**found)
+        found["region"] = fs.resolve_s3_region(bucket)
+    return fs.S3FileSystem(**found)
 
 
 def refusal(path: str, error: object, filesystem: Any = None, folder: str = "") -> DataError | None:
@@ -222,10 +220,8 @@ def refusal(path: str, error: object, filesystem: Any = None, folder: str = "") 
     if no_code and name and filesystem is None:
         filesystem, folder = s3_filesystem(bucket, tuple(storage_options("pyarrow", name, "").items())), bucket
     if filesystem is not None and filesystem.type_name == "s3" and (no_code or not isinstance(error, OSError)):
-        from pyarrow.fs import FileSelector
-
         try:
-            filesystem.get_file_info(FileSelector(folder))
+            filesystem.get_file_info(fs.FileSelector(folder))
         except (OSError, pa.ArrowException) as answer:
             error = f"{answer} {error}"
     text = str(error).replace("_", "").lower()

@@ -396,33 +396,33 @@ class DataConnector:
             ingestor_class: Class that reads the rows in the workers.
         """
         several = [sources] if isinstance(sources, str | os.PathLike | ParquetSource) else list(sources)
+        if len(several) == 1 and isinstance(several[0], ParquetSource):
+            return cls(several[0], ingestor_class)
         paths: list[PathLike] = []
         for source in several:
             if not isinstance(source, ParquetSource):
                 paths.append(source)
-            elif source.splits and len(several) > 1:
+                continue
+            if source.splits:
                 raise InvalidArgumentError(
                     "sources contains a part of a random split, and such a part cannot be combined with other sources: "
                     "combine the sources first, then call random_split()"
                 )
-            elif source.is_table and len(several) > 1:
+            if source.is_table:
                 raise InvalidArgumentError(
                     f"sources contains the table {source.place}, which cannot be combined with other sources: give "
                     "only the table"
                 )
-            elif source.filters and len(several) > 1:
+            if source.filters:
                 raise InvalidArgumentError(
                     "sources contains a source with filters, which cannot be combined with other sources: give all "
                     "paths and the filters to DataConnector.from_parquet"
                 )
-            else:
-                paths += source.paths
-                # A source can refer to only one staged copy, but the combined source uses several copies. The copies
-                # are therefore kept until this process exits.
-                if len(several) > 1 and source.staged_copy is not None:
-                    source.staged_copy.keep()
-        if len(several) == 1 and isinstance(several[0], ParquetSource):
-            return cls(several[0], ingestor_class)
+            paths += source.paths
+            # A source can refer to only one staged copy, but the combined source uses several copies. The copies are
+            # therefore kept until this process exits.
+            if source.staged_copy is not None:
+                source.staged_copy.keep()
         return cls(ParquetSource(paths), ingestor_class)
 
     @classmethod

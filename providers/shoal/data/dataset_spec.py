@@ -30,7 +30,7 @@ from shoal.data.sql import check_connection_name, check_query
 from shoal.data.staged_data import StagedCopy
 from shoal.data.text_columns import ColumnType
 from shoal.data.time_split import TimeSplit
-from shoal.option_validation import Settings
+from shoal.option_validation import Settings, later_option
 
 
 class SplitSpec(Settings):
@@ -63,29 +63,29 @@ class DatasetSpec(Settings):
         "csv; json for one object per line. The job copies the rows of csv and json files to Parquet files before it "
         "reads them.",
     )
-    catalog: str | None = Field(
-        default=None,
-        min_length=1,
-        pattern="^[^/]+$",
-        description="Name of the catalog that has the Iceberg table, in pyiceberg's configuration (the file "
+    catalog: str | None = later_option(
+        None,
+        "Name of the catalog that has the Iceberg table, in pyiceberg's configuration (the file "
         ".pyiceberg.yaml or environment variables), or in the submitter's environment variable SHOAL_CATALOG_<NAME>, "
         "an Airflow connection or a Prefect block. The path is then the table's name, such as namespace.table.",
+        min_length=1,
+        pattern="^[^/]+$",
     )
-    storage: str | None = Field(
-        default=None,
-        description="Name of the storage whose settings open the paths: short for s3://NAME@bucket/key. The settings "
+    storage: str | None = later_option(
+        None,
+        "Name of the storage whose settings open the paths: short for s3://NAME@bucket/key. The settings "
         "(keys or a role, region, endpoint) are read from the submitter's environment variable SHOAL_STORAGE_<NAME>, "
         "or from an Airflow connection or a Prefect block of this name.",
     )
-    version: Annotated[int, Field(ge=0)] | Annotated[str, Field(min_length=1)] | None = Field(
-        default=None,
-        description="Version of the table to read: a number (of an Iceberg table the id of a snapshot), or the name of "
+    version: Annotated[int, Field(ge=0)] | Annotated[str, Field(min_length=1)] | None = later_option(
+        None,
+        "Version of the table to read: a number (of an Iceberg table the id of a snapshot), or the name of "
         "an Iceberg tag or branch. None: the newest when the job's first attempt starts; all attempts read this "
         "version.",
     )
-    as_of: str | None = Field(
-        default=None,
-        description="Time in ISO 8601: read the newest version of the table that was written at or before this time. "
+    as_of: str | None = later_option(
+        None,
+        "Time in ISO 8601: read the newest version of the table that was written at or before this time. "
         "Without an offset, the time is UTC.",
     )
     paths: tuple[str, ...] = Field(
@@ -93,17 +93,15 @@ class DatasetSpec(Settings):
         description="Absolute paths or URIs of files, directories or glob patterns. Leave the list empty if `sql` "
         "selects the rows.",
     )
-    columns: dict[str, ColumnType] | None = Field(
-        default=None,
-        description="Types of columns of csv and json files by name. The types of all other columns are found from the "
+    columns: dict[str, ColumnType] | None = later_option(
+        None,
+        "Types of columns of csv and json files by name. The types of all other columns are found from the "
         "values of all rows.",
     )
-    delimiter: str = Field(
-        default=",", min_length=1, max_length=1, description="Character between two fields of csv files."
-    )
-    stage: bool = Field(
-        default=False,
-        description="Whether the job copies all rows to Parquet files before it reads them. The row groups of the copy "
+    delimiter: str = later_option(",", "Character between two fields of csv files.", min_length=1, max_length=1)
+    stage: bool = later_option(
+        False,
+        "Whether the job copies all rows to Parquet files before it reads them. The row groups of the copy "
         "follow from the rows alone, so that equal rows in equal order train the same model whatever files they are "
         "in. Filters and splits select from the copy.",
     )
@@ -127,14 +125,14 @@ class DatasetSpec(Settings):
         "list of such lists, of which a row must match at least one. A null value matches no condition. "
         "None: all rows.",
     )
-    time_split: TimeSplit | None = Field(
-        default=None,
-        description="Part of the rows that match the filters, divided by their time: the last days for the holdout, or "
+    time_split: TimeSplit | None = later_option(
+        None,
+        "Part of the rows that match the filters, divided by their time: the last days for the holdout, or "
         "the days before them for the training. Random splits are applied to the part. None: all these rows.",
     )
-    expect: Expectations | None = Field(
-        default=None,
-        description="What the job checks of the selected rows before it starts workers. None: nothing.",
+    expect: Expectations | None = later_option(
+        None,
+        "What the job checks of the selected rows before it starts workers. None: nothing.",
     )
     sql: str | None = Field(
         default=None,
@@ -152,12 +150,12 @@ class DatasetSpec(Settings):
         description="Values of the parameters of `sql`. The values are passed to the database as bound parameters and"
         " are not inserted into the text of the statement.",
     )
-    partition_by: str | None = Field(
-        default=None,
-        min_length=1,
-        description="Name of a column of `sql`, by whose ranges several connections read the rows, all of the same "
+    partition_by: str | None = later_option(
+        None,
+        "Name of a column of `sql`, by whose ranges several connections read the rows, all of the same "
         "snapshot. The rows are in the order of this column, nulls last. Only with PostgreSQL and the extra adbc. "
         "None: one connection reads all rows.",
+        min_length=1,
     )
     time_col: str | None = Field(
         default=None,
@@ -166,9 +164,9 @@ class DatasetSpec(Settings):
         "seconds since 1970. The job's result contains the range of these times. "
         "None: the date or timestamp column of the filters, if there is one.",
     )
-    torch: TorchDefaults = Field(
-        default=TorchDefaults(),
-        description="Default values of arguments of the connector's `to_torch_dataset`.",
+    torch: TorchDefaults = later_option(
+        TorchDefaults(),
+        "Default values of arguments of the connector's `to_torch_dataset`.",
     )
     staging: str | None = Field(
         default=None,
@@ -332,15 +330,6 @@ class DatasetSpec(Settings):
         if self._staged_copy is not None:
             self._staged_copy.written()
         document: dict[str, Any] = write(self)
-        # Without options that have their default values, the fingerprints of jobs of earlier versions stay as they are.
-        if self.torch == TorchDefaults():
-            document.pop("torch", None)
-        for name in (
-            "catalog", "storage", "version", "as_of", "columns", "delimiter", "stage", "time_split", "expect",
-            "partition_by",
-        ):  # fmt: skip
-            if document.get(name) == type(self).model_fields[name].default:
-                document.pop(name, None)
         return document
 
 

@@ -20,7 +20,7 @@ from shoal.data.listing import DataFile, Listing, TableLister
 from shoal.data.parquet.files import join, resolve, split_query
 from shoal.data.parquet.footers import DELTA_NAME, FIELD_ID
 from shoal.errors import DataAccessError, DataError, MissingExtraError, ShoalError
-from shoal.lazy_imports import np, pa
+from shoal.lazy_imports import fs, np, pa
 from shoal.secrets.redaction import redact
 
 if TYPE_CHECKING:
@@ -142,10 +142,8 @@ class DeltaFiles(TableLister):
 
     def _commits(self) -> dict[int, datetime]:
         """Return the versions that the log can still restore, and the time of each."""
-        from pyarrow.fs import FileSelector
-
         filesystem, inner = resolve(self.path)
-        found = filesystem.get_file_info(FileSelector(f"{inner.rstrip('/')}/{_LOG}", allow_not_found=True))
+        found = filesystem.get_file_info(fs.FileSelector(f"{inner.rstrip('/')}/{_LOG}", allow_not_found=True))
         names = {info.base_name: info.mtime for info in found}
         times = {int(name[:20]): time for name, time in names.items() if re.fullmatch(r"\d{20}\.json", name)}
         saved = {int(name[:20]) for name in names if re.match(r"\d{20}\.checkpoint", name)}
@@ -224,10 +222,8 @@ class DeltaFiles(TableLister):
         return f"use one of the versions {commits[low]} to {commits[-1]}, which still have all their files"
 
     def _is_complete(self) -> bool:
-        from pyarrow.fs import FileType
-
         listed = [resolve(file.path) for file in self.list_files(None).files]
-        return all(filesystem.get_file_info(inner).type == FileType.File for filesystem, inner in listed)
+        return all(filesystem.get_file_info(inner).type == fs.FileType.File for filesystem, inner in listed)
 
 
 def _column_in_files(field: pa.Field, mode: str) -> pa.Field:

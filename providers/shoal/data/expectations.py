@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, FiniteFloat
 
@@ -14,13 +14,11 @@ from shoal.data.checks import check_same_schema
 from shoal.data.filters import Operator, Term, builtin_value, check_present, describe_term, parse_moment
 from shoal.data.parquet.filter_matching import prepare
 from shoal.data.parquet.schema import is_time, plain_type
+from shoal.data.parquet.source import ParquetSource
 from shoal.data.time_split import Moment, time_text
 from shoal.errors import DataError, shown
 from shoal.lazy_imports import np, pa, pc
 from shoal.option_validation import Duration, Settings, duration
-
-if TYPE_CHECKING:
-    from shoal.data.parquet.source import ParquetSource
 
 _KEYS_AT_ONCE = 10_000
 """Number of repeated hashes whose keys are compared in one pass, so that few keys are in memory."""

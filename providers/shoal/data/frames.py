@@ -14,7 +14,7 @@ from shoal.data.parquet.source import ParquetSource
 from shoal.data.row_writer import GROUP_ROWS, check_unique, write_rows, write_tables
 from shoal.data.staged_data import staged
 from shoal.errors import DataError, InvalidArgumentError
-from shoal.lazy_imports import pa
+from shoal.lazy_imports import fs, pa
 
 if TYPE_CHECKING:
     import pyarrow.dataset
@@ -190,7 +190,6 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
         files.
     """
     import pyarrow.dataset as pads
-    from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
     if not isinstance(dataset, pads.Dataset):
         raise InvalidArgumentError(f"dataset must be a pyarrow.dataset.Dataset, not {type(dataset).__name__}")
@@ -199,11 +198,11 @@ def source_in_place(dataset: pyarrow.dataset.Dataset) -> ParquetSource | None:
     # The library of a table brings its own filesystem, and its dataset contains only the files that belong to the
     # table. A dataset that Arrow itself has made of the table's folder also contains deleted files.
     filesystem = dataset.filesystem
-    if not isinstance(filesystem, PyFileSystem) or isinstance(filesystem.handler, FSSpecHandler):
+    if not isinstance(filesystem, fs.PyFileSystem) or isinstance(filesystem.handler, fs.FSSpecHandler):
         check_parents(filesystem, (file.rpartition("/")[0] for file in dataset.files))
     # A dataset with a filter cannot be read directly. `Dataset.filter()` stores the filter's expression in the private
     # attribute `_scan_options`, and no public attribute shows whether a dataset has a filter.
-    if not dataset.files or not isinstance(filesystem, LocalFileSystem) or getattr(dataset, "_scan_options", True):
+    if not dataset.files or not isinstance(filesystem, fs.LocalFileSystem) or getattr(dataset, "_scan_options", True):
         return None
     source = ParquetSource(dataset.files)
     try:

@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -16,11 +15,11 @@ from shoal.data import connections
 from shoal.data.connections import in_storage, refusal, split_storage
 from shoal.data.filters import Filters, columns_of, parse_moment
 from shoal.data.listing import DataFile, Listing, TableLister, naming_versions
-from shoal.data.parquet.files import join, need, resolve, split_query
-from shoal.data.parquet.footers import FIELD_ID, NAMES_IN_FILES, THREADS, wrap_read_errors
+from shoal.data.parquet.files import in_threads, join, need, resolve, split_query
+from shoal.data.parquet.footers import FIELD_ID, NAMES_IN_FILES, wrap_read_errors
 from shoal.data.parquet.schema import is_time
 from shoal.errors import DataAccessError, DataError
-from shoal.lazy_imports import np, pa, pq
+from shoal.lazy_imports import fs, np, pa, pq
 from shoal.secrets.redaction import redact
 
 _METADATA_FILE = re.compile(r"v?(\d+)(-.*)?(\.gz)?\.metadata\.json(\.gz)?")
@@ -119,12 +118,10 @@ class IcebergFiles(TableLister):
 
     def _newest_metadata(self) -> str:
         """Return the path of the metadata file with the highest number in the table's folder."""
-        from pyarrow.fs import FileSelector
-
         folder = join(self.path, "metadata")
         filesystem, inner = resolve(folder)
         names: dict[int, list[str]] = {}
-        for info in filesystem.get_file_info(FileSelector(inner, allow_not_found=True)):
+        for info in filesystem.get_file_info(fs.FileSelector(inner, allow_not_found=True)):
             if match := _METADATA_FILE.fullmatch(info.base_name):
                 names.setdefault(int(match[1]), []).append(info.base_name)
         if not names:
@@ -171,10 +168,12 @@ class IcebergFiles(TableLister):
 
     def _columns(self, table: Any, schema: Any) -> pa.Schema:
         """Return the table's columns, with their field ids and their names in files without field ids."""
+        from pyiceberg.schema import index_by_id
+
         mapping = table.name_mapping()
         names = None if mapping is None else _names_by_id(mapping)
         for field in schema.fields:
-            if any(nested.initial_default is not None for nested in _nested(field.field_type)):
+            if any(nested.initial_default is not None for nested in index_by_id(field.field_type).values()):
                 raise DataError(
                     f'column "{field.name}" of the Iceberg table {self.path} has a field with a default value for '
                     "older rows, which shoal cannot read inside of a column: write the rows to a new table"
@@ -197,13 +196,11 @@ class IcebergFiles(TableLister):
     def _deleted_rows(self, tasks: Sequence[Any], query: str, storage: str | None) -> dict[str, np.ndarray]:
         """Read the delete files. Return the positions of the deleted rows of each data file, by the location that the
         table's metadata has for the file."""
-        files = {file.file_path: file for task in tasks for file in task.delete_files}
+        files = {_path(file.file_path, query, storage): file for task in tasks for file in task.delete_files}
         found: dict[str, list[np.ndarray]] = {}
-        with ThreadPoolExecutor(THREADS, thread_name_prefix="shoal-deletes") as threads:
-            paths = [_path(file.file_path, query, storage) for file in files.values()]
-            for part in threads.map(self._positions, files.values(), paths):
-                for location, positions in part.items():
-                    found.setdefault(location, []).append(positions)
+        for part in in_threads("deletes", lambda path: self._positions(files[path], path), files):
+            for location, positions in part.items():
+                found.setdefault(location, []).append(positions)
         return {location: np.unique(np.concatenate(parts)) for location, parts in found.items()}
 
     def _positions(self, file: Any, path: str) -> dict[str, np.ndarray]:
@@ -353,11 +350,3 @@ def _names_by_id(mapping: Iterable[Any]) -> dict[int, Sequence[str]]:
             found[field.field_id] = field.names
         found |= _names_by_id(field.fields)
     return found
-
-
-def _nested(type_: Any) -> Iterator[Any]:
-    """Yield all fields inside of a type."""
-    names = ("element_field", "key_field", "value_field")
-    for field in type_.fields if type_.is_struct else [getattr(type_, name) for name in names if hasattr(type_, name)]:
-        yield field
-        yield from _nested(field.field_type)

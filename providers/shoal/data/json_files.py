@@ -46,16 +46,13 @@ def stage_json(paths: Sequence[str], columns: Mapping[str, str] | None, director
         raise DataError(f"{files[0].path} has no rows: each line must have one JSON object")
     refuse_partitions(files, paths, list(types))
     schema = pa.schema(list(types.items()))
-    return write_rows(
-        (
-            batch
-            for file in files
-            for line, block in _blocks(file)
-            for batch in _converted(file, line, block, schema, given)
-        ),
-        schema,
-        directory,
+    rows = (
+        batch
+        for file in files
+        for line, block in _blocks(file)
+        for batch in _converted(file, line, block, schema, given)
     )
+    return write_rows(rows, schema, directory)
 
 
 def _types(files: Sequence[DataFile], given: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:

@@ -1,4 +1,5 @@
-"""Define what a lister is: the object that knows of which files a dataset consists, and the schema of a table."""
+"""Define what a lister is: the object that knows of which files a dataset consists, and the schema of a table. That of
+Parquet files is `shoal.data.parquet.files.ParquetPaths`."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from shoal.data.filters import Filters
 from shoal.errors import DataAccessError, DataError
@@ -75,33 +76,10 @@ def naming_versions(place: str, version: str | None, remaining: Callable[[], str
         ) from None
 
 
-class Lister(Protocol):
-    """List the files of a dataset. A lister can be pickled, and imports the library of its table only to list."""
-
-    @property
-    def place(self) -> str:
-        """Where the rows are, for messages."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The options of a `DatasetSpec` that describe the table, beside `paths`."""
-
-    def list_files(self, filters: Filters | None) -> Listing:
-        """List the files.
-
-        Args:
-            filters: Files in which no row matches these filters may be left out. `ParquetSource` itself leaves out
-                those whose partition values do not match.
-
-        Raises:
-            DataError: The table cannot be read, or uses a feature that shoal does not support.
-        """
-
-
 @dataclass(frozen=True)
 class TableLister(ABC):
     """Lister of a table with versions. The environment contains the credentials, as for the table's library and
-    pyarrow.
+    pyarrow. A lister can be pickled, and imports the library of its table only to list.
 
     Args:
         path: Absolute path or URI of the table's directory; see the subclasses.
@@ -115,7 +93,7 @@ class TableLister(ABC):
 
     @property
     def place(self) -> str:
-        """The table."""
+        """Where the rows are, for messages."""
         return self.path
 
     @property
@@ -130,4 +108,12 @@ class TableLister(ABC):
 
     @abstractmethod
     def list_files(self, filters: Filters | None) -> Listing:
-        """List the files of the version; see :meth:`Lister.list_files`."""
+        """List the files of the version.
+
+        Args:
+            filters: Files in which no row matches these filters may be left out. `ParquetSource` itself leaves out
+                those whose partition values do not match.
+
+        Raises:
+            DataError: The table cannot be read, or uses a feature that shoal does not support.
+        """

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.checks import check_same_schema
 from shoal.data.parquet.footers import stored_description
 from shoal.data.parquet.schema import EXACT_INTEGER
+from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import np, pa, pc, pd, pq
-
-if TYPE_CHECKING:
-    from shoal.data.parquet.source import ParquetSource
 
 
 def kept_columns(keep_cols: Sequence[str] | None, prediction_col: str, source: ParquetSource) -> tuple[str, ...]:

@@ -38,6 +38,20 @@ _MIN_RUNS = 1_024
 _T = TypeVar("_T")
 
 
+def random_bytes(*key: int | str) -> bytes:
+    """Compute 32 bytes to seed a random generator. The same key gives the same bytes on any machine."""
+    return hashlib.sha256("/".join(map(str, key)).encode()).digest()
+
+
+def seeded(*key: int | str) -> np.random.RandomState:
+    """Return a random generator whose numbers depend only on the key.
+
+    NumPy guarantees that the numbers of RandomState never change. Those of the newer class Generator may change with a
+    NumPy release.
+    """
+    return np.random.RandomState(np.frombuffer(random_bytes(*key), dtype="<u4"))
+
+
 @dataclass(frozen=True, slots=True)
 class RowGroup:
     """Position of a row group in its file, and its number of rows, from the footer.
@@ -80,10 +94,7 @@ class Deal:
         most = int(counts.max())
         blocks = -(-most // max(1, min(_RUN_ROWS, most // _MIN_RUNS)))
         lengths = np.diff(np.arange(blocks + 1)[:, None] * counts // blocks, axis=0)
-        # NumPy guarantees that the random numbers of RandomState never change.
-        digest = hashlib.sha256(self.key.encode()).digest()
-        random_numbers = np.random.RandomState(np.frombuffer(digest, dtype="<u4")).random_sample(lengths.shape)
-        order = random_numbers.argsort(axis=1, kind="stable")
+        order = seeded(self.key).random_sample(lengths.shape).argsort(axis=1, kind="stable")
         ends = np.take_along_axis(lengths, order, axis=1).cumsum()
         mine = order.ravel() == self.index
         ends, lengths = ends[mine], lengths[:, self.index]
@@ -463,10 +474,7 @@ class GroupSelection:
         ascending order."""
         indices = np.arange(self.rows)
         for level, (split, before) in enumerate(self.steps):
-            digest = hashlib.sha256(f"{split.seed}/{level}/{self.key}".encode()).digest()
-            # RandomState is used, because NumPy guarantees that the random numbers of this class never change. The
-            # random numbers of the newer class Generator may change with a NumPy release.
-            order = np.random.RandomState(np.frombuffer(digest, dtype="<u4")).permutation(len(indices))
+            order = seeded(split.seed, level, self.key).permutation(len(indices))
             counts = split.counts(before, len(indices))
             start = sum(counts[: split.index])
             indices = indices[np.sort(order[start : start + counts[split.index]])]

@@ -29,18 +29,6 @@ def check_unique(names: Sequence[str]) -> None:
             raise DataError(f'the data has several columns named "{name}": rename all but one')
 
 
-@contextlib.contextmanager
-def table_writer(path: str, schema: pa.Schema) -> Iterator[pq.ParquetWriter]:
-    """Open a Parquet file for writing. The file is complete after the ``with`` block."""
-    check_unique(schema.names)
-    filesystem, inner = resolve(path)
-    with (
-        filesystem.open_output_stream(inner) as stream,
-        pq.ParquetWriter(stream, schema, compression="zstd") as writer,
-    ):
-        yield writer
-
-
 def write_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, directory: str, number: int = 0) -> int:
     """Write record batches to a Parquet file in a directory, together with the fingerprint of the rows.
 
@@ -52,7 +40,12 @@ def write_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, directory: 
     stored = {key: text for key, text in (schema.metadata or {}).items() if key != STORED}
     schema = schema.with_metadata(stored or None)
     digest, rows = RowsDigest(schema), 0
-    with table_writer(join(directory, _name(number)), schema) as writer:
+    check_unique(schema.names)
+    filesystem, inner = resolve(join(directory, _name(number)))
+    with (
+        filesystem.open_output_stream(inner) as stream,
+        pq.ParquetWriter(stream, schema, compression="zstd") as writer,
+    ):
         for group in _row_groups(batches, schema):
             writer.write_table(group, row_group_size=group.num_rows)
             digest.add(group)

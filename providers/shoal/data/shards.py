@@ -9,12 +9,11 @@ from shoal.data.checks import check_same_schema
 from shoal.data.dataset_spec import TorchDefaults
 from shoal.data.ingest import Ingester
 from shoal.data.parquet.reading import take_rows
-from shoal.data.planning import GangPosition, Shard
+from shoal.data.planning import GangPosition, RowRange, Shard
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.lazy_imports import pa, pd
 
 if TYPE_CHECKING:
-    from shoal.data.planning import RowRange
     from shoal.data.torch_dataset import TorchDataset
 
 # Number of rows from which a stream draws the next one at random, at least; the default value of `datasets`.

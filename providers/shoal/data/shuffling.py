@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.numpy_columns import OBJECTS
+from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import RowRange
 from shoal.lazy_imports import np
-
-if TYPE_CHECKING:
-    from shoal.data.parquet.source import ParquetSource
 
 # These numbers determine the size of a window. A window is a group of row ranges that are in memory at the same time,
 # and whose rows are shuffled together. A window has at least BUFFER_RANGES ranges and at least BUFFER_ROWS rows, unless

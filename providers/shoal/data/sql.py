@@ -20,7 +20,7 @@ from shoal.data.query_text import ROWS, as_table, check_result_names, is_select,
 from shoal.data.row_writer import write_tables
 from shoal.data.staged_data import staged
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
-from shoal.lazy_imports import pa
+from shoal.lazy_imports import pa, sa
 from shoal.secrets.redaction import redact_value
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,6 @@ def check_query(sql: str, params: Mapping[str, Any]) -> None:
     This check finds mistakes, but cannot prevent that a statement writes. :func:`shoal.data.sql.stage_select`
     prevents writes with a read-only transaction or connection.
     """
-    import sqlalchemy as sa
-
     body = without_end(sql)
     if ";" in body:
         # A ";" inside a quoted text or a comment is also refused. Each database has its own rules for quotes and
@@ -107,8 +105,6 @@ def stage_query(
     query: Any, connection: Any, staging_location: str | os.PathLike[str] | None, partition_by: str | None = None
 ) -> str:
     """Run a SQL query and write its rows to a Parquet file in a new staging directory."""
-    import sqlalchemy as sa
-
     with staged(staging_location) as directory, _reading(query) as stack:
         tables, is_url = None, isinstance(connection, str | sa.URL)
         # PostgreSQL has further statements that return rows, such as SHOW, which ADBC cannot copy.
@@ -121,8 +117,6 @@ def stage_query(
 @contextlib.contextmanager
 def _reading(query: Any) -> Iterator[contextlib.ExitStack]:
     """Check a query, yield a stack that closes connections at the end, and convert SQLAlchemy's errors."""
-    import sqlalchemy as sa
-
     if isinstance(query, str) and _TABLE_NAME.fullmatch(query):
         raise InvalidArgumentError(
             f"the query {query!r} is only a name: to read all rows of a table, write SELECT * FROM {query.strip('; ')}"
@@ -171,8 +165,6 @@ def stage_select(
         partition_by: Column by whose ranges several connections read the rows; only of PostgreSQL by ADBC.
         only_first: Whether to write only the first rows, as many as the driver returns at a time.
     """
-    import sqlalchemy as sa
-
     statement = _statement(sql, params)
     options: dict[str, Any] = {"columns": columns, "partition_by": partition_by}
     with _reading(statement) as stack:
@@ -211,8 +203,6 @@ def count_values(sql: str, params: Mapping[str, Any], url: str, column: str) -> 
 @contextlib.contextmanager
 def _select_read_only(sql: str, params: Mapping[str, Any], url: str) -> Iterator[Any]:
     """Run a SELECT that must not change the database (see `stage_select`), and yield its result."""
-    import sqlalchemy as sa
-
     try:
         with _read_only(url) as connection:
             yield connection.execute(_statement(sql, params), execution_options={"sqlite_raw_colnames": True})
@@ -222,8 +212,6 @@ def _select_read_only(sql: str, params: Mapping[str, Any], url: str) -> Iterator
 
 def _query_error(error: Exception) -> DataError:
     """Return the error that is raised for a failed query, without the lines that contain the query's parameters."""
-    import sqlalchemy as sa
-
     # These exceptions are raised after a lost connection, a deadlock or a timeout, so a retry may help. SQLite also
     # raises them for a wrong column, where a retry does not help but does no harm.
     retryable = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
@@ -231,8 +219,6 @@ def _query_error(error: Exception) -> DataError:
 
 
 def _statement(sql: str, params: Mapping[str, Any]) -> Any:
-    import sqlalchemy as sa
-
     # The parameters are bound without a type. With a type, SQLAlchemy would add a cast such as `::VARCHAR` to the
     # statement, and PostgreSQL cannot compare the result of this cast with a date.
     bound = [sa.bindparam(name, value, sa.types.NullType()) for name, value in params.items()]
@@ -243,9 +229,7 @@ def _statement(sql: str, params: Mapping[str, Any]) -> Any:
 def _read_only(url: str) -> Iterator[Any]:
     """Connect to a database, and yield the connection. The connection is read-only if the database supports read-only
     connections."""
-    from sqlalchemy.pool import NullPool
-
-    engine = _engine(url, poolclass=NullPool)
+    engine = _engine(url, poolclass=sa.NullPool)
     database = engine.url.database
     # SQLite would create a missing database file, so the file is checked first.
     if engine.dialect.name == "sqlite" and database and database != ":memory:" and not os.path.exists(database):
@@ -269,8 +253,6 @@ def _run(
 
     The result of most drivers does not contain complete SQL types, so the types are inferred from the values.
     """
-    import sqlalchemy as sa
-
     if partition_by is not None:
         need("adbc_driver_postgresql", extra="adbc")
         raise InvalidArgumentError(
@@ -344,8 +326,6 @@ _ARROW_BATCHES: dict[str, Callable[[Any], Iterable[Any]]] = {
 
 def _checked(url: Any) -> Any:
     """Parse and check a URL."""
-    import sqlalchemy as sa
-
     try:
         found = sa.make_url(url)
     except (sa.exc.ArgumentError, ValueError):
@@ -363,8 +343,6 @@ def _checked(url: Any) -> Any:
 
 
 def _engine(url: Any, **options: Any) -> Any:
-    import sqlalchemy as sa
-
     found = _checked(url)
     try:
         return sa.create_engine(found, **options)

@@ -15,18 +15,14 @@ import uuid
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from shoal.data.connections import refuse_storage
 from shoal.data.parquet.files import is_local, join, need, normalise, resolve
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError
-from shoal.lazy_imports import pa
+from shoal.lazy_imports import fs, pa
 from shoal.new_files import create_folder
 from shoal.os_processes import ProcessId
-
-if TYPE_CHECKING:
-    from pyarrow.fs import FileSystem
-
 
 # Name of the marker file in each directory that shoal creates for staged data. shoal removes only directories that
 # contain this file. The name begins with an underscore, so that readers of the data skip the file. The file contains
@@ -41,12 +37,10 @@ _USED_BY = "_shoal_used_by."
 
 def claim(location: str, user: str) -> None:
     """Record in a directory of staged data that a job uses the data."""
-    from pyarrow.fs import FileType
-
     filesystem, inner = resolve(normalise(location))
     # Object stores have no real directories. Without this check, writing the file would create the removed directory
     # again, and it would never be removed.
-    if filesystem.get_file_info([f"{inner}/{MARKER}"])[0].type == FileType.NotFound:
+    if filesystem.get_file_info([f"{inner}/{MARKER}"])[0].type == fs.FileType.NotFound:
         raise DataError(
             f"the staged data in {location} do not exist any more: stage them again by creating the connector again"
         )
@@ -56,10 +50,8 @@ def claim(location: str, user: str) -> None:
 
 def claims(location: str) -> set[str]:
     """Return the ids of the attempts that use a directory of staged data."""
-    from pyarrow.fs import FileSelector
-
     filesystem, inner = resolve(normalise(location))
-    found = filesystem.get_file_info(FileSelector(inner, allow_not_found=True))
+    found = filesystem.get_file_info(fs.FileSelector(inner, allow_not_found=True))
     return {file.base_name.removeprefix(_USED_BY) for file in found if file.base_name.startswith(_USED_BY)}
 
 
@@ -74,10 +66,8 @@ def release(location: str) -> bool:
     """Record in a directory of staged data that this process no longer uses the data, and remove the directory if no
     job uses it.
     """
-    from pyarrow.fs import FileType
-
     filesystem, inner = resolve(normalise(location))
-    if filesystem.get_file_info([f"{inner}/{MARKER}"])[0].type == FileType.NotFound:
+    if filesystem.get_file_info([f"{inner}/{MARKER}"])[0].type == fs.FileType.NotFound:
         return False
     # This process first records in the marker file that it no longer uses the data, and then looks for jobs that use
     # the data. A job that ends at the same time first removes its own file, and then reads the marker file. Therefore
@@ -113,27 +103,25 @@ def is_held(location: str, *, unknown: bool = False) -> bool:
     return process is not None and not ProcessId.from_json(process).known_dead()
 
 
-def _write_holder(filesystem: FileSystem, inner: str, process: ProcessId | None) -> None:
+def _write_holder(filesystem: fs.FileSystem, inner: str, process: ProcessId | None) -> None:
     with filesystem.open_output_stream(f"{inner}/{MARKER}") as stream:
         stream.write(json.dumps({"process": process.to_json() if process else None}).encode())
 
 
 def discard(location: str) -> bool:
     """Remove a directory that shoal created for staged data, even if a process or a job still uses the data."""
-    from pyarrow.fs import FileSelector, FileType
-
     filesystem, inner = resolve(normalise(location))
     directory, marker = filesystem.get_file_info([inner, f"{inner}/{MARKER}"])
-    if directory.type == FileType.NotFound:
+    if directory.type == fs.FileType.NotFound:
         return False
-    if marker.type == FileType.NotFound:
+    if marker.type == fs.FileType.NotFound:
         raise InvalidArgumentError(
             f"{location} was not staged by shoal and is not removed, because it contains no file {MARKER}"
         )
     # The marker file is removed last. If this process is killed before the end, the next call of this function still
     # finds the marker file, and removes the rest.
-    for found in filesystem.get_file_info(FileSelector(inner)):
-        if found.type == FileType.Directory:
+    for found in filesystem.get_file_info(fs.FileSelector(inner)):
+        if found.type == fs.FileType.Directory:
             filesystem.delete_dir(found.path)
         elif found.base_name != MARKER:
             filesystem.delete_file(found.path)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 from datetime import date, datetime, timedelta
 from operator import index
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator
 
 from shoal.data.filters import Filters, builtin_value, check_present, parse_moment
 from shoal.data.parquet.schema import is_time
+from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError, shown
 from shoal.lazy_imports import pa, pc
 from shoal.option_validation import Settings, duration
-
-if TYPE_CHECKING:
-    from shoal.data.parquet.source import ParquetSource
 
 
 def _checked(value: int | str | None) -> int | str | None:

@@ -10,27 +10,22 @@ are in different epochs. Each worker then shuffles the row ranges of its share.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shoal.data.checks import check_tensor_columns
+from shoal.data.ingest import Ingester
 from shoal.data.numpy_columns import Column, copied, rearranged, to_column
-from shoal.data.planning import RowRange, Shard, cut, shuffled
+from shoal.data.planning import GangPosition, RowRange, Shard, cut, random_bytes, seeded, shuffled
 from shoal.data.shuffling import row_bytes, rows_of, shuffled_windows
 from shoal.errors import DataError, InvalidArgumentError
-
-if TYPE_CHECKING:
-    from shoal.data.ingest import Ingester
-    from shoal.data.planning import GangPosition
-
 
 # If the dataset has no batch size, each DataLoader worker builds batches from its own rows. In a large dataset, each
 # worker except the last gets a multiple of 1,024 rows; in a small dataset, a multiple of a smaller power of two. If
@@ -88,11 +83,6 @@ def evened(line: Sequence[RowRange], rows: int, first: int = 0) -> list[RowRange
         longer.append(RowRange(part.path, part.row_group, part.start, part.start + taken))
         missing -= taken
     return longer
-
-
-def random_bytes(*key: int | str) -> bytes:
-    """Compute 32 bytes to seed a random generator. The same key gives the same bytes on any machine."""
-    return hashlib.sha256("/".join(map(str, key)).encode()).digest()
 
 
 # Number of slots (64-bit numbers in shared memory): one for the main process and one for each DataLoader worker. 1,023
@@ -405,13 +395,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
             done += 1
         permutations: Iterator[np.ndarray | None] = itertools.repeat(None)
         if self.shuffle:
-            # RandomState is used, because NumPy guarantees that the random numbers of this class never change. The
-            # random numbers of the newer class Generator may change with a NumPy release.
-            seeds = (np.frombuffer(random_bytes(*key, worker, i), dtype="<u4") for i in range(done, len(order)))
-            sizes = map(rows_of, order[done:])
-            permutations = (
-                np.random.RandomState(seed).permutation(size) for seed, size in zip(seeds, sizes, strict=True)
-            )
+            sizes = enumerate(map(rows_of, order[done:]), done)
+            permutations = (seeded(*key, worker, i).permutation(size) for i, size in sizes)
         windows = self._windows(order[done:], permutations)
         return self._rows_of(windows, skip) if self.batch_size is None else self._batches_of(windows, skip)
 
@@ -455,10 +440,6 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
                 taken = {name: copied(column, start, stop) for name, column in window.items()}
                 missing -= stop - start
                 start = stop
-                if missing == 0 and not held:
-                    yield {name: self._tensor(values) for name, values in taken.items()}
-                    missing = size
-                    continue
                 held.append(taken)
                 if missing == 0:
                     yield self._joined(held)
@@ -473,7 +454,7 @@ class TorchDataset(IterableDataset):  # type: ignore[misc]
         joined: Item = {}
         for name in self.columns:
             pieces = [taken[name] for taken in held]
-            whole = list(itertools.chain(*pieces)) if isinstance(pieces[0], list) else np.concatenate(pieces)
+            whole = list(itertools.chain(*pieces)) if isinstance(pieces[0], list) else rearranged(pieces, None)
             joined[name] = self._tensor(whole)
         return joined
 

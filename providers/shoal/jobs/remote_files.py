@@ -187,7 +187,7 @@ def _packed(local: Collection[str], packed: dict[str, str], dataset: DatasetSpec
         digest = hashlib.sha256(Path(file.path).read_bytes()).hexdigest()
         inside = parquet_files.packaged_path(digest, Path(file.path).name)
         packed[inside] = file.path
-        paths.append(parquet_files.packaged_uri(inside))
+        paths.append(parquet_files.PACKAGED_URI + inside)
     return dataset.model_copy(update={"paths": tuple(paths), "staging": None})
 
 

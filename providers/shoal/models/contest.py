@@ -8,9 +8,9 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import JobError, RegistryError
 from shoal.jobs.journal.attempts import Key
@@ -19,18 +19,16 @@ from shoal.jobs.mlflow_run import Run
 from shoal.jobs.register import Register
 from shoal.jobs.results import ChampionResult, DecisionResult, RecentVersion, finite
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
+from shoal.lazy_imports import mlflow
 from shoal.models import comparison_report, loading, training_record
 from shoal.models import decision as decisions
 from shoal.models.holdout import Holdout, evaluate, on_common_keys, on_rows, on_unseen_rows
-from shoal.models.ledger import Ledger, is_of, promotions_of
+from shoal.models.ledger import AnotherRound, Ledger, is_of, promotions_of
 from shoal.models.loading import Predictor
 from shoal.models.registry import DECISION_TAG, REASON_TAG, VersionId, aliases_of, holdout_metrics, newest_versions
 from shoal.models.training_record import Overlap, TrainingRows
 from shoal.state.schema import Promotion, PromotionState
 from shoal.training.reporting import HOLDOUT, metric_name
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
 
 _HISTORY = 10
 """Number of earlier promotions that a report lists, and of earlier versions in a job's result."""
@@ -119,7 +117,7 @@ def load(register: Register, version: VersionId, input_cols: Sequence[str]) -> P
 
 
 def columns_of(
-    client: MlflowClient, register: Register, version: VersionId, input_cols: Sequence[str]
+    client: mlflow.MlflowClient, register: Register, version: VersionId, input_cols: Sequence[str]
 ) -> Sequence[str]:
     """Return the input columns of a version that does not name its columns.
 
@@ -278,7 +276,7 @@ class Contest:
             version yet.
     """
 
-    client: MlflowClient
+    client: mlflow.MlflowClient
     ledger: Ledger
     register: Register
     challenger: decisions.Candidate
@@ -296,9 +294,9 @@ class Contest:
         """Promote the challenger if it is better than the champion, and return the outcome."""
         if (note := patiently(self.ledger.store, lambda: self.ledger.unmatched(self.client))) is not None:
             print(note, flush=True)
-        while (outcome := patiently(self.ledger.store, self.round)) is None:
-            pass
-        return outcome
+        while True:
+            with suppress(AnotherRound):
+                return patiently(self.ledger.store, self.round)
 
     def previewed(self) -> Outcome:
         """Compare the challenger with the present champion, and leave the alias where it is. The challenger waits for a
@@ -307,11 +305,11 @@ class Contest:
         found = self._unread(rivals) or self._outcome(self._decide(rivals))
         return replace(found, decision=decisions.waiting(self.register, self.challenger, found.decision))
 
-    def round(self) -> Outcome | None:
+    def round(self) -> Outcome:
         """Compare challenger and champion once, and give the champion's alias to the better version.
 
-        Returns:
-            The outcome; None if the alias changed or the lock was lost meanwhile, so that another round is needed.
+        Raises:
+            AnotherRound: The alias changed or the lock was lost meanwhile.
         """
         standing = self._standing(champion_of(self.client, self.register))
         # The models are evaluated before the lock is taken, because the evaluation on a large holdout may take longer
@@ -320,12 +318,11 @@ class Contest:
             return unread
         with store_lock(self.ledger.store, self.ledger.lock_name, PROMOTION_LOCK_TTL_S) as lock:
             alias = champion_of(self.client, self.register)
-            if not self.ledger.settle(lock, alias):
-                return None
+            self.ledger.settle(lock, alias)
             if (earlier := self._promoted_before(alias)) is not None:
                 return earlier
             if self._standing(alias) != standing:
-                return None
+                raise AnotherRound
             self.decision = self._decide(standing.rivals)
             # A person has moved the alias if it points to a version that neither this process nor a recorded promotion
             # has chosen.
@@ -335,8 +332,8 @@ class Contest:
             if self.decision.promote:
                 winner = self.challenger.version
             wrong = winner != standing.alias or (self.written and winner != standing.recorded)
-            if winner is not None and wrong and not self._set(lock, winner, standing.alias):
-                return None
+            if winner is not None and wrong:
+                self._set(lock, winner, standing.alias)
         return self._outcome(self.decision)
 
     def _outcome(self, decision: DecisionResult) -> Outcome:
@@ -393,11 +390,11 @@ class Contest:
         self.against = decisions.strongest(candidates, self.challenger, self.register)
         return decisions.decide(self.register, self.challenger, self.against, self.baseline)
 
-    def _set(self, lock: HeldLock, winner: VersionId, previous: VersionId | None) -> bool:
+    def _set(self, lock: HeldLock, winner: VersionId, previous: VersionId | None) -> None:
         """Give the champion's alias to a version in MLflow, and record the promotion in the store.
 
-        Returns:
-            False if the lock was lost, or if the alias does not point to the version afterwards.
+        Raises:
+            AnotherRound: The lock was lost, or the alias does not point to the version afterwards.
         """
         value = (self.challenger if winner == self.challenger.version else self.rivals[winner]).value
         intended = self.ledger.intend(
@@ -419,13 +416,13 @@ class Contest:
                 created_at=time.time(),
             ),
         )
-        if intended is None:
-            return False
         self.since = self.since or intended
         self.written.add(winner)
         with act(JobStep.PROMOTE):
             self.client.set_registered_model_alias(self.register.model, self.register.alias, winner.number)
-        return champion_of(self.client, self.register) == winner and self.ledger.confirm(lock, intended)
+        if champion_of(self.client, self.register) != winner:
+            raise AnotherRound
+        self.ledger.confirm(lock, intended)
 
 
 def holdout_named(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -433,13 +430,13 @@ def holdout_named(metrics: Mapping[str, float]) -> dict[str, float]:
     return {metric_name(HOLDOUT, name): value for name, value in metrics.items()}
 
 
-def champion_of(client: MlflowClient, register: Register) -> VersionId | None:
+def champion_of(client: mlflow.MlflowClient, register: Register) -> VersionId | None:
     """Return the version to which the champion's alias points in MLflow's registry; None if there is no such alias."""
     number = aliases_of(client.get_registered_model(register.model)).get(register.alias)
     return None if number is None else VersionId.read(client, register.model, number)
 
 
-def _recent(client: MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
+def _recent(client: mlflow.MlflowClient, ledger: Ledger, register: Register, version: str) -> tuple[RecentVersion, ...]:
     """Return the last ten versions that were registered before the given version, the newest first."""
     found = newest_versions(client, register.model, _HISTORY + _AT_ONCE)
     promotions = ledger.history()

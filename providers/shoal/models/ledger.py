@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
@@ -28,17 +28,19 @@ from shoal.jobs.journal.steps import HeldLock, JobStep, act, patiently, store_lo
 from shoal.jobs.mlflow_run import answering
 from shoal.jobs.register import Register
 from shoal.jobs.timeouts import PROMOTION_LOCK_TTL_S
+from shoal.lazy_imports import mlflow
 from shoal.models.registry import DECISION_TAG, REASON_TAG, WITHDRAWN, Registry, VersionId, aliases_of
 from shoal.pool.holder import job_holder
 from shoal.secrets.redaction import redact_value
 from shoal.state import Store
 from shoal.state.schema import ActionKind, Job, Promotion, PromotionState
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
 _CLOCKS_S = 60.0
 """Seconds by which the clocks of MLflow and of the process that has recorded a promotion may differ."""
+
+
+class AnotherRound(Exception):
+    """The lock was lost, or the alias was moved meanwhile: the comparison or the withdrawal begins anew."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Ledger:
     actor: str | None = None
 
     @classmethod
-    def of(cls, client: MlflowClient, store: Store, register: Register, actor: str | None = None) -> Ledger:
+    def of(cls, client: mlflow.MlflowClient, store: Store, register: Register, actor: str | None = None) -> Ledger:
         """Return the ledger (promotion records) for the model and the alias that `register` names."""
         return cls(store, redact_value(client._registry_uri), register.model, register.alias, actor)
 
@@ -70,70 +72,57 @@ class Ledger:
         registry = hashlib.sha256(self.registry.encode()).hexdigest()[:12]
         return f"promote:{registry}:{self.model}:{self.alias}"[:255]
 
-    def intend(self, lock: HeldLock, promotion: Promotion) -> int | None:
-        """Record an intended promotion as a row in the store, right before the alias is set in MLflow.
-
-        Returns:
-            Id of the row; None if the lock was lost, in which case nothing was written and the caller must not set the
-            alias.
-        """
-        with transaction(self.store, JobStep.INTEND) as session:
+    @contextmanager
+    def _locked(self, lock: HeldLock, step: JobStep) -> Iterator[Session]:
+        """Open a write transaction in which the lock is held. If the lock was lost, raise `AnotherRound`: nothing is
+        written, and the caller must not set the alias."""
+        with transaction(self.store, step) as session:
             if not lock.renew(session):
-                return None
+                raise AnotherRound
+            yield session
+
+    def intend(self, lock: HeldLock, promotion: Promotion) -> int:
+        """Record an intended promotion as a row in the store, right before the alias is set in MLflow, and return the
+        id of the row."""
+        with self._locked(lock, JobStep.INTEND) as session:
             if session.get(Job, (promotion.job_id, promotion.attempt)) is None:
                 promotion.attempt = None
             session.add(promotion)
             session.flush()
             return promotion.id
 
-    def confirm(self, lock: HeldLock, promotion_id: int) -> bool:
+    def confirm(self, lock: HeldLock, promotion_id: int) -> None:
         """Mark the row of a promotion in the store as confirmed, right after the alias was set in MLflow."""
-        with transaction(self.store, JobStep.CONFIRM) as session:
-            if not lock.renew(session):
-                return False
+        with self._locked(lock, JobStep.CONFIRM) as session:
             _confirm(session, session.get_one(Promotion, promotion_id), self.actor)
-            return True
 
-    def settle(self, lock: HeldLock, version: VersionId | None) -> bool:
+    def settle(self, lock: HeldLock, version: VersionId | None) -> None:
         """Confirm or withdraw the newest promotion if a process died after recording it and before confirming it.
 
         If the alias was set, the row is marked as confirmed, otherwise as withdrawn.
         """
-        with transaction(self.store, JobStep.SETTLE) as session:
-            if not lock.renew(session):
-                return False
+        with self._locked(lock, JobStep.SETTLE) as session:
             newest = session.scalars(self._rows().order_by(Promotion.id.desc()).limit(1)).first()
             if newest is not None and newest.state is PromotionState.INTENDED:
                 if is_of(newest, version):
                     _confirm(session, newest)
                 else:
                     newest.state = PromotionState.WITHDRAWN
-            return True
 
-    def reopen(self, lock: HeldLock, promotion_id: int) -> bool:
+    def reopen(self, lock: HeldLock, promotion_id: int) -> None:
         """Mark the row of a confirmed promotion as intended, right before the alias is given back. If this process
-        dies before `withdraw`, `settle` finds out from the alias whether the promotion still counts.
-
-        Returns:
-            False if the lock was lost, in which case nothing was written and the caller must not set the alias.
-        """
-        with transaction(self.store, JobStep.INTEND) as session:
-            if not lock.renew(session):
-                return False
+        dies before `withdraw`, `settle` finds out from the alias whether the promotion still counts."""
+        with self._locked(lock, JobStep.INTEND) as session:
             session.get_one(Promotion, promotion_id).state = PromotionState.INTENDED
-            return True
 
-    def withdraw(self, lock: HeldLock, promotion_id: int, alias: VersionId | None) -> bool:
+    def withdraw(self, lock: HeldLock, promotion_id: int, alias: VersionId | None) -> None:
         """Mark the row of a promotion in the store as withdrawn, right after the alias was given back to the version
         `alias`, or while this later version has the alias."""
-        with transaction(self.store, JobStep.CONFIRM) as session:
-            if not lock.renew(session):
-                return False
+        with self._locked(lock, JobStep.CONFIRM) as session:
             promotion = session.get_one(Promotion, promotion_id)
             promotion.state = PromotionState.WITHDRAWN
             promotion.withdrawn_after = session.scalar(self._rows().with_only_columns(func.max(Promotion.id)))
             _record(session, promotion, withdrawn(promotion, alias), time.time(), self.actor)
-            return True
 
     def before(self, promotion: Promotion) -> VersionId | None:
         """Return the version that gets the alias if a promotion is withdrawn (see `predecessor`)."""
@@ -145,7 +134,7 @@ class Ledger:
         promotion first."""
         return [version_of(each) for each in self.history() if each.id >= since]
 
-    def unmatched(self, client: MlflowClient) -> str | None:
+    def unmatched(self, client: mlflow.MlflowClient) -> str | None:
         """Say that the registry does not have the version that shoal promoted last; None if it has this version."""
         newest = next(iter(self.history()), None)
         if newest is None or is_of(newest, VersionId.read(client, self.model, newest.version)):
@@ -296,35 +285,33 @@ class Withdrawal:
     def done(self) -> str:
         """Withdraw the promotion, and return a sentence that says which version has the alias now."""
         with answering(self.registry.uri):
-            while (sentence := patiently(self.ledger.store, self.round)) is None:
-                pass
-        return sentence
+            while True:
+                with suppress(AnotherRound):
+                    return patiently(self.ledger.store, self.round)
 
-    def round(self) -> str | None:
-        """Withdraw the promotion once; return None if the lock was lost meanwhile, so that another round is needed."""
+    def round(self) -> str:
+        """Withdraw the promotion once."""
         mine = self.promotion
         with store_lock(self.ledger.store, self.ledger.lock_name, PROMOTION_LOCK_TTL_S) as lock:
             model = self.registry.model(mine.model)
             number = aliases_of(model).get(mine.alias) if model else None
             alias = None if number is None else VersionId.read(self.registry.client, mine.model, number)
-            if not self.ledger.settle(lock, alias):
-                return None
+            self.ledger.settle(lock, alias)
             newest = next(iter(self.ledger.history()), None)
             if newest is not None and newest.id == mine.id and (is_of(mine, alias) or alias in self.written):
                 return self._give_back(lock)
             is_later = newest is not None and newest.id > mine.id
             if newest is not None and is_later and not is_of(newest, alias) and alias in self.written:
                 self._set_alias(version_of(newest))
-                return None  # the next round checks that no other process has set the alias meanwhile
+                raise AnotherRound  # it checks that no other process has set the alias meanwhile
             with self.ledger.store.reading() as session:
                 state = session.get_one(Promotion, mine.id).state
             if state is not PromotionState.WITHDRAWN:
                 self._tag(withdrawn(mine, alias))
-                if not self.ledger.withdraw(lock, mine.id, alias):
-                    return None
+                self.ledger.withdraw(lock, mine.id, alias)
             return withdrawn(mine, alias)
 
-    def _give_back(self, lock: HeldLock) -> str | None:
+    def _give_back(self, lock: HeldLock) -> str:
         mine, before, client = self.promotion, self.ledger.before(self.promotion), self.registry.client
         if before is not None:
             found = VersionId.read(client, mine.model, before.number)
@@ -342,10 +329,10 @@ class Withdrawal:
             before = found
         sentence = withdrawn(mine, before)
         self._tag(sentence)
-        if not self.ledger.reopen(lock, mine.id):
-            return None
+        self.ledger.reopen(lock, mine.id)
         self._set_alias(before)
-        return sentence if self.ledger.withdraw(lock, mine.id, before) else None
+        self.ledger.withdraw(lock, mine.id, before)
+        return sentence
 
     def _tag(self, sentence: str) -> None:
         """Mark the version as withdrawn in MLflow, if it still exists there."""

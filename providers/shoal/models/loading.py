@@ -45,9 +45,7 @@ class PyfuncPredictor:
         self._model = model
         self._classifier = _classifier(model)
         self.columns = features_of(model, input_cols)
-        self.classes: tuple[Any, ...] | None = None
-        if self._classifier is not None:
-            self.classes = tuple(self._classifier.classes_.tolist())
+        self.classes = None if self._classifier is None else tuple(self._classifier.classes_.tolist())
         self.code_cols: tuple[str, ...] = ()
         self.gives_classes = None if self._classifier is None else False
 
@@ -172,24 +170,6 @@ def load(model_uri: str, input_cols: Sequence[str] = (), *, category_codes: bool
     return predictor
 
 
-def load_booster(model_uri: str, framework: Framework) -> bytes:
-    """Load a model of XGBoost or LightGBM from MLflow, and return it in a format of the library.
-
-    Raises:
-        JobError: The model's files do not exist, or MLflow cannot load the model.
-        RegistryError: MLflow, or its storage of models, cannot be reached.
-        InvalidArgumentError: The model is one of another library.
-    """
-    model, library, _ = _native(model_uri)
-    if library != framework:
-        raise InvalidArgumentError(
-            f"the model {model_uri} is not a model of {framework}"
-            + (f", but of {library}" if library else "")
-            + f": train with the library of the model, or continue from a model of {framework}"
-        )
-    return library_of(framework).serialised(model)
-
-
 def _native(model_uri: str) -> tuple[Any, str | None, Mapping[str, Any]]:
     """Return a model, its boosting library (None if it is another kind of model), and the metadata in its files."""
     with _asking_mlflow(model_uri):
@@ -266,13 +246,20 @@ def load_init_model(model: str, framework: Framework) -> bytes:
 
     Raises:
         InvalidArgumentError: There is no such file, or the MLflow model is one of another library.
-        JobError: MLflow cannot load the model, or a stored file was changed.
+        JobError: The model's files do not exist, MLflow cannot load the model, or a stored file was changed.
         RegistryError: MLflow, or its storage of models, cannot be reached.
     """
     if is_stored(model):
         return shipped_code.read(model)
     if is_mlflow_uri(model) or os.path.isdir(model):
-        return load_booster(model, framework)
+        booster, library, _ = _native(model)
+        if library != framework:
+            raise InvalidArgumentError(
+                f"the model {model} is not a model of {framework}"
+                + (f", but of {library}" if library else "")
+                + f": train with the library of the model, or continue from a model of {framework}"
+            )
+        return library_of(framework).serialised(booster)
     try:
         # The user may have named a link. Unlike shoal's own files in shared folders, it is followed.
         return storage.read(model if "://" in model else os.path.realpath(model))

@@ -20,7 +20,6 @@ from shoal.secrets.redaction import redact_value
 from shoal.state.databases import sqlite_file
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 # Names of tags of a registered version: the alias for which it was a challenger, the rule that decided whether it was
@@ -70,7 +69,7 @@ class VersionId:
         return cls(str(version.version), int(version.creation_timestamp), version.run_id or None)
 
     @classmethod
-    def read(cls, client: MlflowClient, model: str, number: str) -> VersionId:
+    def read(cls, client: mlflow.MlflowClient, model: str, number: str) -> VersionId:
         """Read the identity of a model's version from the registry, by the version's number."""
         found = cls(number)
         with missing_ignored():
@@ -105,7 +104,7 @@ class Registry:
         uri: URI of the model registry, without credentials, as it is in the store's records of promotions.
     """
 
-    client: MlflowClient = field(repr=False)  # the client may contain credentials, so `repr` omits it
+    client: mlflow.MlflowClient = field(repr=False)  # the client may contain credentials, so `repr` omits it
     uri: str
 
     @classmethod
@@ -185,7 +184,7 @@ class Registry:
             return self.client.get_model_version(model, version)
 
 
-def newest_versions(client: MlflowClient, model: str, limit: int) -> list[ModelVersion]:
+def newest_versions(client: mlflow.MlflowClient, model: str, limit: int) -> list[ModelVersion]:
     """Return the newest versions of a model, including versions that other programs have registered, the newest first.
 
     Raises:

@@ -76,7 +76,7 @@ def hide_output(secrets: Iterable[str]) -> int:
         )
         if code := reader.wait():
             raise subprocess.CalledProcessError(code, reader.args)
-        _flush()
+        flush_output()
         for output, write in zip(_OUTPUTS, writes, strict=True):
             os.dup2(write, output)
         on_error.pop_all()
@@ -99,7 +99,7 @@ def hidden_output(secrets: Iterable[str]) -> Iterator[None]:
         ended = hide_output(values)
         yield
     finally:
-        _flush()
+        flush_output()
         for output, original in zip(_OUTPUTS, before, strict=True):
             os.dup2(original, output)
             os.close(original)
@@ -185,7 +185,8 @@ class _Output:
                 content = content[os.write(self._descriptor, content) :]
 
 
-def _flush() -> None:
+def flush_output() -> None:
+    """Write what Python still holds of the output of this process."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -50,9 +50,6 @@ class KnownSecrets:
         self._starts = {needle[:length] for needle in needles for length in range(1, _SHORTEST)}
         self._longest = max(map(len, needles), default=0)
 
-    def __bool__(self) -> bool:
-        return bool(self._by_head)
-
     def hide(self, text: str, *, goes_on: bool = False) -> str:
         """Return a copy of a text in which the secrets are hidden.
 

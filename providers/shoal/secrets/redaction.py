@@ -209,7 +209,7 @@ def redact_address(text: str) -> str:
     if not (match := _ADDRESS.match(text)):
         return redact_value(text)
     rest = text[match.end() :]
-    authority = _authority(rest)
+    authority = _beginning(_AUTHORITY, rest)
     if "@" in authority or (":" in authority and not _is_host_and_port(authority)):
         _, at, behind = rest.rpartition("@")
         rest = behind if at else HIDDEN + rest[len(authority) :]
@@ -368,22 +368,20 @@ def _rest_of_uri(text: str, start: int) -> str:
     The part ends at the next space or quote. If a password seems to contain spaces or quotes, because it is not
     percent-encoded, the part goes on to the end of the word with the next ``@``.
     """
-    match = _WORD.match(text, start)
-    word = match[0] if match else ""
-    authority = _authority(word)
+    word = _beginning(_WORD, text, start)
+    authority = _beginning(_AUTHORITY, word)
     if "@" in word or ":" not in authority or _is_host_and_port(authority):
         return word
     ahead = text[start : start + _PASSWORD_REACH].split("\n", 1)[0].split("://", 1)[0]
     behind = ahead.find("@") + 1
-    more = _WORD.match(text, start + behind) if behind else None
-    return ahead[:behind] + more[0] if more else word
+    return ahead[:behind] + _beginning(_WORD, text, start + behind) if behind else word
 
 
 def _user_length(scheme: str, rest: str) -> int:
     """Return the length of the part ``user:password@`` that follows the ``://`` of a URI, or 0 if this part contains no
     secret.
     """
-    authority = _authority(rest)
+    authority = _beginning(_AUTHORITY, rest)
     user, at, _ = authority.rpartition("@")
     kinds = scheme.split("+")
     if at and ":" not in user:
@@ -396,8 +394,8 @@ def _user_length(scheme: str, rest: str) -> int:
     return rest.rfind("@") + 1
 
 
-def _authority(rest: str) -> str:
-    match = _AUTHORITY.match(rest)
+def _beginning(pattern: re.Pattern[str], text: str, start: int = 0) -> str:
+    match = pattern.match(text, start)
     return match[0] if match else ""
 
 

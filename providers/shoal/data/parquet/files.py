@@ -11,19 +11,22 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from shoal.data.connections import refusal, s3_filesystem, split_storage, storage_options
 from shoal.data.filters import Filters
 from shoal.data.listing import DataFile, Listing
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, MissingExtraError, shown
-from shoal.lazy_imports import pa
+from shoal.lazy_imports import fs, pa
 from shoal.secrets.redaction import has_credentials, redact_address, redact_value, redacted_errors
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def need(*packages: str, extra: str = "data") -> None:
@@ -33,10 +36,21 @@ def need(*packages: str, extra: str = "data") -> None:
             raise MissingExtraError(package, extra)
 
 
+# An object store takes 20 to 100 ms to return a footer, so 16 threads read a thousand footers in a few seconds.
+_THREADS = 16
+
+
+def in_threads(name: str, read: Callable[[T], R], items: Collection[T]) -> list[R]:
+    """Call a function with each item, with several items at a time, and return the results in the order of the
+    items."""
+    with ThreadPoolExecutor(min(_THREADS, max(1, len(items))), thread_name_prefix=f"shoal-{name}") as threads:
+        return list(threads.map(read, items))
+
+
 PACKAGED_SCHEME = "shoal-package"
 
 PACKAGED_URI = f"{PACKAGED_SCHEME}://"
-"""Prefix of the URIs of files in the package."""
+"""Prefix of the URIs of files in the package, which can be used as paths of a dataset."""
 
 PACKAGED_FOLDER = "_data"
 """Folder for data files in the package. Each file is in its own subfolder, whose name is the SHA-256 digest of the
@@ -46,12 +60,6 @@ file."""
 def packaged_path(digest: str, name: str) -> str:
     """Return the path that a data file has inside the package that contains a job's code."""
     return f"/{PACKAGED_FOLDER}/{digest}/{name}"
-
-
-def packaged_uri(inside: str) -> str:
-    """Return the URI of a data file in the package that contains a job's code. The URI can be used as a path of a
-    dataset."""
-    return PACKAGED_URI + inside
 
 
 @functools.cache
@@ -70,7 +78,7 @@ def unpacked_path(inside: str) -> str:
                 raise DataError(f"{path} was changed after it was sent with the job: submit the job again")
             return str(path)
     raise DataError(
-        f"{packaged_uri(inside)} is data that was sent with a job, and can be read only in this job: create the "
+        f"{PACKAGED_URI}{inside} is data that was sent with a job, and can be read only in this job: create the "
         "dataset again from the original data"
     )
 
@@ -169,15 +177,13 @@ _ARROW_SCHEMES = {"s3", "gs", "gcs", "hdfs", "viewfs", "abfs", "abfss"}
 
 def resolve(path: str) -> tuple[Any, str]:
     """Return the filesystem, such as S3, for an absolute path or URI, and the path within this filesystem."""
-    from pyarrow.fs import LocalFileSystem
-
     if is_local(path):
-        return LocalFileSystem(), path
+        return fs.LocalFileSystem(), path
     storage, address = split_storage(path)
     head, mark, query = split_query(address)
     scheme, _, rest = head.partition("://")
     if scheme == PACKAGED_SCHEME:
-        return LocalFileSystem(), unpacked_path(rest)
+        return fs.LocalFileSystem(), unpacked_path(rest)
     netloc, slash, inner = rest.partition("/")
     if storage is not None:
         return s3_filesystem(netloc, tuple(storage_options("pyarrow", storage, query).items())), rest
@@ -190,10 +196,8 @@ def resolve(path: str) -> tuple[Any, str]:
 
 @functools.cache
 def _arrow_filesystem(base: str) -> tuple[Any, str]:
-    from pyarrow.fs import FileSystem
-
     try:
-        filesystem, inner = FileSystem.from_uri(base)
+        filesystem, inner = fs.FileSystem.from_uri(base)
     except (OSError, pa.ArrowException) as exc:
         raise DataAccessError(f"{base} cannot be opened: {exc}") from None
     return filesystem, inner
@@ -203,7 +207,6 @@ def _arrow_filesystem(base: str) -> tuple[Any, str]:
 def _fsspec(scheme: str, netloc: str) -> tuple[Any, Any]:
     """Return the filesystem of a URI as an object of Arrow, and as an object of fsspec."""
     import fsspec
-    from pyarrow.fs import FSSpecHandler, PyFileSystem
 
     try:
         opened = fsspec.core.url_to_fs(f"{scheme}://{netloc}")[0]
@@ -211,7 +214,7 @@ def _fsspec(scheme: str, netloc: str) -> tuple[Any, Any]:
         raise DataError(f"{scheme}:// paths need a package that is not installed here: {exc}") from exc
     except ValueError as exc:
         raise DataError(f"neither Arrow nor fsspec supports {scheme}:// paths: {exc}") from exc
-    return PyFileSystem(FSSpecHandler(opened)), opened
+    return fs.PyFileSystem(fs.FSSpecHandler(opened)), opened
 
 
 _MAGIC = re.compile(r"[*?\[]")
@@ -256,9 +259,8 @@ def list_files(paths: Sequence[str]) -> tuple[DataFile, ...]:
         try:
             files = _expand(filesystem, path, inner, checked)
         except (DataError, OSError, pa.ArrowException) as exc:
-            folder = "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), inner.split("/")))
             problem = exc if isinstance(exc, DataError) else DataAccessError(f"{path} cannot be listed: {exc}")
-            raise refusal(path, exc, filesystem, folder) or problem from None
+            raise refusal(path, exc, filesystem, _folder_of(inner)) or problem from None
         for file in files:
             if file.path in found:
                 raise InvalidArgumentError(
@@ -282,15 +284,17 @@ def partition_values(path: str) -> dict[str, str | None]:
     return values
 
 
+def _folder_of(pattern: str) -> str:
+    """Return the path without its last parts, from the first one with a wildcard on."""
+    return "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), pattern.split("/")))
+
+
 def _expand(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[DataFile]:
     """List the files of one path."""
-    from pyarrow.fs import FileType
-
     head, mark, query = split_query(path)
     # The filesystem returns paths without the prefix of the URI (scheme and account, such as "s3://"). The function
     # `canonical` adds the prefix that the user wrote.
-    parts = inner.split("/")
-    static = "/".join(itertools.takewhile(lambda part: not _MAGIC.search(part), parts))
+    static = _folder_of(inner)
 
     def canonical(found: str, base: str) -> str:
         return f"{head[: len(head) - len(inner) + len(base)]}{found[len(base) :]}{mark}{query}"
@@ -301,10 +305,10 @@ def _expand(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[D
         checked.update(canonical(directory, static) for directory in new)
 
     [info] = filesystem.get_file_info([inner])
-    if info.type == FileType.File:
+    if info.type == fs.FileType.File:
         check([inner.rpartition("/")[0]])
         return [_found(path, info)]
-    if info.type == FileType.Directory:
+    if info.type == fs.FileType.Directory:
         static = inner
         check([inner])
         if not (infos := _walk(filesystem, inner)):
@@ -312,18 +316,18 @@ def _expand(filesystem: Any, path: str, inner: str, checked: set[str]) -> list[D
     elif _MAGIC.search(inner):
         infos = []
         matches = _glob(filesystem, inner)
-        check(match.path.rpartition("/")[0] if match.type == FileType.File else match.path for match in matches)
+        check(match.path.rpartition("/")[0] if match.type == fs.FileType.File else match.path for match in matches)
         for match in matches:
-            if match.type == FileType.Directory:
+            if match.type == fs.FileType.Directory:
                 infos += _walk(filesystem, match.path)
-            elif match.type == FileType.File:
+            elif match.type == fs.FileType.File:
                 infos.append(match)
         if not infos:
             raise DataError(
                 f"{path} matches no file: check the pattern, and that this machine ({socket.gethostname()}) can access "
                 "the files"
             )
-    elif info.type == FileType.Unknown:
+    elif info.type == fs.FileType.Unknown:
         raise DataError(f"{path} is neither a regular file nor a directory, but a named pipe or a device, for example")
     else:
         here, host = os.getcwd(), socket.gethostname()
@@ -346,18 +350,14 @@ def _is_hidden(relative: str) -> bool:
 
 def _walk(filesystem: Any, base: str) -> list[Any]:
     """List the data files under a directory, recursively."""
-    from pyarrow.fs import FileSelector, FileType
-
-    infos = filesystem.get_file_info(FileSelector(base, recursive=True))
+    infos = filesystem.get_file_info(fs.FileSelector(base, recursive=True))
     check_listing(infos)
     skip = len(base.rstrip("/")) + 1
-    return [info for info in infos if info.type == FileType.File and not _is_hidden(info.path[skip:])]
+    return [info for info in infos if info.type == fs.FileType.File and not _is_hidden(info.path[skip:])]
 
 
 def _glob(filesystem: Any, pattern: str) -> list[Any]:
     """Find the paths that match a glob, one path component at a time, so that only matching directories are listed."""
-    from pyarrow.fs import FileSelector, FileType
-
     parts = pattern.split("/")
     first = next(i for i, part in enumerate(parts) if _MAGIC.search(part))
     bases = ["/".join(parts[:first]) or "/"]
@@ -368,11 +368,11 @@ def _glob(filesystem: Any, pattern: str) -> list[Any]:
         matches = []
         for base in bases:
             if part == "**":
-                below = filesystem.get_file_info(FileSelector(base, recursive=True, allow_not_found=True))
+                below = filesystem.get_file_info(fs.FileSelector(base, recursive=True, allow_not_found=True))
                 here = filesystem.get_file_info([base])
-                matches += [info for info in (*here, *below) if last or info.type == FileType.Directory]
+                matches += [info for info in (*here, *below) if last or info.type == fs.FileType.Directory]
             elif _MAGIC.search(part):
-                infos = filesystem.get_file_info(FileSelector(base, allow_not_found=True))
+                infos = filesystem.get_file_info(fs.FileSelector(base, allow_not_found=True))
                 # A wildcard matches names that begin with "_" or "." only if the pattern begins with such a character,
                 # like in a shell.
                 visible = part.startswith((".", "_"))
@@ -385,10 +385,10 @@ def _glob(filesystem: Any, pattern: str) -> list[Any]:
                 matches += filesystem.get_file_info([f"{base.rstrip('/')}/{part}"])
         if last:
             break
-        bases = [info.path for info in matches if info.type == FileType.Directory]
-    unique = {info.path: info for info in matches if info.type != FileType.NotFound}
+        bases = [info.path for info in matches if info.type == fs.FileType.Directory]
+    unique = {info.path: info for info in matches if info.type != fs.FileType.NotFound}
     if rest[-1] == "**":
-        return [info for info in unique.values() if info.type == FileType.File and not _is_hidden(info.base_name)]
+        return [info for info in unique.values() if info.type == fs.FileType.File and not _is_hidden(info.base_name)]
     return list(unique.values())
 
 
@@ -403,7 +403,6 @@ def partition_type(values: Iterable[str | None]) -> str:
 _MARKERS = {"_delta_log": "Delta", ".hoodie": "Hudi"}
 """Name of the directory in which a table keeps its log -> kind of the table."""
 _ICEBERG_LOG, _ICEBERG_FILE = "metadata", ".metadata.json"
-_THREADS = 16
 
 
 def check_listing(infos: Iterable[Any]) -> None:
@@ -436,8 +435,7 @@ def check_parents(filesystem: Any, directories: Iterable[str]) -> None:
     if filesystem.type_name == "local":
         found = [_table_at(filesystem, parent) for parent in parents]
     else:
-        with ThreadPoolExecutor(min(_THREADS, len(parents)), thread_name_prefix="shoal-listing") as threads:
-            found = list(threads.map(lambda parent: _table_at(filesystem, parent), parents))
+        found = in_threads("listing", lambda parent: _table_at(filesystem, parent), parents)
     for parent, table in zip(parents, found, strict=True):
         if table is not None:
             raise _refused(table[0], parent, table[1])
@@ -445,18 +443,18 @@ def check_parents(filesystem: Any, directories: Iterable[str]) -> None:
 
 def _table_at(filesystem: Any, directory: str) -> tuple[str, str] | None:
     """Return the kind of the table at a directory and the path of its log; None if there is no table."""
-    from pyarrow.fs import FileSelector, FileType
 
     def below(name: str) -> str:
         return f"{directory}/{name}" if directory else name
 
     try:
         infos = filesystem.get_file_info([below(name) for name in (*_MARKERS, _ICEBERG_LOG)])
-        *markers, log = (info.type == FileType.Directory for info in infos)
+        *markers, log = (info.type == fs.FileType.Directory for info in infos)
         for marker, exists in zip(_MARKERS, markers, strict=True):
             if exists:
                 return _MARKERS[marker], marker
-        names = [info.base_name for info in filesystem.get_file_info(FileSelector(below(_ICEBERG_LOG)))] if log else []
+        infos = filesystem.get_file_info(fs.FileSelector(below(_ICEBERG_LOG))) if log else []
+        names = (info.base_name for info in infos)
         return next((("Iceberg", f"{_ICEBERG_LOG}/{name}") for name in names if name.endswith(_ICEBERG_FILE)), None)
     except (OSError, pa.ArrowException):
         # The user may be allowed to read the files, but not to list their parent directories.

@@ -133,16 +133,14 @@ class Matcher:
         self._footer = footer
         stored = footer.schema.names
         for terms in ((),) if filters is None else filters:
-            tests: list[tuple[str, Comparison]] | None = []
+            tests, may_match = [], True
             for term in terms:
                 check_present(footer.path, term[0], [*stored, *(name for name in partitions if name not in stored)])
-                if term[0] not in partitions:
-                    test = prepare(footer.path, term, footer.schema.field(term[0]).type)
-                    if tests is not None:
-                        tests.append((term[0], test))
-                elif not matches_value(footer.path, term, partitions[term[0]]):
-                    tests = None
-            if tests is not None:
+                if term[0] in partitions:
+                    may_match &= matches_value(footer.path, term, partitions[term[0]])
+                else:
+                    tests.append((term[0], prepare(footer.path, term, footer.schema.field(term[0]).type)))
+            if may_match:
                 self._alternatives.append(tests)
         self.columns: tuple[str, ...] = tuple(dict.fromkeys(name for tests in self._alternatives for name, _ in tests))
         """Names of the columns that must be read to decide which rows match."""

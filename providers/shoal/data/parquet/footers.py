@@ -9,19 +9,14 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.data.connections import refusal
 from shoal.data.listing import DataFile
-from shoal.data.parquet.files import resolve
+from shoal.data.parquet.files import in_threads, resolve
 from shoal.errors import DataAccessError, DataError
 from shoal.lazy_imports import np, pa, pq
-
-# An object store takes 20 to 100 ms to return a footer, so 16 threads read a thousand footers in a few seconds.
-THREADS = 16
-"""Number of threads, each of which reads one file at a time."""
 
 _MAGIC = b"PAR1"
 # Arrow, too, reads so many bytes at the end of a file first, because they contain most footers.
@@ -186,11 +181,7 @@ def read_footers(files: Sequence[DataFile], table: pa.Schema | None = None) -> t
         partitions = tuple(file.partitions.items())
         return Footer(file.path, file.size, sizes, schema, partitions, fingerprint, stored, file.deleted), metadata
 
-    if len(files) == 1:
-        results = [read(files[0])]
-    else:
-        with ThreadPoolExecutor(min(THREADS, max(1, len(files))), thread_name_prefix="shoal-footers") as threads:
-            results = list(threads.map(read, files))
+    results = in_threads("footers", read, files)
     return [footer for footer, _ in results], {footer.path: metadata for footer, metadata in results}
 
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.data.filters import Filters, parse_filters
+from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import GroupSelection, Split
 from shoal.errors import DataError
 from shoal.lazy_imports import np
-
-if TYPE_CHECKING:
-    from shoal.data.parquet.source import ParquetSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +83,13 @@ class SharedFile:
 
 def record_rows(source: ParquetSource) -> list[RecordedFile]:
     """Record for each file of a source which rows of the file belong to the dataset."""
+    selections = source.selections()
     return [
         RecordedFile(
             footer.path,
             source.file_digest(footer.path),
             tuple(
-                source.selection(footer.path, index) or GroupSelection(rows, (), "")
+                selections[footer.path, index] if selections else GroupSelection(rows, (), "")
                 for index, (rows, _) in enumerate(footer.groups)
             ),
             source.filters,

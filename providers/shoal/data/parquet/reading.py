@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shoal.data.parquet.filter_matching import Matcher, at_positions
 from shoal.data.parquet.footers import Footer, changed, open_planned, wrap_read_errors
 from shoal.data.parquet.schema import plain_type
 from shoal.data.parquet.table_types import buffer_bytes, in_types_of_table, piece_rows, read_batches
-from shoal.data.planning import RowRange
+from shoal.data.planning import GroupSelection, RowRange
 from shoal.errors import DataError
 from shoal.lazy_imports import np, pa
 
@@ -19,9 +19,9 @@ def read_ranges(
     ranges: Sequence[RowRange],
     columns: Sequence[str],
     partitions: dict[str, pa.Scalar],
-    indices_of: Callable[[int], np.ndarray] | None,
-    matcher: Matcher | None = None,
-    matching: Sequence[int] | None = None,
+    selections: Mapping[tuple[str, int], GroupSelection] | None,
+    matcher: Matcher | None,
+    matching: Sequence[int] | None,
 ) -> Iterator[tuple[RowRange, pa.Table]]:
     """Read row ranges (rows of one row group) of one file, in pieces of limited size. The file is opened only once.
 
@@ -38,8 +38,8 @@ def read_ranges(
         for part in ranges:
             rows = footer.groups[part.row_group][0]
             found = rows if matching is None else matching[part.row_group]
-            if indices_of is not None:
-                positions = indices_of(part.row_group)[part.positions()]
+            if selections is not None:
+                positions = selections[footer.path, part.row_group].indices()[part.positions()]
             else:
                 positions = None if part.deal is None else part.positions()
             tables = _read_part(file, footer, part, stored, positions, matcher if found < rows else None)

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 from itertools import chain, groupby
 from typing import Any
 
 from shoal.data.filters import Filters, Term, columns_of
-from shoal.data.listing import DataFile, Lister, naming_versions
-from shoal.data.parquet.files import WHOLE_NUMBER, ParquetPaths, list_files, normalise, partition_type
+from shoal.data.listing import DataFile, TableLister, naming_versions
+from shoal.data.parquet.files import WHOLE_NUMBER, ParquetPaths, in_threads, list_files, normalise, partition_type
 from shoal.data.parquet.filter_matching import Matcher, count_rows, matches_value, matching_rows, may_match_between
 from shoal.data.parquet.footers import (
-    THREADS,
     Footer,
     footer_texts,
     open_planned,
@@ -63,7 +61,7 @@ class ParquetSource:
         splits: Sequence[Split] = (),
         filters: Filters | None = None,
         *,
-        lister: Lister | None = None,
+        lister: TableLister | None = None,
     ) -> None:
         several = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
         if not several:
@@ -71,7 +69,7 @@ class ParquetSource:
         self.paths = tuple(normalise(path) for path in several)
         self.splits = tuple(splits)
         self.filters = filters
-        self.lister = lister or ParquetPaths(self.paths)
+        self.lister: TableLister | ParquetPaths = lister or ParquetPaths(self.paths)
         self.is_table = lister is not None
         self.staged_copy: Any = None
         self.staged = False
@@ -254,7 +252,7 @@ class ParquetSource:
 
         The number of rows of each row group counts only the rows that the filters and splits select.
         """
-        selections = self._selection()
+        selections = self.selections()
         groups = []
         for footer in self.footers():
             for index, (rows, _) in enumerate(footer.groups):
@@ -318,19 +316,16 @@ class ParquetSource:
             raise InvalidArgumentError(
                 "columns is empty: name at least one column, or omit the argument to read all columns"
             )
-        selections = self._selection()
+        selections = self.selections() if self.splits else None
         common = {field.name: field for field in self.schema()}
         for path, parts in groupby(ranges, key=lambda part: part.path):
             footer = self.footer(path)
             values = self._constants(footer)
-            indices_of = None
-            if self.splits and selections is not None:
-                indices_of = lambda group, path=path: selections[path, group].indices()  # noqa: E731
             matcher = Matcher(self.filters, footer, values) if self.filtered else None
             matching = self._matching_counts()[path] if self.filtered else None
             gaps = {name: pa.scalar(None, common[name].type) for name in self.index_gaps()}
             constants = values | {name: null for name, null in gaps.items() if name not in footer.schema.names}
-            pieces = read_ranges(footer, list(parts), wanted, constants, indices_of, matcher, matching)
+            pieces = read_ranges(footer, list(parts), wanted, constants, selections, matcher, matching)
             for part, table in pieces:
                 yield part, to_schema(table, common, path)
                 # Without `del`, this table would stay in memory while the next row group is decoded.
@@ -421,15 +416,6 @@ class ParquetSource:
         """
         return texts_digest(footer_texts(self.footer(path), self.metadata(path)))
 
-    def selection(self, path: str, row_group: int) -> GroupSelection | None:
-        """Return the rows of a row group that remain after filters and random splits, or None if the source has
-        neither.
-
-        If the source has filters, only matching rows are counted, and the splits select from these rows.
-        """
-        selections = self._selection()
-        return None if selections is None else selections[path, row_group]
-
     def matching(self, path: str, row_group: int, filters: Filters | None, *, deleted: bool = False) -> np.ndarray:
         """Return the positions of the rows of a row group that match the given filters.
 
@@ -499,13 +485,16 @@ class ParquetSource:
                 matcher = Matcher(self.filters, footer, self._constants(footer))
                 return tuple(count_rows(footer, self.metadata(footer.path), matcher))
 
-            footers = self.footers()
-            with ThreadPoolExecutor(min(THREADS, max(1, len(footers))), thread_name_prefix="shoal-filters") as threads:
-                counts = list(threads.map(count, footers))
-            self._matching = {footer.path: found for footer, found in zip(footers, counts, strict=True)}
+            counts = in_threads("filters", count, self.footers())
+            self._matching = {footer.path: found for footer, found in zip(self.footers(), counts, strict=True)}
         return self._matching
 
-    def _selection(self) -> dict[tuple[str, int], GroupSelection] | None:
+    def selections(self) -> dict[tuple[str, int], GroupSelection] | None:
+        """Return the rows of each row group, by its file and index, that remain after filters and random splits, or
+        None if the source has neither.
+
+        If the source has filters, only matching rows are counted, and the splits select from these rows.
+        """
         if not self.splits and not self.filtered:
             return None
         if self._selections is None:

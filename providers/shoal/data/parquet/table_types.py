@@ -64,15 +64,12 @@ def in_types_of_table(rows: Any, footer: Footer, columns: Sequence[str]) -> Any:
     file belongs."""
     if footer.stored is None:
         return rows
+    schema = pa.schema([footer.schema.field(name).remove_metadata() for name in columns])
     if isinstance(rows, pa.Table):
-        schema = pa.schema([footer.schema.field(name).remove_metadata() for name in columns])
         return pa.Table.from_batches([in_types_of_table(batch, footer, columns) for batch in rows.to_batches()], schema)
-    fields = [footer.schema.field(name).remove_metadata() for name in columns]
-    arrays = [
-        _converted(rows.column(name), field.type)
-        for name, field in zip(footer.stored_names(columns), fields, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    stored = map(rows.column, footer.stored_names(columns))
+    arrays = [_converted(values, field.type) for values, field in zip(stored, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _converted(values: pa.Array, type_: pa.DataType) -> pa.Array:

@@ -35,6 +35,7 @@ from shoal.kinds.partitions.keys import Key, encoded, key_text, seed_of, shown_k
 from shoal.kinds.partitions.partition_messages import Message
 from shoal.lazy_imports import pa
 from shoal.os_processes import how_ended
+from shoal.secrets.hidden_output import flush_output
 from shoal.secrets.known_secrets import KnownSecrets, SecretStream
 from shoal.secrets.redaction import redact
 from shoal.training.host import memory
@@ -228,9 +229,7 @@ def _content(value: Any) -> messages.ModelBytes:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
+    flush_output()
     _libc.fflush(None)  # libraries such as LightGBM print through C
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from shoal.data.parquet.files import is_local, resolve
 from shoal.kinds.partitions.keys import key_column, key_text, keys_in
 from shoal.kinds.partitions.partition_messages import Outcome
-from shoal.lazy_imports import pa, pc, pq
+from shoal.lazy_imports import fs, pa, pc, pq
 from shoal.training import locations
 from shoal.training.reporting import say
 
@@ -86,8 +86,6 @@ _IN_FILES_ONLY = ("log", "value")
 
 def discard_leftovers(folder: str) -> None:
     """Remove the half-written files of killed workers, and kept outcomes of buckets that have a result file."""
-    from pyarrow import fs
-
     filesystem, root = resolve(folder)
     found = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
     paths = {info.base_name: info.path for info in found if info.base_name.startswith((".", _KEPT))}
@@ -322,8 +320,6 @@ def kept_outcomes(folder: str, key_type: pa.DataType) -> dict[int, pa.Table]:
 
 def _summaries(folder: str, beginning: str, key_type: pa.DataType | None) -> dict[int, list[pa.Table]]:
     """Return what the complete files whose names begin with a text say of their partitions, by bucket."""
-    from pyarrow import fs
-
     filesystem, root = resolve(folder)
     found: dict[int, list[pa.Table]] = {}
     for info in filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True)):
