@@ -175,6 +175,14 @@ def embedded_pool(
     gpus = gpus if ray else 0
     reason = f"{why}. This call uses an embedded pool\n" if why else ""
     few = f" (it offers {cpus} CPUs, as requested, but this process has only {own})" if cpus > own else ""
+    spec = PoolSpec(
+        name=f"embedded-{os.getpid()}" if job_id is None else pool_of_job(job_id),
+        max_nodes=1,
+        cpus_per_node=max(own, cpus),
+        gpus_per_node=gpus,
+        ray=ray,
+        libraries=libraries,
+    )
     if job_id is None:
 
         def start(spec: PoolSpec, is_new: bool) -> tuple[ComputePool, bool]:
@@ -189,17 +197,9 @@ def embedded_pool(
             _warn_without_gpus(nodes, found)
             return pool, bool(found) or any(node.gpus for node in nodes)
 
-        with pool_of_process(max(own, cpus), gpus, start, ray=ray, libraries=libraries) as name:
+        with pool_of_process(spec, start) as name:
             yield name
         return
-    spec = PoolSpec(
-        name=pool_of_job(job_id),
-        max_nodes=1,
-        cpus_per_node=max(own, cpus),
-        gpus_per_node=gpus,
-        ray=ray,
-        libraries=libraries,
-    )
     _end_pool_of_earlier_attempt(spec, job_id)
     with ExitStack() as turn:
         found = turn.enter_context(gpu_turn(spec, timeout_s, _say, least_gpus))
@@ -339,10 +339,9 @@ os.register_at_fork(after_in_child=_forget_parents_pools)
 
 
 @contextmanager
-def pool_of_process(
-    cpus: int, gpus: int, start: Start, *, ray: bool = True, libraries: str | None = None
-) -> Iterator[str]:
-    """Yield the name of an embedded pool of this process. If the process has no pool of the requested size, start one.
+def pool_of_process(wanted: PoolSpec, start: Start) -> Iterator[str]:
+    """Yield the name of an embedded pool of this process. If the process has no pool of the requested size, start one,
+    whose name begins with that of `wanted`.
 
     Concurrent calls share a pool, and the pool's queue decides which of their jobs run at the same time. After its last
     call, a pool stays up for the next call until it has been idle for `IDLE_TIMEOUT`, or this process has ended. But
@@ -351,7 +350,7 @@ def pool_of_process(
     Raises:
         Exception: The pool could not be started.
     """
-    kept, idle = _take(cpus, gpus, ray=ray, libraries=libraries)
+    kept, idle = _take(wanted)
     try:
         for each in idle:
             _end(each)
@@ -382,7 +381,7 @@ def end_embedded_pools() -> None:
         _end(each)
 
 
-def _take(cpus: int, gpus: int, *, ray: bool, libraries: str | None) -> tuple[_Kept, list[_Kept]]:
+def _take(wanted: PoolSpec) -> tuple[_Kept, list[_Kept]]:
     """Choose the embedded pool for a call, and count the call as a user of this pool. Return the pool, and the idle
     pools that have to be ended before the chosen pool is used."""
     # The processes of a pool inherit the environment of the process that starts the pool. So a pool is not used again
@@ -390,23 +389,13 @@ def _take(cpus: int, gpus: int, *, ray: bool, libraries: str | None) -> tuple[_K
     place = (str(home()), default_url())
     environment = tuple(sorted(inherited_environment().items()))
     with _lock:
-        size = (*place, environment, cpus)
-        key, with_ray, with_all = (*size, gpus, ray), (*size, gpus, True), _kept.get((*size, ALL, True))
+        gpus, size = wanted.gpus_per_node, (*place, environment, wanted.cpus_per_node)
+        key, with_ray, with_all = (*size, gpus, wanted.ray), (*size, gpus, True), _kept.get((*size, ALL, True))
         may_use_all = gpus == 0 and with_all is not None and not with_all.may_have_gpus
         kept = with_all if may_use_all else _kept.get(with_ray) or _kept.get(key)
         if kept is None:
-            name = f"embedded-{os.getpid()}-{next(_numbers)}"
-            kept = _kept[key] = _Kept(
-                PoolSpec(
-                    name=name,
-                    max_nodes=1,
-                    cpus_per_node=cpus,
-                    gpus_per_node=gpus,
-                    ray=ray,
-                    libraries=libraries,
-                    idle_timeout=IDLE_TIMEOUT,
-                )
-            )
+            named = {"name": f"{wanted.name}-{next(_numbers)}", "idle_timeout": IDLE_TIMEOUT}
+            kept = _kept[key] = _Kept(wanted.model_copy(update=named))
         kept.calls += 1
         # End idle pools of other sizes, because they occupy memory and GPUs that the chosen pool may need.
         idle = {other: each for other, each in _kept.items() if not each.calls and other[:2] == place}
