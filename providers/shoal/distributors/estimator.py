@@ -5,7 +5,6 @@ An estimator returns the model as an object of the boosting library itself.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -16,12 +15,12 @@ from shoal.boosting_libraries import Framework
 from shoal.data.connector import DataConnector
 from shoal.data.frames import is_frame
 from shoal.distributors.call import Call, SubmittedCall, same_arguments, submitted
-from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.errors import InvalidArgumentError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.training.spec import JobSpec
 from shoal.lazy_imports import np
-from shoal.training.boosting.library import library_of
+from shoal.training.boosting.library import import_package, library_of
 from shoal.training.boosting.params import Direction, Metric, Objective, UserCode
 from shoal.training.boosting.request import TrainResult
 from shoal.training.demand import ScalingConfig, gpu_wish
@@ -189,7 +188,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
             InvalidArgumentError: `fit` has not been called, or has failed.
         """
         if self._booster is None:
-            self._require()
+            import_package(self._framework)
             self._booster = self.get_result().booster()
         return self._booster
 
@@ -268,7 +267,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         from shoal.jobs import shipped_code
 
         if not isinstance(model, str | os.PathLike):
-            self._require()
+            import_package(self._framework)
             return shipped_code.store(library_of(self._framework).serialised(model))
         from shoal.models import loading
 
@@ -281,12 +280,6 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         self._result, self._booster = result, None
         self._input_cols, self._base_margin_cols = input_cols, base_margin_cols
         return self.get_booster()
-
-    def _require(self) -> None:
-        try:
-            importlib.import_module(self._framework)
-        except ImportError as exc:
-            raise MissingExtraError(self._framework, self._framework) from exc
 
 
 def checked_rounds(n_estimators: int) -> int:
