@@ -189,10 +189,7 @@ def packed(program: Program, config: RunConfig) -> bytes:
     if is_connected():
         return program.dumps()
 
-    def without_folder(folder: str) -> str | None:
-        return pool_without_folder(folder, config.pool_name)
-
-    return program.dumps(without_folder)
+    return program.dumps(lambda folder: pool_without_folder(folder, config.pool_name))
 
 
 def worker_environment(config: RunConfig) -> dict[str, str]:
@@ -320,8 +317,6 @@ def attach(job_id: str, *, artifact_location: str | None = None) -> SubmittedCal
         >>> attach("xgboost-2f1c9a64b0de").status().state
         'running'
     """
-    from shoal import jobs
-
     job = jobs.attach(job_id)
     spec = jobs.parse_spec(attempts.load(Store(), Key(job.job_id, job.attempt)).spec)
     location = _location(spec.run_config.artifact_location, job.job_id, artifact_location)
