@@ -369,18 +369,6 @@ def pool_of_process(wanted: PoolSpec, start: Start) -> Iterator[str]:
                 _end(kept)
 
 
-def end_embedded_pools() -> None:
-    """End the embedded pools of this process, and wait until all their processes are gone.
-
-    Calling this function is optional, because the pools also end with this process.
-    """
-    with _lock:
-        pools = list(_kept.values())
-        _kept.clear()
-    for each in pools:
-        _end(each)
-
-
 def _take(wanted: PoolSpec) -> tuple[_Kept, list[_Kept]]:
     """Choose the embedded pool for a call, and count the call as a user of this pool. Return the pool, and the idle
     pools that have to be ended before the chosen pool is used."""
