@@ -136,7 +136,7 @@ NUMBER, PARAMS, SENT, OUTCOME, REPEATED, LOST_WORKERS = (
 suggested, whether a worker may have them, its outcome before the batch has ended, whether another trial repeats
 it, and how many workers were lost while they ran it."""
 
-ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST, MLFLOW_RUN = (
+ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST, MLFLOW_RUN = SHOWN = (
     *("error", "metrics", "rounds", "seconds"),
     *("model", "model_digest", "mlflow_run"),
 )
