@@ -14,7 +14,6 @@ from typing import Any
 
 from shoal import jobs
 from shoal.errors import ShoalError
-from shoal.jobs import PartitionResult, partitions_so_far
 from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts, study_logs
@@ -154,7 +153,7 @@ class PartitionsView:
     """
 
     counts: Mapping[str, int]
-    worst: Sequence[PartitionResult]
+    worst: Sequence[jobs.PartitionResult]
 
     @property
     def total(self) -> int:
@@ -172,7 +171,7 @@ def partitions_view(job: Job, result: JobResult | None, location: str | None) ->
 @lru_cache(maxsize=80)
 def _partitions(job_id: str, attempt: int, _turn: int) -> PartitionsView | None:
     try:
-        found = partitions_so_far(job_id, attempt=attempt)
+        found = jobs.partitions_so_far(job_id, attempt=attempt)
         if not len(found):
             return None
         worst = sorted(found, key=lambda each: (each.status == "succeeded", -each.seconds))[:_MOST_LINES]
