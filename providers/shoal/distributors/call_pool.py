@@ -115,7 +115,8 @@ def pool_for_job(
 
     def embedded(why: str) -> AbstractContextManager[str]:
         gpus, least_gpus, timeout_s = gpus_of(demand), least_gpus_of(demand), spec.run_config.timeout
-        ray = may_call_ray or ray_for(demand)
+        # A pool without Ray has no GPUs.
+        ray = may_call_ray or demand.needs_ray or (gpus != 0 and may_be_contended(os.environ))
         libraries = "torch" if spec.framework == "pytorch" and not ray else None
         return embedded_pool(
             gpus=gpus, least_gpus=least_gpus, ray=ray, libraries=libraries, job_id=job_id, timeout_s=timeout_s, why=why
@@ -140,12 +141,6 @@ def least_gpus_of(demand: GangDemand) -> int:
     gang = demand.gang
     is_fixed = gang.workers > 0 and gang.gpus > 0 and not demand.run_config.clamp
     return gang.workers * gang.gpus if is_fixed else 1
-
-
-def ray_for(demand: GangDemand) -> bool:
-    """Return whether an embedded pool for a job has to run Ray: the job itself needs Ray, or it may use GPUs of this
-    machine, because a pool without Ray has no GPUs."""
-    return demand.needs_ray or (gpus_of(demand) != 0 and may_be_contended(os.environ))
 
 
 @contextmanager
