@@ -286,11 +286,10 @@ class _Partitions:
             return []
         gang = Gang.start(self._size, timeout=restarts.wait_s, env=self.env)
         try:
+            peaks: list[int] = []
             if batches is None:
                 peaks = self._divide(gang, restarts)
                 batches = self._batches()
-            else:
-                peaks = []
             if batches is None:
                 raise TrainingError(
                     f"the rows that the workers have written are missing in {self.work.rows}: set artifact_location "
