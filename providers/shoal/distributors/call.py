@@ -151,6 +151,17 @@ class Call(Generic[T]):
             importlib.import_module(self.parts.spec.framework)
 
 
+def ran(prepared: Callable[[ExitStack], Call[T]]) -> T:
+    """Run a call, and return its value.
+
+    Args:
+        prepared: Function that returns the call. DataFrames are copied to files for this call only: the function adds
+            the removal of the copies to the `ExitStack`.
+    """
+    with ExitStack() as staged:
+        return prepared(staged).run()
+
+
 def submitted(prepared: Callable[[ExitStack], Call[T]]) -> SubmittedCall[T]:
     """Submit a call, and return without waiting for its job.
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from shoal.boosting_libraries import Framework
 from shoal.data.connector import DataConnector
 from shoal.data.frames import is_frame
-from shoal.distributors.call import Call, SubmittedCall, same_arguments, submitted
+from shoal.distributors.call import Call, SubmittedCall, ran, same_arguments, submitted
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
@@ -159,9 +159,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         arguments = dict(locals())  # the call's arguments, as no other name exists yet
         del arguments["self"]
         self._result = self._booster = None
-        # DataFrames are copied to files for this training only, so the copies are removed.
-        with ExitStack() as staged:
-            return self._call(staged, **arguments).run()
+        return ran(partial(self._call, **arguments))
 
     @same_arguments(fit)
     def submit(self, **arguments: Any) -> SubmittedCall[BoosterT]:

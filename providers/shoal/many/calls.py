@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from shoal.data.connector import DataConnector
 from shoal.data.output_tables import kept_columns
-from shoal.distributors.call import Call, check_submit, submitting
+from shoal.distributors.call import Call, check_submit, ran, submitting
 from shoal.distributors.estimator import BoostingEstimator, connector_of
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.kind import call_of
@@ -77,10 +77,7 @@ def run(
         >>> results[7].value
         129.4
     """
-    arguments = dict(locals())  # the call's arguments, as no other name exists yet
-    # DataFrames are copied to files for this call only, so the copies are removed.
-    with ExitStack() as staged:
-        return _call(staged, **arguments).run()
+    return ran(partial(_call, **locals()))  # the call's arguments, as no other name exists yet
 
 
 def _call(
@@ -165,9 +162,7 @@ def train(
         >>> models[7].value
         <xgboost.core.Booster object at 0x7f...>
     """
-    arguments = dict(locals())  # the call's arguments, as no other name exists yet
-    with ExitStack() as staged:
-        return _train_call(staged, **arguments).run()
+    return ran(partial(_train_call, **locals()))  # the call's arguments, as no other name exists yet
 
 
 def _train_call(
