@@ -87,10 +87,9 @@ class WorkFolder:
     def discard_rows(self) -> None:
         """Remove what is not needed when the attempt has ended: rows, claims, and half-written files of killed
         workers."""
-        with contextlib.suppress(OSError):
-            result_files.remove_tree(self.rows)
-        with contextlib.suppress(OSError):
-            result_files.remove_tree(f"{self.path}/claims")
+        for folder in (self.rows, f"{self.path}/claims"):
+            with contextlib.suppress(OSError):
+                result_files.remove_tree(folder)
         with contextlib.suppress(OSError):
             result_files.discard_leftovers(self.results)
 
