@@ -48,14 +48,6 @@ if TYPE_CHECKING:
     import ray
     import xgboost
 else:
-    cloudpickle = LazyLibrary("cloudpickle")
-    lightgbm = LazyLibrary("lightgbm")
-    mlflow = LazyLibrary("mlflow")
-    np = LazyLibrary("numpy")
-    optuna = LazyLibrary("optuna")
-    pa = LazyLibrary("pyarrow")
-    pc = LazyLibrary("pyarrow.compute")
-    pd = LazyLibrary("pandas")
-    pq = LazyLibrary("pyarrow.parquet")
-    ray = LazyLibrary("ray")
-    xgboost = LazyLibrary("xgboost")
+    _MODULES = {"np": "numpy", "pa": "pyarrow", "pc": "pyarrow.compute", "pd": "pandas", "pq": "pyarrow.parquet"}
+    for _name in __all__:
+        globals()[_name] = LazyLibrary(_MODULES.get(_name, _name))
