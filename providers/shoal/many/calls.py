@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
 
-from shoal.data.connector import DataConnector
 from shoal.data.output_tables import kept_columns
 from shoal.distributors.call import Call, check_submit, ran, submitting
 from shoal.distributors.estimator import BoostingEstimator, connector_of
@@ -287,7 +286,14 @@ def predict(
     )
     with ExitStack() as staged:
         connector = connector_of("data", data, staged)
-        _check(found, connector, (by,) if isinstance(by, str) else tuple(by), keep_cols, prediction_col)
+        names = (by,) if isinstance(by, str) else tuple(by)
+        try:
+            connector.schema()
+        except (OSError, DataError):
+            pass  # this process cannot read the rows; the workers check the same
+        else:
+            check_same_kinds(key_type(connector.source, names), found.key_type, names)
+            kept_columns(keep_cols, prediction_col, connector.source)
         call = prepared(
             staged, function, connector, by=by, name="predict", scaling_config=scaling_config, run_config=run_config
         )
@@ -305,22 +311,6 @@ def predict(
     if output_path is not None:
         results.write_parquet(output_path)
     return results
-
-
-def _check(
-    models: PartitionResults,
-    connector: DataConnector,
-    by: Sequence[str],
-    keep_cols: Sequence[str] | None,
-    prediction_col: str,
-) -> None:
-    """Check the columns of the rows before a worker starts, if this process can read the rows."""
-    try:
-        connector.schema()
-    except (OSError, DataError):
-        return  # the workers check the same
-    check_same_kinds(key_type(connector.source, by), models.key_type, by)
-    kept_columns(keep_cols, prediction_col, connector.source)
 
 
 def _results_of(models: PartitionResults | str) -> PartitionResults:
