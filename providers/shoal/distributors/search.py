@@ -144,7 +144,10 @@ def _call(
         run_config = run_config or searched.run_config
         use_gpu = searched.scaling_config.use_gpu if use_gpu is None else use_gpu
         given["train"] = {
-            **_training(searched),
+            "framework": searched.framework,
+            "n_estimators": searched.n_estimators,
+            "params": searched.params,
+            "scaling_config": searched.scaling_config,
             "dataset": connector_of("dataset", dataset, staged).to_spec(),
             "input_cols": input_cols,
             **({} if label_col is None else {"label_col": label_col}),
@@ -156,14 +159,10 @@ def _call(
         _check_function(searched, {"input_cols": input_cols, "label_col": label_col, **fit_options})
         function = pickled(searched, "the function of a search")
         given["dataset_map"] = _datasets(dataset, holdout, staged)
-    code = SearchCode(
-        function,
-        space if callable(space) else None,
-        _object("sampler", sampler, given),
-        _object("pruner", pruner, given),
-    )
-    if not callable(space):
+    suggest = space if callable(space) else None
+    if suggest is None:
         given["space"] = space
+    code = SearchCode(function, suggest, _object("sampler", sampler, given), _object("pruner", pruner, given))
     if code or user_code:
         # The code is stored when the job is submitted.
         given |= {"program": NOT_STORED if code else None, "user_code": NOT_STORED if user_code else None}
@@ -179,15 +178,6 @@ def _call(
 
 
 submit_search = submitting(search, _call)
-
-
-def _training(estimator: BoostingEstimator[Any, Any]) -> dict[str, Any]:
-    return {
-        "framework": estimator.framework,
-        "n_estimators": estimator.n_estimators,
-        "params": estimator.params,
-        "scaling_config": estimator.scaling_config,
-    }
 
 
 def _check_function(function: Any, options: Mapping[str, Any]) -> None:
