@@ -52,13 +52,10 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
     A complete file that was written before a restart is kept.
     """
     memory.reset_peak()
-    predictor: Predictor | None = None
+    predictor = loading.load(assignment.model_uri, assignment.input_cols, category_codes=assignment.category_codes)
     filesystem, folder = resolve(assignment.folder)
     for file in files:
         path = f"{folder}/{file.name}"
-        predictor = predictor or loading.load(
-            assignment.model_uri, assignment.input_cols, category_codes=assignment.category_codes
-        )
         if is_complete(filesystem, path, file.rows):
             gang_context().note({"rows": file.rows})
             if isinstance(predictor, PartitionedModel):
