@@ -17,6 +17,7 @@ from shoal.kinds.search.spec import SearchCode, TuneJobSpec
 from shoal.lazy_imports import cloudpickle, optuna, pd
 from shoal.training.boosting.params import UserCode
 from shoal.training.locations import Claim
+from shoal.training.pickling import pickled
 from shoal.training.reporting import say
 
 
@@ -125,7 +126,7 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
         """Store the code."""
         code, user_code = self.code
         return {
-            "program": shipped_code.store(code.dumps()) if code else None,
+            "program": shipped_code.store(pickled(code, "the space, sampler or pruner of a search")) if code else None,
             "user_code": shipped_code.store_user_code(user_code) if user_code else None,
         }
 

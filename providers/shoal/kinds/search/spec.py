@@ -138,16 +138,6 @@ class SearchCode:
     def __bool__(self) -> bool:
         return any(each is not None for each in (self.function, self.space, self.sampler, self.pruner))
 
-    def dumps(self) -> bytes:
-        """Pickle the code.
-
-        Raises:
-            InvalidArgumentError: The code contains an object that cannot be pickled.
-        """
-        from shoal.training.pickling import pickled
-
-        return pickled(self, "the space, sampler or pruner of a search")
-
 
 def load_code(path: str | None) -> SearchCode:
     """Return the code in a file of a job; without a file, no code."""
