@@ -162,12 +162,10 @@ class _NotKnown:
     def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError(f"the value of {name} is known only during a DAG run")
 
-    def __getitem__(self, name: Any) -> NoReturn:
-        raise RuntimeError(f"the value of {name} is known only during a DAG run")
-
     def __str__(self) -> str:
         raise RuntimeError("the value is known only during a DAG run")
 
+    __getitem__ = __getattr__
     __iter__ = __bool__ = __len__ = __str__
 
 
