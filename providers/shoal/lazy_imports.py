@@ -50,16 +50,14 @@ if TYPE_CHECKING:
     import xgboost
     from pyarrow import fs
 else:
-    cloudpickle = LazyLibrary("cloudpickle")
-    fs = LazyLibrary("pyarrow.fs")
-    lightgbm = LazyLibrary("lightgbm")
-    mlflow = LazyLibrary("mlflow")
-    np = LazyLibrary("numpy")
-    optuna = LazyLibrary("optuna")
-    pa = LazyLibrary("pyarrow")
-    pc = LazyLibrary("pyarrow.compute")
-    pd = LazyLibrary("pandas")
-    pq = LazyLibrary("pyarrow.parquet")
-    ray = LazyLibrary("ray")
-    sa = LazyLibrary("sqlalchemy")
-    xgboost = LazyLibrary("xgboost")
+    _MODULES = {
+        "fs": "pyarrow.fs",
+        "np": "numpy",
+        "pa": "pyarrow",
+        "pc": "pyarrow.compute",
+        "pd": "pandas",
+        "pq": "pyarrow.parquet",
+        "sa": "sqlalchemy",
+    }
+    for _name in __all__:
+        globals()[_name] = LazyLibrary(_MODULES.get(_name, _name))

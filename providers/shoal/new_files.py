@@ -1,10 +1,13 @@
-"""Create folders whose mode does not depend on the umask alone, and write sample files of a workflow engine without
-overwriting anything."""
+"""Create folders whose mode does not depend on the umask alone, files that get their names when they are complete, and
+sample files of a workflow engine without overwriting anything."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from shoal.errors import InvalidArgumentError
 
@@ -59,3 +62,16 @@ def create_folder(folder: Path, mode: int = 0o700) -> None:
     if not folder.is_dir():
         create_folder(folder.parent, mode)
         folder.mkdir(mode, exist_ok=True)
+
+
+@contextmanager
+def complete_file(filesystem: Any, path: str, *, is_local: bool) -> Iterator[Any]:
+    """Yield the stream of a file on a filesystem of Arrow. A local file gets its name when it is complete, and has a
+    hidden name before. An object store cannot rename, so a file there has its name from the start.
+    """
+    folder, _, name = path.rpartition("/")
+    target = f"{folder}/.{name}.{uuid.uuid4().hex}" if is_local else path
+    with filesystem.open_output_stream(target) as stream:
+        yield stream
+    if target != path:
+        filesystem.move(target, path)

@@ -68,7 +68,7 @@ class Settings(RedactedRepr, BaseModel):
             cls.model_validate(dict(fields))
 
 
-def later_option(default: Any, description: str, **rules: Any) -> Any:
+def later_option(description: str, default: Any = None, **rules: Any) -> Any:
     """Return the field of an option that the first specs did not have. The option is not stored while it has its
     default value: a spec that an earlier version has stored then keeps its fingerprint, and processes of that version,
     which refuse unknown options, can read it.

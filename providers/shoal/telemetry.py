@@ -78,8 +78,24 @@ def nodes_awaited(pool: str, outcome: str, seconds: float) -> None:
 
 def follow_nodes(counts: Callable[[], NodeCounts]) -> None:
     """Report the number of nodes in each export of metrics, until this process ends."""
-    if (found := _instruments()) is not None:
-        found.follow_nodes(counts)
+    if (found := _instruments()) is None:
+        return
+    from opentelemetry.metrics import Observation
+
+    known: dict[tuple[str, str], int] = {}
+
+    def observe(_: CallbackOptions) -> Iterable[Observation]:
+        # A state that was reported once is reported in all later exports, too: with 0 if no node has this state.
+        known.update(dict.fromkeys(known, 0))
+        for (pool, state), count in counts().items():
+            key = (_pool(pool), state)
+            known[key] = known.get(key, 0) + count
+        return [
+            Observation(count, {"shoal.pool": pool, "shoal.node.state": state})
+            for (pool, state), count in known.items()
+        ]
+
+    found.meter.create_observable_gauge("shoal.nodes", [observe], "{node}", "Nodes of the pools of this host")
 
 
 def settings() -> dict[str, str]:
@@ -100,7 +116,7 @@ class _Instruments:
 
     def __init__(self, provider: MeterProvider) -> None:
         self.provider = provider
-        self._meter = meter = provider.get_meter("shoal")
+        self.meter = meter = provider.get_meter("shoal")
         self.submitted: Counter = meter.create_counter(
             "shoal.jobs.submitted", "{job}", "Attempts of jobs that were submitted"
         )
@@ -109,26 +125,6 @@ class _Instruments:
         self.steps = self._duration(meter, "shoal.job.step.duration", "Time of a step of a job that has succeeded")
         self.capacity = self._duration(meter, "shoal.pool.wait.duration", "Time of a call that waited for nodes")
         self._sending: threading.Thread | None = None
-
-    def follow_nodes(self, counts: Callable[[], NodeCounts]) -> None:
-        """Register a function that returns the number of nodes by pool and state. Each export of metrics calls this
-        function and reports its result."""
-        from opentelemetry.metrics import Observation
-
-        known: dict[tuple[str, str], int] = {}
-
-        def observe(_: CallbackOptions) -> Iterable[Observation]:
-            # A state that was reported once is reported in all later exports, too: with 0 if no node has this state.
-            known.update(dict.fromkeys(known, 0))
-            for (pool, state), count in counts().items():
-                key = (_pool(pool), state)
-                known[key] = known.get(key, 0) + count
-            return [
-                Observation(count, {"shoal.pool": pool, "shoal.node.state": state})
-                for (pool, state), count in known.items()
-            ]
-
-        self._meter.create_observable_gauge("shoal.nodes", [observe], "{node}", "Nodes of the pools of this host")
 
     def flush(self) -> None:
         """Send the metrics now, and wait up to `_FLUSH_S` seconds until they are sent."""

@@ -23,13 +23,12 @@ import pytest
 from shoal import ComputePool, RunConfig, many
 from shoal.data import DataConnector
 from shoal.distributors import distributed
-from shoal.distributors.call_pool import end_embedded_pools
 from shoal.distributors.lightgbm import LightGBMEstimator, LightGBMScalingConfig
 from shoal.distributors.xgboost import XGBEstimator, XGBScalingConfig
 from shoal.errors import ShoalError
 from shoal.training.reporting import gang_context
 from shoal.tune import search
-from tests.support.homes import new_home
+from tests.support.homes import end_embedded_pools, new_home
 from tests.support.pool_processes import nothing_left
 
 pytestmark = [pytest.mark.processes, pytest.mark.ray, pytest.mark.timeout(900)]

@@ -9,10 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from shoal.distributors.call_pool import end_embedded_pools
+from shoal.distributors import call_pool
 from tests.support import session_leftovers
 
 STORES = ["sqlite", "postgresql"]
+
+
+def end_embedded_pools() -> None:
+    """End the embedded pools of this process, and wait until all their processes are gone."""
+    with call_pool._lock:
+        pools = list(call_pool._kept.values())
+        call_pool._kept.clear()
+    for each in pools:
+        call_pool._end(each)
 
 
 @contextmanager

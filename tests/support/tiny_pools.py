@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from shoal.distributors.call_pool import end_embedded_pools
 from shoal.pool.api import ComputePool, list_pools
 from shoal.pool.backends.interface import NodeRef, PoolRef
 from shoal.pool.backends.local.backend import log_path, node_environment
 from shoal.pool.holder import ALL_TEAMS
 from shoal.pool.options.local import LocalOptions
 from tests.support import ROOT, fork_server
-from tests.support.homes import STORES
+from tests.support.homes import STORES, end_embedded_pools
 from tests.support.pool_processes import nothing_left
 from tests.support.tiny_backend import TinyBackend
 

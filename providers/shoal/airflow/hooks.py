@@ -235,9 +235,9 @@ def _url(connection: Connection, dialect: _Dialect, fields: Mapping[str, str]) -
     host, database = connection.host, connection.schema
     # Snowflake's URL has the account in place of the host, and the schema after the database.
     if "account" in fields:
-        host = _joined(".", fields["account"], fields.get("region"))
+        host = ".".join(filter(None, (fields["account"], fields.get("region"))))
     if "database" in fields:
-        database = _joined("/", fields["database"], connection.schema)
+        database = "/".join(filter(None, (fields["database"], connection.schema)))
     return URL.create(
         dialect.name,
         username=connection.login,
@@ -246,10 +246,6 @@ def _url(connection: Connection, dialect: _Dialect, fields: Mapping[str, str]) -
         port=connection.port,
         database=database,
     )
-
-
-def _joined(separator: str, *parts: str | None) -> str:
-    return separator.join(part for part in parts if part)
 
 
 def secret_variable(name: str) -> str | None:

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
+from airflow.sdk.definitions.context import Context
 from airflow.sdk.execution_time import task_runner
 
 from shoal import jobs
@@ -20,9 +21,6 @@ from shoal.airflow.operators import CheckModelsOperator, ModelAlertError, Promot
 from shoal.airflow.operators.base import is_a
 from shoal.airflow.operators.job_operator import JobOperator
 from shoal.secrets.redaction import one_line
-
-if TYPE_CHECKING:
-    from airflow.sdk.definitions.context import Context
 
 Notifier: TypeAlias = "Callable[[Context], Any]"
 """One of Airflow's notifiers, or another callable that takes the context."""

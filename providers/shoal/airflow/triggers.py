@@ -359,8 +359,7 @@ class JobWait(Wait):
     def __init__(self, trigger: JobTrigger) -> None:
         super().__init__(trigger)
         self.key = Key(trigger.job_id, trigger.attempt)
-        self.pool = trigger.pool
-        self.task_try = trigger.task_try
+        self.trigger = trigger
         self.log_position = trigger.log_position
         self.wants_credentials = False
         self._waiter: Waiter | None = None
@@ -393,18 +392,18 @@ class JobWait(Wait):
             is_behind = position != wait._marked and now - wait._marked_at >= _MARK_S
             if wait._poll_timer.is_due(job, time.time()) or is_behind:
                 wait._marked, wait._marked_at = position, now
-                marks.append(Mark(wait.key, position, wait.task_try))
+                marks.append(Mark(wait.key, position, wait.trigger.task_try))
         if marks:
             attempts.touch_all(store, marks, time.time())
 
     def _see(self, store: Store, job: Job) -> None:
         if self._waiter is None or self._follower is None:
             # An earlier triggerer may have waited for this job, and have copied its log up to `log_shown`.
-            if job.task_try == self.task_try and job.log_shown is not None:
+            if job.task_try == self.trigger.task_try and job.log_shown is not None:
                 self.log_position = job.log_shown
-            if self.pool is not None:
+            if self.trigger.pool is not None:
                 with suppress(PoolNotFoundError):
-                    which_pool(store, self.pool)  # this home may act on the pool that the task has named
+                    which_pool(store, self.trigger.pool)  # this home may act on the pool that the task has named
             target = Target(store, self.key, job.pool, actor=job.holder)
             self._waiter, self._follower = Waiter(target, shares_looks=True), log_follower(target, self.log_position)
         now = time.monotonic()
@@ -507,10 +506,7 @@ class PoolWait(Wait):
 
     def __init__(self, trigger: PoolTrigger) -> None:
         super().__init__(trigger)
-        self.pool = trigger.pool
-        self.holder = trigger.holder
-        self.nodes = trigger.nodes
-        self.operation_id = trigger.operation_id
+        self.trigger = trigger
         self._client: ComputePool | None = None
         self._renewed = time.monotonic()
         self._shown = ""
@@ -518,13 +514,13 @@ class PoolWait(Wait):
     @classmethod
     def look_at_all(cls, store: Store, waits: Collection[PoolWait]) -> None:
         """Read the rows of all pools once, and send an update to each wait."""
-        operations = [wait.operation_id for wait in waits if wait.operation_id is not None]
+        operations = [wait.trigger.operation_id for wait in waits if wait.trigger.operation_id is not None]
         with store.reading(snapshot=False) as session:
             query = select(Operation.id).where(Operation.id.in_(operations), Operation.state == OperationState.OPEN)
             is_open = set(session.scalars(query)) if operations else set()
         of_pool: dict[str, list[PoolWait]] = {}
         for wait in waits:
-            of_pool.setdefault(wait.pool, []).append(wait)
+            of_pool.setdefault(wait.trigger.pool, []).append(wait)
         with store.reading() as session:
             snapshots = {each.pool.name: each for each in rows.load_all(session, of_pool)}
         for name, its_waits in of_pool.items():
@@ -545,15 +541,16 @@ class PoolWait(Wait):
                 wait._see(store, snapshot, status, is_open)
 
     def _see(self, store: Store, snapshot: Snapshot, status: PoolStatus, is_open: Collection[str]) -> None:
-        text = f"pool {self.pool}: {status.progress(self.holder)}"
+        trigger = self.trigger
+        text = f"pool {trigger.pool}: {status.progress(trigger.holder)}"
         lines = [text] if text != self._shown else []
         self._shown = text
         if self._client is None:
-            self._client = ComputePool(self.pool, holder=self.holder, store=store)
-        is_over = self.operation_id is not None and self.operation_id not in is_open
-        if not is_over and self.nodes is not None:
+            self._client = ComputePool(trigger.pool, holder=trigger.holder, store=store)
+        is_over = trigger.operation_id is not None and trigger.operation_id not in is_open
+        if not is_over and trigger.nodes is not None:
             try:
-                is_over = self._client.has_nodes(self.nodes, snapshot=snapshot, status=status)
+                is_over = self._client.has_nodes(trigger.nodes, snapshot=snapshot, status=status)
             except ScaleError:  # The wait ends. The task continues in a worker and raises this error.
                 is_over = True
         if lines or is_over:

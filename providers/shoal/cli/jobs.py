@@ -21,9 +21,7 @@ from shoal.option_validation import duration
 from shoal.training.reporting import ProgressDisplay
 
 if TYPE_CHECKING:
-    from shoal.jobs.handle import JobHandle
     from shoal.jobs.journal.metric_points import MetricPoint
-    from shoal.jobs.status import JobStatus
     from shoal.kinds.search.study_storage import Ended
 
 
@@ -215,7 +213,7 @@ def _print_each(items: Iterator[T], text_of: Callable[[T], str], *, follow: bool
     return kept
 
 
-def _metrics(handle: JobHandle, *, follow: bool) -> Iterator[MetricPoint]:
+def _metrics(handle: jobs.JobHandle, *, follow: bool) -> Iterator[MetricPoint]:
     """Yield the metrics so far, and with `follow` those that are new, until the job has ended."""
     seen: set[float] = set()
     while True:
@@ -285,7 +283,7 @@ def _pool_of(job: jobs.AnyJobSpec, detach: bool) -> AbstractContextManager[str]:
         raise
 
 
-def _follow(handle: JobHandle) -> jobs.JobResult:
+def _follow(handle: jobs.JobHandle) -> jobs.JobResult:
     try:
         output.say(f"submitted {handle.job_id} to pool {handle.pool}; Ctrl-C cancels the job")
         # Without a terminal, `ProgressDisplay` would print lines about the progress. The job's log already contains
@@ -299,7 +297,7 @@ def _follow(handle: JobHandle) -> jobs.JobResult:
         raise
 
 
-def _attach(job_id: str) -> JobHandle:
+def _attach(job_id: str) -> jobs.JobHandle:
     from shoal.pool.holder import cli_holder
 
     return jobs.attach(job_id, actor=cli_holder())
@@ -347,7 +345,7 @@ def _brief(text: str | None) -> str | None:
     return text.splitlines()[0] if text else text
 
 
-def _state(job: JobStatus) -> str:
+def _state(job: jobs.JobStatus) -> str:
     """Return a job's state as text. If the job waits in its pool's queue, the text contains its place in the queue."""
     return job.state.value if job.position is None else f"{job.state.value}, position {job.position}"
 

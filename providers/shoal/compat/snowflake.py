@@ -11,7 +11,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, Self, TypeVar
 
 from shoal import get_nodes as get_nodes
 from shoal import scale_cluster as scale_cluster
@@ -43,7 +43,8 @@ from shoal.data import RayDataIngester as RayDataIngester
 from shoal.data import connector as own
 from shoal.data.dataset_spec import TorchDefaults
 from shoal.data.ingest import ArrowIngester, IngesterClass
-from shoal.distributors import pytorch, ray_launch
+from shoal.distributors import SubmittedCall, pytorch, ray_launch
+from shoal.distributors.decorators import LaunchedFunction
 from shoal.distributors.lightgbm import LightGBMEstimator as LightGBMEstimator
 from shoal.distributors.lightgbm import LightGBMScalingConfig as LightGBMScalingConfig
 from shoal.distributors.pytorch import Context as Context
@@ -57,11 +58,6 @@ from shoal.pool.spec import pool_name_of
 from shoal.state.schema import JobState
 from shoal.training.pytorch.program import Script
 from shoal.training.run_config import RunConfig
-
-if TYPE_CHECKING:
-    from shoal.distributors import SubmittedCall
-    from shoal.distributors.decorators import LaunchedFunction
-
 
 P = ParamSpec("P")
 T = TypeVar("T")

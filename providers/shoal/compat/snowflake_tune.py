@@ -12,17 +12,15 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from shoal.data import DataConnector
 from shoal.distributors.search import search as run_search
 from shoal.errors import InvalidArgumentError
+from shoal.kinds.search.call import SearchResult
 from shoal.kinds.search.spec import Range
 from shoal.lazy_imports import pd
 from shoal.training.trial_worker import TrialContext, current_trial
-
-if TYPE_CHECKING:
-    from shoal.data import DataConnector
-    from shoal.kinds.search.call import SearchResult
 
 _MODES = {"min": "minimize", "max": "maximize"}
 

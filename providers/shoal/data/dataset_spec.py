@@ -64,7 +64,6 @@ class DatasetSpec(Settings):
         "reads them.",
     )
     catalog: str | None = later_option(
-        None,
         "Name of the catalog that has the Iceberg table, in pyiceberg's configuration (the file "
         ".pyiceberg.yaml or environment variables), or in the submitter's environment variable SHOAL_CATALOG_<NAME>, "
         "an Airflow connection or a Prefect block. The path is then the table's name, such as namespace.table.",
@@ -72,19 +71,16 @@ class DatasetSpec(Settings):
         pattern="^[^/]+$",
     )
     storage: str | None = later_option(
-        None,
         "Name of the storage whose settings open the paths: short for s3://NAME@bucket/key. The settings "
         "(keys or a role, region, endpoint) are read from the submitter's environment variable SHOAL_STORAGE_<NAME>, "
         "or from an Airflow connection or a Prefect block of this name.",
     )
     version: Annotated[int, Field(ge=0)] | Annotated[str, Field(min_length=1)] | None = later_option(
-        None,
         "Version of the table to read: a number (of an Iceberg table the id of a snapshot), or the name of "
         "an Iceberg tag or branch. None: the newest when the job's first attempt starts; all attempts read this "
         "version.",
     )
     as_of: str | None = later_option(
-        None,
         "Time in ISO 8601: read the newest version of the table that was written at or before this time. "
         "Without an offset, the time is UTC.",
     )
@@ -94,16 +90,15 @@ class DatasetSpec(Settings):
         "selects the rows.",
     )
     columns: dict[str, ColumnType] | None = later_option(
-        None,
         "Types of columns of csv and json files by name. The types of all other columns are found from the "
         "values of all rows.",
     )
-    delimiter: str = later_option(",", "Character between two fields of csv files.", min_length=1, max_length=1)
+    delimiter: str = later_option("Character between two fields of csv files.", ",", min_length=1, max_length=1)
     stage: bool = later_option(
-        False,
         "Whether the job copies all rows to Parquet files before it reads them. The row groups of the copy "
         "follow from the rows alone, so that equal rows in equal order train the same model whatever files they are "
         "in. Filters and splits select from the copy.",
+        default=False,
     )
     ingester: Literal["arrow", "ray"] = Field(
         default="arrow",
@@ -126,12 +121,10 @@ class DatasetSpec(Settings):
         "None: all rows.",
     )
     time_split: TimeSplit | None = later_option(
-        None,
         "Part of the rows that match the filters, divided by their time: the last days for the holdout, or "
         "the days before them for the training. Random splits are applied to the part. None: all these rows.",
     )
     expect: Expectations | None = later_option(
-        None,
         "What the job checks of the selected rows before it starts workers. None: nothing.",
     )
     sql: str | None = Field(
@@ -151,7 +144,6 @@ class DatasetSpec(Settings):
         " are not inserted into the text of the statement.",
     )
     partition_by: str | None = later_option(
-        None,
         "Name of a column of `sql`, by whose ranges several connections read the rows, all of the same "
         "snapshot. The rows are in the order of this column, nulls last. Only with PostgreSQL and the extra adbc. "
         "None: one connection reads all rows.",
@@ -165,8 +157,8 @@ class DatasetSpec(Settings):
         "None: the date or timestamp column of the filters, if there is one.",
     )
     torch: TorchDefaults = later_option(
-        TorchDefaults(),
         "Default values of arguments of the connector's `to_torch_dataset`.",
+        TorchDefaults(),
     )
     staging: str | None = Field(
         default=None,

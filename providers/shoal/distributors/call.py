@@ -151,6 +151,17 @@ class Call(Generic[T]):
             importlib.import_module(self.parts.spec.framework)
 
 
+def ran(prepared: Callable[[ExitStack], Call[T]]) -> T:
+    """Run a call, and return its value.
+
+    Args:
+        prepared: Function that returns the call. DataFrames are copied to files for this call only: the function adds
+            the removal of the copies to the `ExitStack`.
+    """
+    with ExitStack() as staged:
+        return prepared(staged).run()
+
+
 def submitted(prepared: Callable[[ExitStack], Call[T]]) -> SubmittedCall[T]:
     """Submit a call, and return without waiting for its job.
 
@@ -189,10 +200,7 @@ def packed(program: Program, config: RunConfig) -> bytes:
     if is_connected():
         return program.dumps()
 
-    def without_folder(folder: str) -> str | None:
-        return pool_without_folder(folder, config.pool_name)
-
-    return program.dumps(without_folder)
+    return program.dumps(lambda folder: pool_without_folder(folder, config.pool_name))
 
 
 def worker_environment(config: RunConfig) -> dict[str, str]:
@@ -320,8 +328,6 @@ def attach(job_id: str, *, artifact_location: str | None = None) -> SubmittedCal
         >>> attach("xgboost-2f1c9a64b0de").status().state
         'running'
     """
-    from shoal import jobs
-
     job = jobs.attach(job_id)
     spec = jobs.parse_spec(attempts.load(Store(), Key(job.job_id, job.attempt)).spec)
     location = _location(spec.run_config.artifact_location, job.job_id, artifact_location)

@@ -115,7 +115,8 @@ def pool_for_job(
 
     def embedded(why: str) -> AbstractContextManager[str]:
         gpus, least_gpus, timeout_s = gpus_of(demand), least_gpus_of(demand), spec.run_config.timeout
-        ray = may_call_ray or ray_for(demand)
+        # A pool without Ray has no GPUs.
+        ray = may_call_ray or demand.needs_ray or (gpus != 0 and may_be_contended(os.environ))
         libraries = "torch" if spec.framework == "pytorch" and not ray else None
         return embedded_pool(
             gpus=gpus, least_gpus=least_gpus, ray=ray, libraries=libraries, job_id=job_id, timeout_s=timeout_s, why=why
@@ -140,12 +141,6 @@ def least_gpus_of(demand: GangDemand) -> int:
     gang = demand.gang
     is_fixed = gang.workers > 0 and gang.gpus > 0 and not demand.run_config.clamp
     return gang.workers * gang.gpus if is_fixed else 1
-
-
-def ray_for(demand: GangDemand) -> bool:
-    """Return whether an embedded pool for a job has to run Ray: the job itself needs Ray, or it may use GPUs of this
-    machine, because a pool without Ray has no GPUs."""
-    return demand.needs_ray or (gpus_of(demand) != 0 and may_be_contended(os.environ))
 
 
 @contextmanager
@@ -175,6 +170,14 @@ def embedded_pool(
     gpus = gpus if ray else 0
     reason = f"{why}. This call uses an embedded pool\n" if why else ""
     few = f" (it offers {cpus} CPUs, as requested, but this process has only {own})" if cpus > own else ""
+    spec = PoolSpec(
+        name=f"embedded-{os.getpid()}" if job_id is None else pool_of_job(job_id),
+        max_nodes=1,
+        cpus_per_node=max(own, cpus),
+        gpus_per_node=gpus,
+        ray=ray,
+        libraries=libraries,
+    )
     if job_id is None:
 
         def start(spec: PoolSpec, is_new: bool) -> tuple[ComputePool, bool]:
@@ -189,17 +192,9 @@ def embedded_pool(
             _warn_without_gpus(nodes, found)
             return pool, bool(found) or any(node.gpus for node in nodes)
 
-        with pool_of_process(max(own, cpus), gpus, start, ray=ray, libraries=libraries) as name:
+        with pool_of_process(spec, start) as name:
             yield name
         return
-    spec = PoolSpec(
-        name=pool_of_job(job_id),
-        max_nodes=1,
-        cpus_per_node=max(own, cpus),
-        gpus_per_node=gpus,
-        ray=ray,
-        libraries=libraries,
-    )
     _end_pool_of_earlier_attempt(spec, job_id)
     with ExitStack() as turn:
         found = turn.enter_context(gpu_turn(spec, timeout_s, _say, least_gpus))
@@ -339,10 +334,9 @@ os.register_at_fork(after_in_child=_forget_parents_pools)
 
 
 @contextmanager
-def pool_of_process(
-    cpus: int, gpus: int, start: Start, *, ray: bool = True, libraries: str | None = None
-) -> Iterator[str]:
-    """Yield the name of an embedded pool of this process. If the process has no pool of the requested size, start one.
+def pool_of_process(wanted: PoolSpec, start: Start) -> Iterator[str]:
+    """Yield the name of an embedded pool of this process. If the process has no pool of the requested size, start one,
+    whose name begins with that of `wanted`.
 
     Concurrent calls share a pool, and the pool's queue decides which of their jobs run at the same time. After its last
     call, a pool stays up for the next call until it has been idle for `IDLE_TIMEOUT`, or this process has ended. But
@@ -351,7 +345,7 @@ def pool_of_process(
     Raises:
         Exception: The pool could not be started.
     """
-    kept, idle = _take(cpus, gpus, ray=ray, libraries=libraries)
+    kept, idle = _take(wanted)
     try:
         for each in idle:
             _end(each)
@@ -370,19 +364,7 @@ def pool_of_process(
                 _end(kept)
 
 
-def end_embedded_pools() -> None:
-    """End the embedded pools of this process, and wait until all their processes are gone.
-
-    Calling this function is optional, because the pools also end with this process.
-    """
-    with _lock:
-        pools = list(_kept.values())
-        _kept.clear()
-    for each in pools:
-        _end(each)
-
-
-def _take(cpus: int, gpus: int, *, ray: bool, libraries: str | None) -> tuple[_Kept, list[_Kept]]:
+def _take(wanted: PoolSpec) -> tuple[_Kept, list[_Kept]]:
     """Choose the embedded pool for a call, and count the call as a user of this pool. Return the pool, and the idle
     pools that have to be ended before the chosen pool is used."""
     # The processes of a pool inherit the environment of the process that starts the pool. So a pool is not used again
@@ -390,23 +372,13 @@ def _take(cpus: int, gpus: int, *, ray: bool, libraries: str | None) -> tuple[_K
     place = (str(home()), default_url())
     environment = tuple(sorted(inherited_environment().items()))
     with _lock:
-        size = (*place, environment, cpus)
-        key, with_ray, with_all = (*size, gpus, ray), (*size, gpus, True), _kept.get((*size, ALL, True))
+        gpus, size = wanted.gpus_per_node, (*place, environment, wanted.cpus_per_node)
+        key, with_ray, with_all = (*size, gpus, wanted.ray), (*size, gpus, True), _kept.get((*size, ALL, True))
         may_use_all = gpus == 0 and with_all is not None and not with_all.may_have_gpus
         kept = with_all if may_use_all else _kept.get(with_ray) or _kept.get(key)
         if kept is None:
-            name = f"embedded-{os.getpid()}-{next(_numbers)}"
-            kept = _kept[key] = _Kept(
-                PoolSpec(
-                    name=name,
-                    max_nodes=1,
-                    cpus_per_node=cpus,
-                    gpus_per_node=gpus,
-                    ray=ray,
-                    libraries=libraries,
-                    idle_timeout=IDLE_TIMEOUT,
-                )
-            )
+            named = {"name": f"{wanted.name}-{next(_numbers)}", "idle_timeout": IDLE_TIMEOUT}
+            kept = _kept[key] = _Kept(wanted.model_copy(update=named))
         kept.calls += 1
         # End idle pools of other sizes, because they occupy memory and GPUs that the chosen pool may need.
         idle = {other: each for other, each in _kept.items() if not each.calls and other[:2] == place}

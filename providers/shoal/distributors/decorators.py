@@ -95,10 +95,14 @@ class Site:
 
         timeout_s = self.run_config.timeout
         each, workers = self.requested.resource_requirements_per_worker, self.requested.num_workers
-        if not self.remote:
-            self._check_gpus_here(workers * each.num_gpus)
-            return embedded_pool(least_gpus=max(1, workers * each.num_gpus), job_id=job_id, timeout_s=timeout_s)
         cpus, gpus = workers * each.num_cpus, workers * each.num_gpus
+        if not self.remote:
+            if gpus > 0 and not self.run_config.clamp and gpus > (found := len(visible_gpus(os.environ))):
+                raise InvalidArgumentError(
+                    f"the call needs {gpus} GPU{'' if gpus == 1 else 's'} of this machine, but {found} can be used: "
+                    "pass remote=True to use the GPUs of a pool, or omit the number of GPUs to run on CPUs"
+                )
+            return embedded_pool(least_gpus=max(1, gpus), job_id=job_id, timeout_s=timeout_s)
         return pool_for(
             self.run_config.pool_name,
             lambda why: embedded_pool(cpus=cpus, gpus=gpus, job_id=job_id, timeout_s=timeout_s, why=why),
@@ -106,15 +110,6 @@ class Site:
             leases_named=True,
             job_id=job_id,
         )
-
-    def _check_gpus_here(self, wanted: int) -> None:
-        if wanted <= 0 or self.run_config.clamp:
-            return
-        if wanted > (found := len(visible_gpus(os.environ))):
-            raise InvalidArgumentError(
-                f"the call needs {wanted} GPU{'' if wanted == 1 else 's'} of this machine, but {found} can be used: "
-                "pass remote=True to use the GPUs of a pool, or omit the number of GPUs to run on CPUs"
-            )
 
     def _size(self, spec: PoolSpec, active: Sequence[Node]) -> int:
         gpus = spec.gpus_per_node

@@ -5,7 +5,6 @@ An estimator returns the model as an object of the boosting library itself.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,13 +14,13 @@ from typing import Any, ClassVar, Generic, Never, TypeVar
 from shoal.boosting_libraries import Framework
 from shoal.data.connector import DataConnector
 from shoal.data.frames import is_frame
-from shoal.distributors.call import Call, SubmittedCall, same_arguments, submitted
-from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.distributors.call import Call, SubmittedCall, ran, same_arguments, submitted
+from shoal.errors import InvalidArgumentError
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.training.spec import JobSpec
 from shoal.lazy_imports import np
-from shoal.training.boosting.library import library_of
+from shoal.training.boosting.library import import_package, library_of
 from shoal.training.boosting.params import Direction, Metric, Objective, UserCode
 from shoal.training.boosting.request import TrainResult
 from shoal.training.demand import ScalingConfig, gpu_wish
@@ -166,9 +165,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         arguments = dict(locals())  # the call's arguments, as no other name exists yet
         del arguments["self"]
         self._result = self._booster = None
-        # DataFrames are copied to files for this training only, so the copies are removed.
-        with ExitStack() as staged:
-            return self._call(staged, **arguments).run()
+        return ran(partial(self._call, **arguments))
 
     @same_arguments(fit)
     def submit(self, **arguments: Any) -> SubmittedCall[BoosterT]:
@@ -195,7 +192,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
             InvalidArgumentError: `fit` has not been called, or has failed.
         """
         if self._booster is None:
-            self._require()
+            import_package(self._framework)
             self._booster = self.get_result().booster()
         return self._booster
 
@@ -274,7 +271,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         from shoal.jobs import shipped_code
 
         if not isinstance(model, str | os.PathLike):
-            self._require()
+            import_package(self._framework)
             return shipped_code.store(library_of(self._framework).serialised(model))
         from shoal.models import loading
 
@@ -287,12 +284,6 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         self._result, self._booster = result, None
         self._input_cols, self._base_margin_cols = input_cols, base_margin_cols
         return self.get_booster()
-
-    def _require(self) -> None:
-        try:
-            importlib.import_module(self._framework)
-        except ImportError as exc:
-            raise MissingExtraError(self._framework, self._framework) from exc
 
 
 def checked_rounds(n_estimators: int) -> int:

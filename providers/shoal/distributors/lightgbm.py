@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.distributors.estimator import BoostingEstimator
 from shoal.lazy_imports import lightgbm
+from shoal.training.boosting.library import library_of
 from shoal.training.demand import LightGBMScalingConfig
 
 __all__ = ["LightGBMEstimator", "LightGBMScalingConfig"]
@@ -48,8 +49,6 @@ class LightGBMEstimator(BoostingEstimator["lightgbm.Booster", LightGBMScalingCon
             A fitted ``LGBMClassifier``, ``LGBMRanker`` or ``LGBMRegressor``, depending on the objective. If the
             objective is a function: an ``LGBMRegressor`` with the same predictions as `predict`.
         """
-        from shoal.training.boosting.library import library_of
-
         return library_of(self.framework).as_sklearn(
             self.get_booster(), self.params, self.n_estimators, self.get_eval_results()
         )

@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
-from shoal.distributors.call import Call, submitting
+from shoal.distributors.call import Call, ran, submitting
 from shoal.distributors.estimator import BoostingEstimator, connector_of
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.register import Register
@@ -111,22 +112,10 @@ def search(
         >>> found.best_params
         {'max_depth': 5, 'eta': 0.11}
     """
-    arguments = dict(locals())
-    # DataFrames are copied to files for this search only, so the copies are removed.
-    with ExitStack() as staged:
-        return _call(staged, **arguments).run()
+    return ran(partial(_call, **locals()))  # the call's arguments, as no other name exists yet
 
 
-def _call(staged: ExitStack, **arguments: Any) -> Call[SearchResult]:
-    if importlib.util.find_spec("optuna") is None:
-        raise MissingExtraError("optuna", "tune")
-    return Call(_prepared(staged, **arguments))
-
-
-submit_search = submitting(search, _call)
-
-
-def _prepared(
+def _call(
     staged: ExitStack,
     estimator_or_function: Searched,
     space: Space,
@@ -143,8 +132,10 @@ def _prepared(
     run_config: RunConfig | None,
     fit_options: Mapping[str, Any],
     **options: Any,
-) -> SearchCall:
-    """Return the spec of a search, and its code."""
+) -> Call[SearchResult]:
+    """Return the `Call` object of a search, from its spec and its code."""
+    if importlib.util.find_spec("optuna") is None:
+        raise MissingExtraError("optuna", "tune")
     searched = estimator_or_function
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     user_code, function = UserCode(), None
@@ -152,12 +143,14 @@ def _prepared(
         user_code = searched.user_code
         run_config = run_config or searched.run_config
         use_gpu = searched.scaling_config.use_gpu if use_gpu is None else use_gpu
-        named = {} if label_col is None else {"label_col": label_col}
         given["train"] = {
-            **_training(searched),
+            "framework": searched.framework,
+            "n_estimators": searched.n_estimators,
+            "params": searched.params,
+            "scaling_config": searched.scaling_config,
             "dataset": connector_of("dataset", dataset, staged).to_spec(),
             "input_cols": input_cols,
-            **named,
+            **({} if label_col is None else {"label_col": label_col}),
             **fit_options,
         }
         if holdout is not None:
@@ -166,14 +159,10 @@ def _prepared(
         _check_function(searched, {"input_cols": input_cols, "label_col": label_col, **fit_options})
         function = pickled(searched, "the function of a search")
         given["dataset_map"] = _datasets(dataset, holdout, staged)
-    code = SearchCode(
-        function,
-        space if callable(space) else None,
-        _object("sampler", sampler, given),
-        _object("pruner", pruner, given),
-    )
-    if not callable(space):
+    suggest = space if callable(space) else None
+    if suggest is None:
         given["space"] = space
+    code = SearchCode(function, suggest, _object("sampler", sampler, given), _object("pruner", pruner, given))
     if code or user_code:
         # The code is stored when the job is submitted.
         given |= {"program": NOT_STORED if code else None, "user_code": NOT_STORED if user_code else None}
@@ -185,16 +174,10 @@ def _prepared(
         run_config=run_config or RunConfig(),
         scaling_config=ScalingConfig(num_workers=parallel, num_cpu_per_worker=cpus_per_trial, use_gpu=use_gpu),
     )
-    return SearchCall(spec, (code, user_code))
+    return Call(SearchCall(spec, (code, user_code)))
 
 
-def _training(estimator: BoostingEstimator[Any, Any]) -> dict[str, Any]:
-    return {
-        "framework": estimator.framework,
-        "n_estimators": estimator.n_estimators,
-        "params": estimator.params,
-        "scaling_config": estimator.scaling_config,
-    }
+submit_search = submitting(search, _call)
 
 
 def _check_function(function: Any, options: Mapping[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.distributors.estimator import BoostingEstimator
 from shoal.lazy_imports import xgboost
+from shoal.training.boosting.library import library_of
 from shoal.training.demand import XGBScalingConfig
 
 __all__ = ["XGBEstimator", "XGBScalingConfig"]
@@ -48,8 +49,6 @@ class XGBEstimator(BoostingEstimator["xgboost.Booster", XGBScalingConfig]):
             A fitted ``XGBClassifier``, ``XGBRanker`` or ``XGBRegressor``, depending on the objective. If the objective
             is a function: an ``XGBRegressor`` with the same predictions as `predict`.
         """
-        from shoal.training.boosting.library import library_of
-
         return library_of(self.framework).as_sklearn(
             self.get_booster(), self.params, self.n_estimators, self.get_eval_results()
         )

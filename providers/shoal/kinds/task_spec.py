@@ -25,7 +25,8 @@ from shoal.pool.spec import PoolSpec
 from shoal.training.boosting.params import UserCode
 from shoal.training.gang.placement import GangShape
 from shoal.training.host.imports import hidden
-from shoal.training.pytorch.program import FRAMEWORK, TrainFunc, check_train_func, is_name
+from shoal.training.pickling import code_digest
+from shoal.training.pytorch.program import FRAMEWORK, Program, TrainFunc, check_train_func, is_name, name_of
 
 
 def spec_of(
@@ -57,8 +58,6 @@ def spec_of(
     fields = _fields(given, framework, train_func, args, kwargs)
     if train_func is None or is_name(train_func):
         return _parsed(spec_class(fields), fields)
-    from shoal.training.pytorch.program import Program, name_of
-
     program = Program.of(train_func, args, kwargs or {})
     # The fields are parsed before the code is stored, so that wrong fields cause an error before a file is written.
     named = {"name": name_of(program.target), "arguments": _digest(args, kwargs or {})}
@@ -104,7 +103,7 @@ def fields_of_models(
 
     A function gets a placeholder in the field `program`, because its code is not stored yet.
     """
-    from shoal.training.pytorch.program import check_runnable, name_of
+    from shoal.training.pytorch.program import check_runnable
 
     found = {**fields, "framework": PARTITIONS}
     if function is None:
@@ -135,9 +134,6 @@ def code_of(
         The digest (see :func:`shoal.training.pickling.code_digest`); None if no code is sent.
     """
     if train_func is not None and not is_name(train_func):
-        from shoal.training.pickling import code_digest
-        from shoal.training.pytorch.program import Program
-
         return code_digest(Program.of(train_func, args, kwargs or {}))
     if digest := getattr(spec, "code_digest", None):
         return str(digest)
@@ -297,8 +293,6 @@ def label_of(given: AnyJobSpec | Mapping[str, Any] | None, **others: Any) -> str
     fields = _fields(given, **others)
     train_func = others.get("train_func")
     if train_func is not None and not is_name(train_func):
-        from shoal.training.pytorch.program import name_of
-
         is_script = isinstance(train_func, str | os.PathLike)
         fields = {"name": os.path.basename(train_func) if is_script else name_of(train_func), **fields}
     return _parsed(spec_class(fields), fields).label

@@ -8,9 +8,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Literal
 
-from shoal.data.connector import DataConnector
 from shoal.data.output_tables import kept_columns
-from shoal.distributors.call import Call, check_submit, submitting
+from shoal.distributors.call import Call, check_submit, ran, submitting
 from shoal.distributors.estimator import BoostingEstimator, connector_of
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.kind import call_of
@@ -77,10 +76,7 @@ def run(
         >>> results[7].value
         129.4
     """
-    arguments = dict(locals())  # the call's arguments, as no other name exists yet
-    # DataFrames are copied to files for this call only, so the copies are removed.
-    with ExitStack() as staged:
-        return _call(staged, **arguments).run()
+    return ran(partial(_call, **locals()))  # the call's arguments, as no other name exists yet
 
 
 def _call(
@@ -165,9 +161,7 @@ def train(
         >>> models[7].value
         <xgboost.core.Booster object at 0x7f...>
     """
-    arguments = dict(locals())  # the call's arguments, as no other name exists yet
-    with ExitStack() as staged:
-        return _train_call(staged, **arguments).run()
+    return ran(partial(_train_call, **locals()))  # the call's arguments, as no other name exists yet
 
 
 def _train_call(
@@ -292,7 +286,14 @@ def predict(
     )
     with ExitStack() as staged:
         connector = connector_of("data", data, staged)
-        _check(found, connector, (by,) if isinstance(by, str) else tuple(by), keep_cols, prediction_col)
+        names = (by,) if isinstance(by, str) else tuple(by)
+        try:
+            connector.schema()
+        except (OSError, DataError):
+            pass  # this process cannot read the rows; the workers check the same
+        else:
+            check_same_kinds(key_type(connector.source, names), found.key_type, names)
+            kept_columns(keep_cols, prediction_col, connector.source)
         call = prepared(
             staged, function, connector, by=by, name="predict", scaling_config=scaling_config, run_config=run_config
         )
@@ -310,22 +311,6 @@ def predict(
     if output_path is not None:
         results.write_parquet(output_path)
     return results
-
-
-def _check(
-    models: PartitionResults,
-    connector: DataConnector,
-    by: Sequence[str],
-    keep_cols: Sequence[str] | None,
-    prediction_col: str,
-) -> None:
-    """Check the columns of the rows before a worker starts, if this process can read the rows."""
-    try:
-        connector.schema()
-    except (OSError, DataError):
-        return  # the workers check the same
-    check_same_kinds(key_type(connector.source, by), models.key_type, by)
-    kept_columns(keep_cols, prediction_col, connector.source)
 
 
 def _results_of(models: PartitionResults | str) -> PartitionResults:

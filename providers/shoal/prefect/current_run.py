@@ -66,7 +66,7 @@ class Block:
 
             def submit_and_record(*args: Any, **kwargs: Any) -> Any:
                 future = submit(*args, **kwargs)
-                for block in open_blocks():
+                for block in _open.get():
                     block.submissions.add(future)
                 return future
 
@@ -81,11 +81,6 @@ class Block:
         """Let another block have the name of this block. Call this method after the block's lease was released."""
         with _names_lock:
             _names.discard(self.holder)
-
-
-def open_blocks() -> tuple[Block, ...]:
-    """Return the blocks around the current code, the innermost last."""
-    return _open.get()
 
 
 class Submissions:
@@ -215,7 +210,7 @@ def ancestors() -> dict[str, bool]:
     In a subflow, the function asks the Prefect server for the runs that have called it.
     """
     run, scope = current_holder(), current_scope()
-    found = {block.holder: True for block in open_blocks()} | ({run: True} if run else {})
+    found = {block.holder: True for block in _open.get()} | ({run: True} if run else {})
     is_in_process = True
     for caller, called in reversed(list(pairwise(scope.runs if scope else ()))):
         is_in_process = is_in_process and called.deployment_id is None
@@ -226,7 +221,7 @@ def ancestors() -> dict[str, bool]:
 def lease_holder(pool: str) -> str | None:
     """Return the holder of the lease on a pool around the current code. Without such a lease, return the current
     holder."""
-    held = [block.holder for block in open_blocks() if block.pool == pool]
+    held = [block.holder for block in _open.get() if block.pool == pool]
     return held[-1] if held else current_holder()
 
 

@@ -4,7 +4,6 @@ and a function that ends what ended runs have left."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 from uuid import UUID
 
@@ -112,9 +111,7 @@ class PoolLeaseContext:
             raise
         return pool
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._block.end()
         self._leave(wait=error is None)
 
@@ -132,9 +129,7 @@ class PoolLeaseContext:
             raise
         return pool
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._block.end()
         await in_thread(lambda: self._leave(wait=error is None), self._block.submissions.interrupt)
 

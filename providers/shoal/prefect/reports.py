@@ -14,12 +14,7 @@ from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
-from prefect.artifacts import (
-    create_link_artifact,
-    create_markdown_artifact,
-    create_progress_artifact,
-    update_progress_artifact,
-)
+from prefect import artifacts
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
@@ -112,10 +107,10 @@ together, and refuses the lines of all runs that are over."""
 # `TrainingProgress` calls these functions in a thread. In an async task, Prefect would use their async versions;
 # `_sync=True` makes Prefect use the sync versions. The type is Any because Prefect's type hints do not contain the
 # argument `_sync`.
-_create: Any = create_progress_artifact
-_update: Any = update_progress_artifact
-_link: Any = create_link_artifact
-_markdown: Any = create_markdown_artifact
+_create: Any = artifacts.create_progress_artifact
+_update: Any = artifacts.update_progress_artifact
+_link: Any = artifacts.create_link_artifact
+_markdown: Any = artifacts.create_markdown_artifact
 
 
 def show_page(job_id: str) -> None:

@@ -91,18 +91,12 @@ class EngineRequest:
     question: str
 
 
-def create_app(
-    *,
-    access: Access,
-    root_path: str = "",
-    train_again: Callable[[str], EngineRequest] | None = None,
-) -> FastAPI:
+def create_app(*, access: Access, train_again: Callable[[str], EngineRequest] | None = None) -> FastAPI:
     """Build the web application. All its URLs are relative, so the application can be mounted below any prefix. The
     pages of teams with stores of their own are at ``teams/TEAM/``.
 
     Args:
         access: Decides who may see and change what, and in which store.
-        root_path: Path below which the application is mounted.
         train_again: Returns, for the holder of a failed job, the request with which the engine trains again what failed
             in the holder's run. None: the page is not part of an engine.
 
@@ -114,7 +108,6 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
-        root_path=root_path,
         dependencies=[Depends(current_viewer)],
     )
     app.state.access = access

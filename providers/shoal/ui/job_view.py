@@ -7,14 +7,13 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
 from shoal import jobs
 from shoal.errors import ShoalError
-from shoal.jobs import PartitionResult, partitions_so_far
 from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts, study_logs
@@ -28,13 +27,13 @@ from shoal.kinds.partitions.spec import PARTITIONS
 from shoal.kinds.search import study_storage
 from shoal.kinds.search.spec import TUNE
 from shoal.kinds.search.study_storage import Ended, best_first, copy_of
-from shoal.links import Link, mlflow_run_link, model_link
+from shoal.links import mlflow_run_link, model_link
 from shoal.secrets.redaction import redact
 from shoal.state import Store
 from shoal.state.home import is_own_store
 from shoal.state.schema import JOB_ENDED, Job
 from shoal.training.boosting.params import Direction
-from shoal.training.boosting.request import TrainResult, WorkerStats
+from shoal.training.boosting.request import TrainResult
 from shoal.ui.formats import RunLinks
 from shoal.ui.live import BackgroundReader
 
@@ -49,23 +48,14 @@ _LEAST_COMPLETE = 4
 least two trials, with the others."""
 
 
-@dataclass(frozen=True)
-class TrialsView:
-    """The trials of a search that have ended.
+def trials_view(store: Store, key: Key, job: Job, result: JobResult | None) -> dict[str, Any] | None:
+    """Return the trials of a search; None if the job is no search, or no trial has ended.
 
-    Attributes:
-        best: The trials, the best first, at most 200.
+    Returns:
+        best: The trials that have ended, the best first, at most 200.
         plots: Title, text in place of the picture, and data of each plot; empty if no trial has a value.
         lacks_optuna: Whether the importances of the parameters are missing, because Optuna is not installed here.
     """
-
-    best: Sequence[Ended]
-    plots: Sequence[tuple[str, str, Mapping[str, Any]]]
-    lacks_optuna: bool
-
-
-def trials_view(store: Store, key: Key, job: Job, result: JobResult | None) -> TrialsView | None:
-    """Return the trials of a search; None if the job is no search, or no trial has ended."""
     if job.framework != TUNE:
         return None
     study = study_logs.study_of(store, key)
@@ -88,7 +78,7 @@ def trials_view(store: Store, key: Key, job: Job, result: JobResult | None) -> T
         data = {"kind": "bars", "names": [each[0] for each in importances], "values": [each[1] for each in importances]}
         plots.append(("Importance of the parameters (PED-ANOVA)", text, data))
     best = [*reversed(found)] if direction is None else best_first(found, direction)
-    return TrialsView(best[:_MOST_TRIALS], plots, can_estimate and not has_optuna)
+    return {"best": best[:_MOST_TRIALS], "plots": plots, "lacks_optuna": can_estimate and not has_optuna}
 
 
 def _history(complete: Sequence[Ended], name: str, direction: Direction | None) -> dict[str, Any]:
@@ -144,39 +134,28 @@ _READ_EVERY_S = 10.0
 """Seconds after which the result files of a running job are read again. There are up to a thousand of them."""
 
 
-@dataclass(frozen=True)
-class PartitionsView:
-    """The partitions of a job that have ended.
+def partitions_view(job: Job, result: JobResult | None, location: str | None) -> dict[str, Any] | None:
+    """Return the partitions of an attempt; None if it has none, or if their files are not on this machine.
 
-    Attributes:
-        counts: Number of partitions by status.
+    Returns:
+        counts: Number of partitions that have ended, by status.
+        total: Number of all partitions that have ended.
         worst: Those that failed, then the slowest, at most 50, with the text of the key as key.
     """
-
-    counts: Mapping[str, int]
-    worst: Sequence[PartitionResult]
-
-    @property
-    def total(self) -> int:
-        """Return the number of partitions that have ended."""
-        return sum(self.counts.values())
-
-
-def partitions_view(job: Job, result: JobResult | None, location: str | None) -> PartitionsView | None:
-    """Return the partitions of an attempt; None if it has none, or if their files are not on this machine."""
     if job.framework != PARTITIONS or (location is not None and "://" in location):
         return None
     return _partitions(job.id, job.attempt, 0 if result else int(time.monotonic() // _READ_EVERY_S))
 
 
 @lru_cache(maxsize=80)
-def _partitions(job_id: str, attempt: int, _turn: int) -> PartitionsView | None:
+def _partitions(job_id: str, attempt: int, _turn: int) -> dict[str, Any] | None:
     try:
-        found = partitions_so_far(job_id, attempt=attempt)
+        found = jobs.partitions_so_far(job_id, attempt=attempt)
         if not len(found):
             return None
         worst = sorted(found, key=lambda each: (each.status == "succeeded", -each.seconds))[:_MOST_LINES]
-        return PartitionsView(found.counts, [replace(each, key=shown_key(each.key)) for each in worst])
+        shown = [replace(each, key=shown_key(each.key)) for each in worst]
+        return {"counts": found.counts, "total": len(found), "worst": shown}
     except (OSError, ValueError, ShoalError):
         return None  # the files were removed, or are on another host
 
@@ -190,21 +169,16 @@ _MOST_POINTS = 2_000
 """Largest number of points of a curve."""
 
 
-@dataclass(frozen=True)
-class Phase:
-    """A phase of an attempt, such as "running". `start` and `share` are percentages of the attempt's whole time."""
+def job_view(
+    store: Store,
+    line: JobLine,
+    points: Sequence[MetricPoint],
+    logs: BackgroundReader[tuple[str, str | None]],
+    now: float,
+) -> dict[str, Any]:
+    """Return the contents of the page about a job's attempt, by the names that its template uses.
 
-    name: str
-    seconds: float
-    start: float
-    share: float
-
-
-@dataclass(frozen=True)
-class JobView:
-    """Contents of the page about a job's attempt.
-
-    Attributes:
+    Returns:
         line: The attempt, as the list of jobs shows it.
         result: Result of the attempt; None if the attempt has not succeeded.
         facts: Settings of the training by name.
@@ -217,28 +191,6 @@ class JobView:
         log_problem: Reason why the log cannot be shown.
         links: Links to other services.
     """
-
-    line: JobLine
-    result: JobResult | None
-    facts: Mapping[str, str]
-    phases: Sequence[Phase]
-    workers: Sequence[WorkerStats]
-    partitions: PartitionsView | None
-    trials: TrialsView | None
-    curves: dict[str, Any] | None
-    log: str
-    log_problem: str | None
-    links: Sequence[Link]
-
-
-def job_view(
-    store: Store,
-    line: JobLine,
-    points: Sequence[MetricPoint],
-    logs: BackgroundReader[tuple[str, str | None]],
-    now: float,
-) -> JobView:
-    """Build the contents of a job's page."""
     job = attempts.load(store, line.key)
     facts, tracking_uri, location = _settings(job.spec)
     log, problem = _log(store, line, logs)
@@ -253,23 +205,24 @@ def job_view(
         if "model" in facts
         else None,
     ]
-    return JobView(
-        line=line,
-        result=result,
-        facts=facts,
-        phases=phases_of(line, now),
-        workers=trained.workers if trained else (),
-        partitions=partitions_view(job, result, location) if is_own_store() else None,
-        trials=trials_view(store, line.key, job, result),
-        curves=_curves(job.framework, points),
-        log=log,
-        log_problem=problem,
-        links=[link for link in found if link is not None],
-    )
+    return {
+        "line": line,
+        "result": result,
+        "facts": facts,
+        "phases": phases_of(line, now),
+        "workers": trained.workers if trained else (),
+        "partitions": partitions_view(job, result, location) if is_own_store() else None,
+        "trials": trials_view(store, line.key, job, result),
+        "curves": _curves(job.framework, points),
+        "log": log,
+        "log_problem": problem,
+        "links": [link for link in found if link is not None],
+    }
 
 
-def phases_of(line: JobLine, now: float) -> list[Phase]:
-    """Return the phases of an attempt (waiting for room, starting and running) with their durations."""
+def phases_of(line: JobLine, now: float) -> list[dict[str, Any]]:
+    """Return the phases of an attempt (waiting for room, starting and running) with their durations. `start` and
+    `share` are percentages of the attempt's whole time."""
     end = line.ended_at or now
     admitted = line.admitted_at or (line.started_at if line.queued_at else line.queued_at) or end
     bounds = [
@@ -279,10 +232,11 @@ def phases_of(line: JobLine, now: float) -> list[Phase]:
     ]
     parts = [(name, max(0.0, until - since)) for name, since, until in bounds if since is not None]
     whole = sum(seconds for _, seconds in parts) or 1.0
-    found, start = [], 0.0
+    found: list[dict[str, Any]] = []
+    start = 0.0
     for name, seconds in parts:
         share = 100 * seconds / whole
-        found.append(Phase(name, seconds, start, share))
+        found.append({"name": name, "seconds": seconds, "start": start, "share": share})
         start += share
     return found
 

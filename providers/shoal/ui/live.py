@@ -218,7 +218,7 @@ class StoreReader:
 
     def _read(self, cache: _Cache | None, now: float) -> Overview:
         mark = store_mark(self.store)
-        answers = self._heads.version + self.logs.version
+        answers = self._heads.reader.version + self.logs.version
         is_same = (
             cache is not None and (cache.mark, cache.answers) == (mark, answers) and cache.overview.problem is None
         )
@@ -336,13 +336,8 @@ class HeadAnswers:
 
     def __init__(self, clock: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._reader: BackgroundReader[Seen] = BackgroundReader(monotonic)
+        self.reader: BackgroundReader[Seen] = BackgroundReader(monotonic)
         self._answered_at: dict[str, float] = {}
-
-    @property
-    def version(self) -> int:
-        """Return a number that increases whenever the answer of a head has changed."""
-        return self._reader.version
 
     def check(self, snapshot: Snapshot) -> Seen:
         """Return which nodes of a pool are lost. Nodes of a head on the network are those of its last answer; before
@@ -353,7 +348,7 @@ class HeadAnswers:
         if backend_of(spec).answers_at_once:
             return check_nodes(snapshot)
         key = f"{spec.name} {spec.uri}"
-        return self._reader.last(key, lambda: self._ask(key, snapshot)) or Seen()
+        return self.reader.last(key, lambda: self._ask(key, snapshot)) or Seen()
 
     def _ask(self, key: str, snapshot: Snapshot) -> Seen:
         seen = check_nodes(snapshot)

@@ -7,9 +7,10 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk.definitions.context import Context
 from airflow.sdk.definitions.mappedoperator import MappedOperator
 
 from shoal import jobs
@@ -19,9 +20,6 @@ from shoal.airflow.results import PROMOTIONS
 from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs.spec_text import SUFFIXES, fields_of
 from shoal.training.pytorch.program import TrainFunc, check_train_func
-
-if TYPE_CHECKING:
-    from airflow.sdk.definitions.context import Context
 
 
 class DistributedTrainOperator(JobOperator):

@@ -6,7 +6,6 @@ import dis
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from inspect import unwrap
 from types import CodeType, FunctionType
 from typing import Any, NoReturn
@@ -49,23 +48,8 @@ _RAISES_PERMANENT_ERRORS = (
 """Packages whose functions raise errors that every retry would meet again."""
 
 
-@dataclass(frozen=True)
-class Problem:
-    """Violation of a rule by a task of a DAG.
-
-    Attributes:
-        rule: The rule.
-        message: What is wrong, and what to do.
-        task_id: Id of the task.
-    """
-
-    rule: Rule
-    message: str
-    task_id: str
-
-
-def problems(dag: DAG, always_up: Collection[str]) -> Iterator[Problem]:
-    """Yield the problems of a DAG."""
+def problems(dag: DAG, always_up: Collection[str]) -> Iterator[tuple[Rule, str, str]]:
+    """Yield each violation of a rule by a task of a DAG: the rule, what is wrong, and the id of the task."""
     for task in dag.tasks:
         for rule, message in (
             (Rule.NO_CLEANUP, _missing_cleanup(task)),
@@ -75,7 +59,7 @@ def problems(dag: DAG, always_up: Collection[str]) -> Iterator[Problem]:
             (Rule.USELESS_RETRIES, _useless_retries(task)),
         ):
             if message is not None:
-                yield Problem(rule, message, task.task_id)
+                yield rule, message, task.task_id
 
 
 def connections(task: _Operator) -> Iterator[tuple[str, bool]]:
@@ -178,12 +162,10 @@ class _NotKnown:
     def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError(f"the value of {name} is known only during a DAG run")
 
-    def __getitem__(self, name: Any) -> NoReturn:
-        raise RuntimeError(f"the value of {name} is known only during a DAG run")
-
     def __str__(self) -> str:
         raise RuntimeError("the value is known only during a DAG run")
 
+    __getitem__ = __getattr__
     __iter__ = __bool__ = __len__ = __str__
 
 

@@ -182,9 +182,9 @@ def _facts(file: str, import_budget_s: float, always_up: Collection[str]) -> _Fa
     uses: list[_Facts] = []
     pools: dict[str | None, _Facts] = {}
     for dag in bag.dags.values():
-        for problem in problems(dag, always_up):
-            line = lines.of_name(problem.task_id) or lines.of_name(dag.dag_id)
-            findings.append(_finding(file, line, problem.rule, problem.message, dag.dag_id))
+        for rule, message, task_id in problems(dag, always_up):
+            line = lines.of_name(task_id) or lines.of_name(dag.dag_id)
+            findings.append(_finding(file, line, rule, message, dag.dag_id))
         for task in dag.tasks:
             line = lines.of_name(task.task_id) or lines.of_name(dag.dag_id)
             place = {"dag_id": dag.dag_id, "task_id": task.task_id, "line": line}

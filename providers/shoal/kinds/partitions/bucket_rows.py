@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import heapq
 import json
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +23,7 @@ from shoal.data.parquet.source import ParquetSource
 from shoal.data.planning import RowGroup, RowRange
 from shoal.kinds.partitions.keys import Key, bucket_of, encoded, key_text
 from shoal.lazy_imports import np, pa
+from shoal.new_files import complete_file
 
 _MOST_CHUNKS = 64
 """Number of chunks into which a dataset with many row groups is divided. Each worker that processes a bucket opens the
@@ -139,25 +138,15 @@ def write_chunk(
     numbers: dict[Key, int] = {}
     options = pa.ipc.IpcWriteOptions(compression="lz4" if pa.Codec.is_available("lz4") else None, use_threads=False)
     with (
-        _new_file(filesystem, rows_path(root, chunk.number), folder) as stream,
+        complete_file(filesystem, rows_path(root, chunk.number), is_local=is_local(folder)) as stream,
         pa.ipc.new_file(stream, schema, options=options) as writer,
     ):
         for table in _gathered(source.read(chunk.ranges, names), schema):
             for bucket, batch in _divided(table, by, buckets, numbers):
                 writer.write_batch(batch)
                 index.append((bucket, batch.num_rows, batch.nbytes))
-    with _new_file(filesystem, index_path(root, chunk.number), folder) as stream:
+    with complete_file(filesystem, index_path(root, chunk.number), is_local=is_local(folder)) as stream:
         stream.write(json.dumps({"rows": chunk.rows, "batches": index}).encode())
-
-
-@contextmanager
-def _new_file(filesystem: Any, path: str, folder: str) -> Iterator[Any]:
-    """Write a file, which gets its name when it is complete; at a URI it has it from the start."""
-    target = f"{path}.{uuid.uuid4().hex}" if is_local(folder) else path
-    with filesystem.open_output_stream(target) as stream:
-        yield stream
-    if target != path:
-        filesystem.move(target, path)
 
 
 def _gathered(tables: Iterable[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shoal.errors import InvalidArgumentError, MissingExtraError
+from shoal.errors import InvalidArgumentError
 from shoal.jobs import shipped_code
 from shoal.jobs.kind import KindCall
 from shoal.kinds.partitions.partition_messages import EstimatorTraining, PartitionProgram, SavedModel
 from shoal.kinds.partitions.spec import PartitionsJobSpec
-from shoal.training.boosting.library import library_of
+from shoal.training.boosting.library import import_package, library_of
 from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.rows import checked_data
@@ -122,8 +121,7 @@ def estimator_program(request: TrainRequest, threads: int, user_code: UserCode |
     """
     checked_data(request, takes_categories=False)
     code = user_code or UserCode()
-    if importlib.util.find_spec(request.framework) is None:
-        raise MissingExtraError(request.framework, request.framework)
+    import_package(request.framework)
     params, seed = library_of(request.framework).params(request, GangShape(1, threads), code)
     training = EstimatorTraining(
         request.framework,

@@ -87,10 +87,9 @@ class WorkFolder:
     def discard_rows(self) -> None:
         """Remove what is not needed when the attempt has ended: rows, claims, and half-written files of killed
         workers."""
-        with contextlib.suppress(OSError):
-            result_files.remove_tree(self.rows)
-        with contextlib.suppress(OSError):
-            result_files.remove_tree(f"{self.path}/claims")
+        for folder in (self.rows, f"{self.path}/claims"):
+            with contextlib.suppress(OSError):
+                result_files.remove_tree(folder)
         with contextlib.suppress(OSError):
             result_files.discard_leftovers(self.results)
 
@@ -286,11 +285,10 @@ class _Partitions:
             return []
         gang = Gang.start(self._size, timeout=restarts.wait_s, env=self.env)
         try:
+            peaks: list[int] = []
             if batches is None:
                 peaks = self._divide(gang, restarts)
                 batches = self._batches()
-            else:
-                peaks = []
             if batches is None:
                 raise TrainingError(
                     f"the rows that the workers have written are missing in {self.work.rows}: set artifact_location "

@@ -80,8 +80,7 @@ class PartitionResult:
             PartitionFailedError: The function has failed.
             JobError: The file was removed or changed.
         """
-        content = self.content()
-        return partition_messages.loaded(self.kind, content)
+        return partition_messages.loaded(self.kind, self.content())
 
     def content(self) -> bytes:
         """Return the bytes of the value: pickled, or a model in the own format of its library (UBJSON for XGBoost, text
@@ -102,7 +101,7 @@ class PartitionResult:
         Raises:
             JobError: The file was removed.
         """
-        return self._reader.log(self)
+        return str(self._reader.cell(self, "log"))
 
 
 class _ResultReader:
@@ -129,7 +128,7 @@ class _ResultReader:
                 f"the values in {self._folder} are not read, because the job has not succeeded, and a file that "
                 "another program has written could run any code: run the job again, which repeats no ended partition"
             )
-        content = self._cell(partition, "value")
+        content = self.cell(partition, "value")
         if content is None or hashlib.sha256(content).hexdigest() != partition.sha256:
             raise JobError(
                 f"{self._folder}/{partition.place[0]} was changed after the job wrote it, and is not read, because a "
@@ -137,15 +136,12 @@ class _ResultReader:
             )
         return bytes(content)
 
-    def log(self, partition: PartitionResult) -> str:
-        """Return the end of what the function has printed.
+    def cell(self, partition: PartitionResult, column: str) -> Any:
+        """Return what a result file has about a partition in a column.
 
         Raises:
             JobError: The file was removed.
         """
-        return str(self._cell(partition, "log"))
-
-    def _cell(self, partition: PartitionResult, column: str) -> Any:
         name, row_group, row = partition.place
         group = (name, row_group, column)
         if self._last is None or self._last[0] != group:

@@ -9,7 +9,7 @@ import json
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from shoal.data.parquet.files import is_local, resolve
 from shoal.kinds.partitions.keys import key_column, key_text, keys_in
 from shoal.kinds.partitions.partition_messages import Outcome
 from shoal.lazy_imports import fs, pa, pc, pq
+from shoal.new_files import complete_file
 from shoal.training import locations
 from shoal.training.reporting import say
 
@@ -105,17 +106,21 @@ def forget_failed(folder: str) -> None:
         succeeded = table.column("status").to_pylist().count("succeeded")
         if succeeded == len(table):
             continue
-        path = f"{root}/{table.column('file')[0].as_py()}"
-        kept = f"{root}/{_KEPT}{_bucket_of(path.rpartition('/')[2]):05d}-{uuid.uuid4().hex}.parquet"
-        with pq.ParquetFile(filesystem.open_input_file(path)) as file:
-            outcomes = _OutcomeFile(
-                filesystem, kept, table.schema.field("key").type, succeeded, is_local=is_local(folder)
-            )
+        name = table.column("file")[0].as_py()
+        path, kept = f"{root}/{name}", _kept_name(_bucket_of(name))
+        with (
+            pq.ParquetFile(filesystem.open_input_file(path)) as file,
+            _outcome_file(folder, kept, table.schema.field("key").type, succeeded) as write,
+        ):
             for group in range(file.num_row_groups):
                 rows = file.read_row_group(group)
-                outcomes.write(rows.filter(pc.equal(rows.column("status"), "succeeded")))
-            outcomes.close()
+                write(rows.filter(pc.equal(rows.column("status"), "succeeded")))
         filesystem.delete_file(path)
+
+
+def _kept_name(bucket: int) -> str:
+    """Return a new name for a file with outcomes of a bucket that has not ended."""
+    return f"{_KEPT}{bucket:05d}-{uuid.uuid4().hex}.parquet"
 
 
 def _bucket_of(name: str) -> int:
@@ -148,8 +153,8 @@ class ResultWriter:
         kept: Sequence[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._folder = folder
         self._filesystem, self._root = resolve(folder)
-        self._is_local = is_local(folder)
         self._bucket = bucket
         self._key_type = key_type
         self._clock = clock
@@ -161,7 +166,8 @@ class ResultWriter:
         self._unkept: list[Outcome] = []
         self._unkept_bytes = 0
         self._unkept_since = 0.0
-        self._file: _OutcomeFile | None = None
+        self._file = contextlib.ExitStack()
+        self._write_rows: Callable[[pa.Table], None] | None = None
         self._partitions = 0
 
     def expect(self, partitions: int) -> None:
@@ -186,68 +192,58 @@ class ResultWriter:
         is_due = self._unkept_bytes >= _MOST_UNKEPT_BYTES or self._clock() - self._unkept_since >= KEEP_EVERY_S
         if not self._unkept or not is_due:
             return
-        path = f"{self._root}/{_KEPT}{self._bucket:05d}-{uuid.uuid4().hex}.parquet"
+        name = _kept_name(self._bucket)
         try:
-            file = _OutcomeFile(self._filesystem, path, self._key_type, len(self._unkept), is_local=self._is_local)
-            file.write(_table(self._unkept, self._key_type))
-            file.close()
+            with _outcome_file(self._folder, name, self._key_type, len(self._unkept)) as write:
+                write(_table(self._unkept, self._key_type))
         except OSError as error:
             say(f"outcomes of partitions could not be kept, which is tried again later: {error}")
             self._unkept_since = self._clock()
             return
-        self._kept.append(path)
+        self._kept.append(f"{self._root}/{name}")
         self._unkept, self._unkept_bytes = [], 0
 
     def close(self) -> None:
         """Write the rest, give the file its name, and remove the small files."""
-        self._write().close()
+        self._write()
+        self._file.close()
         for path in self._kept:
             with contextlib.suppress(OSError):  # what is left is not read any more
                 self._filesystem.delete_file(path)
 
-    def _write(self) -> _OutcomeFile:
-        if self._file is None:
-            path = f"{self._root}/{file_name(self._bucket)}"
-            self._file = _OutcomeFile(self._filesystem, path, self._key_type, self._partitions, is_local=self._is_local)
+    def _write(self) -> None:
+        if self._write_rows is None:
+            file = _outcome_file(self._folder, file_name(self._bucket), self._key_type, self._partitions)
+            self._write_rows = self._file.enter_context(file)
             for table in self._earlier:
-                self._file.write(table)
+                self._write_rows(table)
             self._earlier = []
         if self._pending or not self._partitions:
-            self._file.write(_table(self._pending, self._key_type))
+            self._write_rows(_table(self._pending, self._key_type))
         self._pending, self._pending_bytes = [], 0
-        return self._file
 
 
-class _OutcomeFile:
-    """Parquet file of outcomes, which gets its name when it is complete.
+@contextlib.contextmanager
+def _outcome_file(
+    folder: str, name: str, key_type: pa.DataType, partitions: int
+) -> Iterator[Callable[[pa.Table], None]]:
+    """Yield the function that writes a row group into a Parquet file of outcomes, which gets its name when it is
+    complete.
 
     Args:
-        filesystem: Filesystem of the path.
-        path: Path of the file.
+        folder: Folder or URI of the file.
+        name: Name of the file.
         key_type: Type of the keys.
         partitions: Number of outcomes.
-        is_local: Whether the file can be renamed. A file at a URI gets its name when it is closed.
     """
-
-    def __init__(self, filesystem: Any, path: str, key_type: pa.DataType, partitions: int, *, is_local: bool) -> None:
-        folder, _, name = path.rpartition("/")
-        self._filesystem, self._path = filesystem, path
-        self._target = f"{folder}/.{name}.{uuid.uuid4().hex}" if is_local else path
-        schema = _schema(key_type).with_metadata({_PARTITIONS: str(partitions).encode()})
-        self._stream = filesystem.open_output_stream(self._target)
+    filesystem, root = resolve(folder)
+    schema = _schema(key_type).with_metadata({_PARTITIONS: str(partitions).encode()})
+    with (
+        complete_file(filesystem, f"{root}/{name}", is_local=is_local(folder)) as stream,
         # Values are often compressed already, and models of a few kilobytes gain nothing from dictionaries.
-        self._writer = pq.ParquetWriter(self._stream, schema, use_dictionary=["status", "kind"])
-
-    def write(self, table: pa.Table) -> None:
-        """Write a row group."""
-        self._writer.write_table(table, row_group_size=max(1, len(table)))
-
-    def close(self) -> None:
-        """Complete the file, and give it its name."""
-        self._writer.close()
-        self._stream.close()
-        if self._target != self._path:
-            self._filesystem.move(self._target, self._path)
+        pq.ParquetWriter(stream, schema, use_dictionary=["status", "kind"]) as writer,
+    ):
+        yield lambda table: writer.write_table(table, row_group_size=max(1, len(table)))
 
 
 def _kept_tables(filesystem: Any, paths: Sequence[str], key_type: pa.DataType) -> list[pa.Table]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import func, select
 
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.kind import KindCall
+from shoal.jobs.results import JobResult
 from shoal.jobs.spec import AnyJobSpec
 from shoal.jobs.submission import submit
 from shoal.kinds.plan.spec import PlanJobSpec
@@ -18,10 +19,7 @@ from shoal.kinds.training.pool_plan import has_trained, plannable
 from shoal.pool.api import ComputePool
 from shoal.state import Store
 from shoal.state.schema import Job, Usage
-
-if TYPE_CHECKING:
-    from shoal.jobs.results import JobResult
-    from shoal.training.locations import Claim
+from shoal.training.locations import Claim
 
 log = logging.getLogger("shoal.pool")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -13,9 +13,6 @@ from shoal.training.gang.placement import GangShape
 from shoal.training.run_config import RunConfig
 from shoal.training.tracking import Tracking
 
-PLAN: Final = "plan"
-"""Value of the field `framework` that marks the spec of a plan."""
-
 
 class PlanJobSpec(AnyJobSpec):
     """Spec of a job that predicts on its pool's head how many nodes a training needs, and starts no workers.
@@ -24,7 +21,7 @@ class PlanJobSpec(AnyJobSpec):
         >>> PlanJobSpec.of(training).on_pool("retrain")
     """
 
-    framework: Literal["plan"] = Field(default=PLAN, description="Kind of the job; the value marks a plan.")
+    framework: Literal["plan"] = Field(default="plan", description="Kind of the job; the value marks a plan.")
     training: JobSpec = Field(description="The boosting training.")
     model: str | None = Field(
         default=None, description="Registered model whose earlier trainings correct the prediction. None: no model."

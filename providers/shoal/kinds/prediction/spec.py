@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,9 +14,6 @@ from shoal.jobs.spec import OBJECT_STORE, AnyJobSpec
 from shoal.training import tracking
 from shoal.training.demand import ScalingConfig
 from shoal.training.locations import resolved
-
-PREDICT: Final = "predict"
-"""Value of the field `framework` that marks the spec of a batch prediction."""
 
 
 class PredictJobSpec(AnyJobSpec):
@@ -31,7 +28,7 @@ class PredictJobSpec(AnyJobSpec):
     """
 
     framework: Literal["predict"] = Field(
-        default=PREDICT, description="Kind of the job; the value marks a batch prediction."
+        default="predict", description="Kind of the job; the value marks a batch prediction."
     )
     model: str = Field(
         min_length=1,

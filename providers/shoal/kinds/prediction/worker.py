@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from shoal.kinds.prediction.output_files import is_complete
 from shoal.lazy_imports import pa
 from shoal.models import loading
 from shoal.models.loading import Predictor
+from shoal.new_files import complete_file
 from shoal.training.host import memory
 from shoal.training.reporting import gang_context
 
@@ -52,27 +52,20 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
     A complete file that was written before a restart is kept.
     """
     memory.reset_peak()
-    predictor: Predictor | None = None
+    predictor = loading.load(assignment.model_uri, assignment.input_cols, category_codes=assignment.category_codes)
     filesystem, folder = resolve(assignment.folder)
     for file in files:
         path = f"{folder}/{file.name}"
-        predictor = predictor or loading.load(
-            assignment.model_uri, assignment.input_cols, category_codes=assignment.category_codes
-        )
         if is_complete(filesystem, path, file.rows):
             gang_context().note({"rows": file.rows})
             if isinstance(predictor, PartitionedModel):
                 for table in assignment.source.read(file.ranges, predictor.by):
                     gang_context().note({"rows": 0, "unknown": predictor.unknown(table)[1]})
             continue
-        # A local file is written under a temporary name, and is renamed when it is complete. An object store cannot
-        # rename, so a file there has its final name from the start. A worker that is stopped while it writes such a
-        # file closes the file, and the file then looks complete. Therefore `is_complete` counts the rows.
-        target = f"{folder}/.{file.name}.{uuid.uuid4().hex}" if is_local(assignment.folder) else path
-        with filesystem.open_output_stream(target) as stream:
+        # A worker that is stopped while it writes a file into an object store closes the file, and the file then looks
+        # complete. Therefore `is_complete` counts the rows.
+        with complete_file(filesystem, path, is_local=is_local(assignment.folder)) as stream:
             write_tables(stream, _predicted(assignment, predictor, file))
-        if target != path:
-            filesystem.move(target, path)
     return memory.peak_rss_bytes()
 
 

@@ -21,17 +21,12 @@ from shoal.kinds.search.spec import Range
 from shoal.kinds.search.study_storage import (
     ERROR,
     LOST_WORKERS,
-    METRICS,
-    MLFLOW_RUN,
-    MODEL,
-    MODEL_DIGEST,
     NUMBER,
     OUTCOME,
     PARAMS,
     REPEATED,
-    ROUNDS,
-    SECONDS,
     SENT,
+    SHOWN,
     Ended,
     best_first,
     direction_of,
@@ -298,7 +293,7 @@ class Search:
     def _finish(self, outcome: Mapping[str, Any]) -> None:
         number = outcome["trial"]
         trial = self._open.pop(number)
-        for name in (ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST, MLFLOW_RUN):
+        for name in SHOWN:
             if outcome.get(name) is not None:
                 trial.set_user_attr(name, outcome[name])
         given = {"state": outcome["state"], "value": outcome.get("value")}
@@ -364,8 +359,6 @@ def study_of(study: optuna.Study, is_known: Callable[[optuna.trial.FrozenTrial],
 
     Optuna's TPE gives newer trials more weight, and Hyperband chooses the bracket of a trial by its number.
     """
-    import optuna
-
     # Hyperband makes a study of its own for each bracket, which reads the storage: so the storage is wrapped.
     storage: Any = _Storage(study._storage, is_known)
     return optuna.Study(study.study_name, storage, study.sampler, study.pruner)

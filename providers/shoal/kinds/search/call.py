@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import InvalidArgumentError
 from shoal.jobs import shipped_code
@@ -16,10 +16,9 @@ from shoal.jobs.results import JobResult, SearchSummary
 from shoal.kinds.search.spec import SearchCode, TuneJobSpec
 from shoal.lazy_imports import cloudpickle, optuna, pd
 from shoal.training.boosting.params import UserCode
+from shoal.training.locations import Claim
+from shoal.training.pickling import pickled
 from shoal.training.reporting import say
-
-if TYPE_CHECKING:
-    from shoal.training.locations import Claim
 
 
 class SearchResult:
@@ -48,7 +47,6 @@ class SearchResult:
         self.best_value = summary.best_value
         self.best_trial = summary.best_trial
         self.job_result = job_result
-        self._summary = summary
         self._load_model = load_model
         self._load_study = load_study
 
@@ -128,7 +126,7 @@ class SearchCall(KindCall[TuneJobSpec, tuple[SearchCode, UserCode], SearchResult
         """Store the code."""
         code, user_code = self.code
         return {
-            "program": shipped_code.store(code.dumps()) if code else None,
+            "program": shipped_code.store(pickled(code, "the space, sampler or pruner of a search")) if code else None,
             "user_code": shipped_code.store_user_code(user_code) if user_code else None,
         }
 

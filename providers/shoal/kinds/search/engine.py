@@ -125,7 +125,9 @@ def run(
             gang.preload(preloaded, complete=spec.train is None or bool(user_code))
             yield gang
 
-    direction = _kept_direction(storage)
+    direction: Direction | None = None
+    if storage is not None and STUDY in {each.study_name for each in storage.get_all_studies()}:
+        direction = direction_of(optuna.load_study(study_name=STUDY, storage=storage))  # this search continues
     if direction is None and plan is not None:
         direction = _told_direction(work, plan, workers, restarts, size) if plan.is_told else plan.direction
     direction = direction or spec.direction or "minimize"
@@ -160,13 +162,6 @@ def run(
             restarts.run(attempt, checkpoint=lambda: f"trial {len(search.ended)} of {search.trials}")
     seconds = restarts.seconds
     return Found(search.best(), tuple(search.ended), metric, direction, size.num_workers, restarts.count, seconds)
-
-
-def _kept_direction(storage: optuna.storages.BaseStorage | None) -> Direction | None:
-    """Return the direction of the study that this search continues; None if it begins."""
-    if storage is None or STUDY not in {each.study_name for each in storage.get_all_studies()}:
-        return None
-    return direction_of(optuna.load_study(study_name=STUDY, storage=storage))
 
 
 def _told_direction(

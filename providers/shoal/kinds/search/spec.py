@@ -10,7 +10,6 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 
 from shoal.data.dataset_spec import DatasetSpec, SplitSpec
 from shoal.errors import InvalidArgumentError
-from shoal.jobs.register import Register
 from shoal.jobs.spec import AnyJobSpec
 from shoal.kinds.training.spec import JobSpec
 from shoal.lazy_imports import cloudpickle
@@ -138,16 +137,6 @@ class SearchCode:
 
     def __bool__(self) -> bool:
         return any(each is not None for each in (self.function, self.space, self.sampler, self.pruner))
-
-    def dumps(self) -> bytes:
-        """Pickle the code.
-
-        Raises:
-            InvalidArgumentError: The code contains an object that cannot be pickled.
-        """
-        from shoal.training.pickling import pickled
-
-        return pickled(self, "the space, sampler or pruner of a search")
 
 
 def load_code(path: str | None) -> SearchCode:
@@ -306,21 +295,16 @@ class TuneJobSpec(AnyJobSpec):
         if self.register_as is not None:
             if self.register_as.skip_if_unchanged:
                 raise ValueError("skip_if_unchanged is not possible for a search: omit it, or set it to false")
-            self._check_gate(self.register_as)
+            # As far as the specs show it; the job compares the rows themselves.
+            selects_on_gate = self.holdout is not None and self.holdout.selects_as(self.register_as.holdout)
+            if selects_on_gate and self.register_as.overlap != "flag":
+                raise ValueError(
+                    "register.holdout is the holdout on which the search chooses the parameters, so the model's metric "
+                    "would be better than on new rows: name other rows in one of them, or set "
+                    'register.overlap="flag" to compare the models nevertheless'
+                )
             self.winner({}, 1)
         return self
-
-    def _check_gate(self, register: Register) -> None:
-        """Check that the search does not select on the gate's rows, as far as the specs show it; the job compares the
-        rows themselves."""
-        if self.holdout is None or register.overlap == "flag":
-            return
-        if self.holdout.selects_as(register.holdout):
-            raise ValueError(
-                "register.holdout is the holdout on which the search chooses the parameters, so the model's metric "
-                'would be better than on new rows: name other rows in one of them, or set register.overlap="flag" to '
-                "compare the models nevertheless"
-            )
 
     def _of_function(self) -> Self:
         if self.register_as is not None:

@@ -136,7 +136,7 @@ NUMBER, PARAMS, SENT, OUTCOME, REPEATED, LOST_WORKERS = (
 suggested, whether a worker may have them, its outcome before the batch has ended, whether another trial repeats
 it, and how many workers were lost while they ran it."""
 
-ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST, MLFLOW_RUN = (
+ERROR, METRICS, ROUNDS, SECONDS, MODEL, MODEL_DIGEST, MLFLOW_RUN = SHOWN = (
     *("error", "metrics", "rounds", "seconds"),
     *("model", "model_digest", "mlflow_run"),
 )
@@ -213,13 +213,8 @@ def ended_in(study: optuna.Study) -> list[Ended]:
 
 def read_trials(store: Store, job_id: str, study: int) -> list[Ended]:
     """Return the trials of a study in the store that have ended, in the order of their numbers."""
-    return of_entries(map(load_json, study_logs.read(store, job_id, study)))
-
-
-def of_entries(entries: Iterable[Mapping[str, Any]]) -> list[Ended]:
-    """Return the trials that have ended in the entries of a study, in the order of their numbers."""
     trials: list[dict[str, Any]] = []
-    for entry in entries:
+    for entry in map(load_json, study_logs.read(store, job_id, study)):
         code = entry["op_code"]
         if code == _CREATE:
             trials.append({**entry.get("user_attrs", {}), "state": entry.get("state")})
