@@ -114,8 +114,7 @@ def _of_run(pool_name: str, holder: str, did: list[str]) -> list[str]:
     notices = list(map(Notice.of, did))
     job_ids = {job_id for each in notices if each.holder and (job_id := job_of(each.holder))}
     owners = select(Job.id, Job.holder, Job.ancestors).where(Job.id.in_(job_ids))
-    with Store().reading() as session:
-        rows = session.execute(owners).all() if job_ids else []
+    rows = Store().rows(owners) if job_ids else []
     jobs = {job_holder(each.id) for each in rows if ends_with(each.holder, each.ancestors, holder)}
 
     def is_own(notice: Notice) -> bool:
@@ -228,8 +227,7 @@ def is_in_use(holder: str) -> bool:
     """Return whether a workflow run has a lease of nodes or an unfinished job."""
     has_lease = select(Lease.id).where(Lease.holder == holder).exists()
     has_job = select(Job.id).where(Job.state.in_(JOB_ACTIVE), Job.holder == holder).exists()
-    with Store().reading() as session:
-        return bool(session.scalar(select(or_(has_lease, has_job))))
+    return bool(Store().scalar(select(or_(has_lease, has_job))))
 
 
 def end_in_store(
@@ -251,9 +249,9 @@ def end_in_store(
             store, key, JobState.CANCELLED, time.time(), error=reason, actor=job.holder
         ):
             did.append(f"{job.pool}: cancelled job {job.id}: {reason}")
-    with store.reading() as session:
-        leases = [lease for lease in session.scalars(select(Lease)) if owns_lease(lease.holder)]
-    for lease in leases:
+    for lease in store.scalars(select(Lease)):
+        if not owns_lease(lease.holder):
+            continue
         with transaction(store, JournalStep.REQUEST) as session:
             now = time.time()
             if not commands.let_expire(session, lease.id, lease.epoch, now):
@@ -274,6 +272,4 @@ def end_in_store(
 def _owned() -> list[Job | Lease]:
     """Return the rows of all unfinished jobs and all leases of nodes."""
     store = Store()
-    with store.reading() as session:
-        leases = list(session.scalars(select(Lease)))
-    return [*leases, *attempts.newest(store, pool=None, states=JOB_ACTIVE, limit=MOST_LISTED)]
+    return [*store.scalars(select(Lease)), *attempts.newest(store, pool=None, states=JOB_ACTIVE, limit=MOST_LISTED)]

@@ -210,9 +210,8 @@ class ComputePool:
         name = source if isinstance(source, str) else None
         if self._spec is not None:
             self.name = self._spec.name
-            with self._store.reading() as session:
-                if (pool := session.get(Pool, self.name)) is not None:
-                    bound_host.accept(pool, self._spec)
+            if (pool := self._store.get(Pool, self.name)) is not None:
+                bound_host.accept(pool, self._spec)
         elif name and not is_named:
             self.name = name
         else:
@@ -419,8 +418,7 @@ class ComputePool:
         if not is_auto(size, plan_for, "size"):
             return self._lease(size, options, is_async=is_async, **request)
         LeaseOptions.parse(options or {})
-        with self._store.reading() as session:
-            pool = session.get(Pool, self.name)
+        pool = self._store.get(Pool, self.name)
         if not bring_up or (pool is not None and pool.state is PoolState.UP):
             return self._lease(self._planned(plan_for), options, is_async=is_async, **request)
         first = self._lease(1, {**(options or {}), "block_until_min_cluster_size": None}, is_async=False, **request)
@@ -912,9 +910,7 @@ def sweep_nodes(store: Store) -> list[str]:
     """End the nodes on this host that no pool needs any more, and return one sentence for each action. The record of
     actions gets no line; see `shoal.jobs.sweep`."""
     did = sweep(store)
-    with store.reading() as session:
-        alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))
-    if alive:
+    if any(is_here(pool) for pool in store.scalars(select(Pool).where(Pool.state != PoolState.DOWN))):
         reconciling.ensure_running()
     return did
 

@@ -261,14 +261,12 @@ def left_over(store: Store) -> list[tuple[Backend, str]]:
     # The nodes' folders are listed before the rows are read. A node's row is written before its folder is created. So a
     # listed folder without a row does not belong to a node that is about to start, and can be removed.
     found = [(backend, node_id) for backend in all_backends() for node_id in backend.existing()]
-    with store.reading() as session:
-        known = set(session.scalars(select(Node.id)))
+    known = set(store.scalars(select(Node.id)))
     return [(backend, node_id) for backend, node_id in found if node_id not in known]
 
 
 def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
-    with store.reading() as session:
-        pool = session.get(Pool, name)
+    pool = store.get(Pool, name)
     if pool is not None and pool.state is not PoolState.DOWN and (why := unrecorded(pool)):
         yield why
         return
@@ -463,8 +461,7 @@ def _reconcile_one(store: Store, name: str, kept: KeptReadings, *, tidy: bool) -
 def _all_pools(store: Store) -> list[Pool] | None:
     """Return the rows of all pools, or None if the store does not answer."""
     try:
-        with store.reading() as session:
-            return list(session.scalars(select(Pool).order_by(Pool.name)))
+        return list(store.scalars(select(Pool).order_by(Pool.name)))
     except StoreError as error:
         log.warning("%s", error)
         return None if store.exists() else []

@@ -370,8 +370,7 @@ class Supervisor:
         sign, now = changes_seen(self._lock), time.monotonic()
         if sign != self._sign or now > self._store_seen + UNCHANGED_PERIOD:
             try:
-                with self._store.reading(snapshot=False) as session:
-                    self._row = session.get(Node, self._id)
+                self._row = self._store.get(Node, self._id)
             except StoreError:
                 self._sign = None
                 if waited_since(self._store_seen) > timeouts.STORE_PATIENCE:

@@ -433,10 +433,6 @@ class Requests:
 
     def last_rolled_back(self) -> Operation | None:
         """Return this holder's last operation if it was rolled back, else None."""
-        with self.store.reading() as session:
-            last = session.scalars(
-                select(Operation)
-                .where(Operation.pool == self.name, Operation.holder == self.holder)
-                .order_by(Operation.created_at.desc())
-            ).first()
+        mine = select(Operation).where(Operation.pool == self.name, Operation.holder == self.holder)
+        last = self.store.scalar(mine.order_by(Operation.created_at.desc()).limit(1))
         return last if last and last.state is OperationState.ROLLED_BACK else None

@@ -127,8 +127,7 @@ def of_attempt(store: Store, job: Job, submission_id: str) -> str:
     work as users expect. On any other pool, each attempt has a folder of its own in `$SHOAL_HOME`, which this function
     creates.
     """
-    with store.reading() as session:
-        pool = session.get(Pool, job.pool)
+    pool = store.get(Pool, job.pool)
     callers = job.submitter["folder"]
     if pool is not None and pool.owner and callers:
         return str(callers)

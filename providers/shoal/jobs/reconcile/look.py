@@ -209,8 +209,7 @@ def find_head(target: Target) -> Endpoint | Silence:
     except errors.PoolElsewhereError:
         return Silence.ELSEWHERE
     except errors.PoolDownError:
-        with target.store.reading() as session:
-            pool = session.get(Pool, target.pool)
+        pool = target.store.get(Pool, target.pool)
         # If the pool's state is UP although it has no endpoint, its head node is being replaced and may answer later.
         gone = pool is None or pool.state is not PoolState.UP
         return Silence.POOL_GONE if gone else Silence.NO_ANSWER
