@@ -441,7 +441,10 @@ class ComputePool:
         """Lease a number of nodes; see :meth:`lease`."""
         size = checked_size(size, "size")
         parsed = LeaseOptions.for_size(options, size)
-        _check_lease(ttl, exclusive)
+        if not ttl > 0:
+            raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
+        if not isinstance(exclusive, bool):
+            raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
         self._requests.admit(size, bring_up=bring_up)
         leases: list[Lease] = []
 
@@ -501,11 +504,10 @@ class ComputePool:
             for holder in released:
                 self._requests.record(session, ActionKind.RELEASED, subject=holder)
             here = is_here(session.get_one(Pool, self.name))
-        if not here:
-            return bool(released)
-        reconcile(self._store, self.name, clock=self._clock)
-        reconciling.ensure_running()
-        self._requests.waiting.until_down()
+        if here:
+            reconcile(self._store, self.name, clock=self._clock)
+            reconciling.ensure_running()
+            self._requests.waiting.until_down()
         return bool(released)
 
     def renew(self) -> bool:
@@ -595,7 +597,7 @@ class ComputePool:
             ScaleError: Fewer nodes are ready, and no lease or demand requests that many. If this holder's last
                 operation was rolled back, the message contains the operation's error.
         """
-        snapshot = snapshot or self._requests.snapshot()
+        snapshot = snapshot or rows.read(self._store, self.name)
         status = status or status_of(snapshot, self._clock())
         lease = next((lease for lease in snapshot.leases if lease.holder == self.holder), None)
         ready = nodes_for(snapshot, lease, len(status.active))
@@ -650,7 +652,7 @@ class ComputePool:
 
     def describe(self) -> PoolStatus:
         """Return the pool's current status. This method never starts or ends nodes."""
-        return status_of(self._requests.snapshot(), self._clock())
+        return status_of(rows.read(self._store, self.name), self._clock())
 
     def retire_node(self, node: str, *, within_s: float = RETIRE_WITHIN) -> None:
         """Announce that a node of a local pool will end soon, for example because the cloud provider stops the machine.
@@ -733,7 +735,7 @@ class ComputePool:
         Raises:
             PoolDownError: The pool is not up, its head is not ready, or the pool is bound to another machine.
         """
-        snapshot = self._requests.snapshot()
+        snapshot = rows.read(self._store, self.name)
         rows.require_up(snapshot.pool)
         return head_endpoint(snapshot, may_be_silent=may_be_silent)
 
@@ -913,10 +915,3 @@ def sweep_nodes(store: Store) -> list[str]:
     if any(is_here(pool) for pool in store.scalars(select(Pool).where(Pool.state != PoolState.DOWN))):
         reconciling.ensure_running()
     return did
-
-
-def _check_lease(ttl: float, exclusive: bool) -> None:
-    if not ttl > 0:
-        raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
-    if not isinstance(exclusive, bool):
-        raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
