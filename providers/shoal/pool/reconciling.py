@@ -216,11 +216,8 @@ def _clean_up(store: Store, backend: Backend, name: str, now: float) -> None:
 def is_abandoned(snapshot: Snapshot) -> bool:
     """Return whether a pool is up although nobody needs it any more: it is an embedded pool, the process that it
     belongs to has ended, and no job has a lease on it."""
-    if snapshot.pool.state is not PoolState.UP:
-        return False
-    if any(job_of(lease.holder) is not None for lease in snapshot.leases):
-        return False
-    return owner_has_ended(snapshot.pool)
+    has_job = any(job_of(lease.holder) is not None for lease in snapshot.leases)
+    return snapshot.pool.state is PoolState.UP and not has_job and owner_has_ended(snapshot.pool)
 
 
 def owner_has_ended(pool: Pool) -> bool:
