@@ -96,7 +96,7 @@ def test_a_text_that_utf_8_cannot_encode_is_refused():
 def test_an_option_that_was_added_later_leaves_stored_specs_as_they_were():
     class Newer(Settings):
         known: int = 1
-        added: int | None = later_option(None, "Added later.")
+        added: int | None = later_option("Added later.")
 
     assert Newer().model_dump(mode="json") == {"known": 1}
     assert Newer(added=2).model_dump(mode="json") == {"known": 1, "added": 2}

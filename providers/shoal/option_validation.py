@@ -73,12 +73,12 @@ def optional(description: str) -> Any:
     return Field(default=None, description=description)
 
 
-def later_option(default: Any, description: str) -> Any:
-    """Return the field of an option that shoal 0.1.0 did not have. The option is not stored while it has its default
-    value: a spec that an earlier version has stored then keeps its fingerprint, and processes of that version, which
-    refuse unknown options, can read it.
+def later_option(description: str) -> Any:
+    """Return the field of an option that shoal 0.1.0 did not have, and that may be missing. The option is not stored
+    while it is None: a spec that an earlier version has stored then keeps its fingerprint, and processes of that
+    version, which refuse unknown options, can read it.
     """
-    return Field(default=default, description=description, exclude_if=lambda value: value == default)
+    return Field(default=None, description=description, exclude_if=lambda value: value is None)
 
 
 def positive_or_all(meaning: str) -> AfterValidator:

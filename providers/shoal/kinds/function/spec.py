@@ -106,7 +106,6 @@ class FunctionJobSpec(FunctionRequest, AnyJobSpec):
     )
 
     memory_per_worker: Memory | None = later_option(
-        None,
         description="Memory that each worker needs, with its model, such as 4Gi: `shoal plan` counts it. None: that of "
         "the last run of the job.",
     )
