@@ -357,7 +357,6 @@ class Requests:
             at=self.clock(),
             pool=self.name,
             detail=detail,
-            outcome=history.REQUESTED if operation_id else history.DONE,
             operation_id=operation_id,
         )
 
