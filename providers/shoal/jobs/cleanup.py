@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from sqlalchemy import or_, select
@@ -81,12 +80,10 @@ def clean_up(
     """
     with suppress(PoolNotFoundError):
         which_pool(Store(), pool_name)  # the caller has named the pool, so this home may act on it
-    return _clean_up(pool_name, storable(holder), reason, is_cancelled, partial(_of_run, pool_name, storable(holder)))
+    return _clean_up(pool_name, storable(holder), reason, is_cancelled=is_cancelled, with_others=False)
 
 
-def _clean_up(
-    pool_name: str, holder: str, reason: str, is_cancelled: bool, chosen: Callable[[list[str]], list[str]]
-) -> CleanupReport:
+def _clean_up(pool_name: str, holder: str, reason: str, *, is_cancelled: bool, with_others: bool) -> CleanupReport:
     active = attempts.newest(Store(), pool=pool_name, states=JOB_ACTIVE, limit=MOST_LISTED)
     # Cancel only the attempts of this DAG run or flow run, not whole jobs. A newer attempt of the same job may belong
     # to another DAG run or flow run.
@@ -106,7 +103,9 @@ def _clean_up(
             left.append(f'host {status.host} ends the nodes of pool "{pool_name}" that nothing else needs')
     except (PoolNotFoundError, PoolDownError):
         released = False
-    return CleanupReport(cancelled, released, tuple(chosen(sweep())), tuple(left))
+    did = sweep()
+    swept = did if with_others else _of_run(pool_name, holder, did)
+    return CleanupReport(cancelled, released, tuple(swept), tuple(left))
 
 
 def _of_run(pool_name: str, holder: str, did: list[str]) -> list[str]:
@@ -162,8 +161,7 @@ def clean_up_everywhere(
     owned = [each for each in _owned() if ends_with(each.holder, each.ancestors, holder, is_cancelled=is_cancelled)]
     for pool in sorted({each.pool for each in owned}):
         try:
-            chosen = list if with_others else partial(_of_run, pool, holder)
-            report = _clean_up(pool, holder, reason, is_cancelled, chosen)
+            report = _clean_up(pool, holder, reason, is_cancelled=is_cancelled, with_others=with_others)
         except Exception as error:
             log.exception("the jobs and leases of %s on pool %s could not be cleaned up", holder, pool)
             done.append(
