@@ -23,7 +23,7 @@ from shoal.background_threads import BackgroundThread
 from shoal.errors import FencedError, InvalidArgumentError, ScaleError, StoreError, shown
 from shoal.os_processes import ProcessId
 from shoal.pool import bound_host, reconciling
-from shoal.pool.backends import backend_of
+from shoal.pool.backends import backend_of, preflight
 from shoal.pool.backends.interface import Finding, Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
@@ -755,10 +755,7 @@ class ComputePool:
             InvalidArgumentError: The pool has another backend.
             PoolUnreachableError: The cluster does not answer, or cannot run the job.
         """
-        # Imported here, because the module loads an HTTP client.
-        from shoal.pool.backends.preflight import preflight
-
-        return preflight(self.settings(), artifact_location)
+        return preflight.preflight(self.settings(), artifact_location)
 
     def check_nodes(self) -> list[Finding]:
         """Run :meth:`preflight`, unless an earlier run from this Python environment has found that jobs can run on this
@@ -771,11 +768,7 @@ class ComputePool:
             The findings with the status ``broken``: with these problems, no job can run on the pool.
         """
         spec = self.settings()
-        if not backend_of(spec).is_checked:
-            return []
-        from shoal.pool.backends.preflight import preflight_once
-
-        return preflight_once(spec)
+        return preflight.preflight_once(spec) if backend_of(spec).is_checked else []
 
     def settings(self) -> PoolSpec:
         """Return the settings of the pool, from the store if it has been started before."""
