@@ -186,9 +186,15 @@ def end_if_abandoned(store: Store, name: str) -> None:
             reconcile(store, name)
 
 
+def bounded_pause(wanted_s: float) -> float:
+    """Return the seconds to pause before the store is read again: `wanted_s`, but at least WAIT_PERIOD and at most
+    WAIT_PERIOD_MOST."""
+    return min(max(WAIT_PERIOD, wanted_s), WAIT_PERIOD_MOST)
+
+
 def pause(began: float) -> None:
-    """Sleep for a tenth of the time waited so far, but at least WAIT_PERIOD and at most WAIT_PERIOD_MOST."""
-    time.sleep(min(max(WAIT_PERIOD, (time.monotonic() - began) / 10), WAIT_PERIOD_MOST))
+    """Sleep for a tenth of the time waited so far; see `bounded_pause`."""
+    time.sleep(bounded_pause((time.monotonic() - began) / 10))
 
 
 class Turn:

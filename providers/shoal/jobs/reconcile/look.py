@@ -281,16 +281,6 @@ POLLS_PER_ORPHAN_AFTER = 3
 """Updates of `last_polled_at` within a short `orphan_after`, so that two of them may fail."""
 
 
-def bounded_pause(wanted_s: float) -> float:
-    """Return the seconds to pause before the next read of a job's row: `wanted_s`, but between 0.1 and 2 seconds."""
-    return min(max(timeouts.SHORTEST_PAUSE_S, wanted_s), timeouts.LONGEST_PAUSE_S)
-
-
-def pause_after(waited_s: float) -> float:
-    """Return the seconds to pause between two reads of a job's row, if the job has started."""
-    return bounded_pause(waited_s / 10)
-
-
 def turn_check_s(position: int) -> float:
     """Return the seconds after which a process whose job waits in the queue checks again whether the job may start."""
     return timeouts.TURN_CHECK_S + timeouts.TURN_CHECK_PER_PLACE_S * position
