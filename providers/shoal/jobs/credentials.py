@@ -431,12 +431,11 @@ def receive(
     )
 
 
-def deliver(store: Store, job: Job, secrets: Secrets) -> bool:
+def deliver(store: Store, job: Job, secrets: Secrets) -> None:
     """Encrypt the credentials of an attempt and write them into its row, if its driver has asked for them."""
-    if job.state is not JobState.PENDING or job.driver_key is None or job.sealed_credentials is not None:
-        return False
-    key = Key(job.id, job.attempt)
-    return send_credentials(store, key, job.driver_key, seal(secrets.dumps(), job.driver_key, key.submission_id))
+    if job.state is JobState.PENDING and job.driver_key is not None and job.sealed_credentials is None:
+        key = Key(job.id, job.attempt)
+        send_credentials(store, key, job.driver_key, seal(secrets.dumps(), job.driver_key, key.submission_id))
 
 
 _PURPOSE = b"shoal credentials 1"

@@ -162,7 +162,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time, reading: Rea
             commands.down(session, name, now)
         snapshot = rows.load(session, name)
         rows.adopt(snapshot.pool)
-        record_seen(session, snapshot, refs, seen)
+        record_seen(snapshot, refs, seen)
         intents = advance(session, snapshot, now)
         sizes.note(session, name, now, has_looked=seen.silence is None)
         ref = PoolRef.of(snapshot.pool, intents.size, now, intents.held)

@@ -115,7 +115,7 @@ def _take_back(session: Session, snapshot: scaling_plan.Snapshot, operation: Ope
         operation.replaced_size = lease.size
 
 
-def record_seen(session: Session, snapshot: scaling_plan.Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
+def record_seen(snapshot: scaling_plan.Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
     """Write the result of a check of a pool's nodes to the rows of these nodes.
 
     A lost node gets the state failed, a requested node that has joined the Ray cluster gets the state ready, and one
