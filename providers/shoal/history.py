@@ -109,11 +109,11 @@ def record(
     at: float,
     pool: str | None = None,
     detail: str | None = None,
-    outcome: str = DONE,
+    outcome: str | None = None,
     operation_id: str | None = None,
 ) -> None:
     """Add a line to the record of actions, in the transaction that makes the change. Credentials are removed from the
-    line's texts.
+    line's texts. Without an `outcome`, an operation is requested, and any other action is done.
     """
     session.add(
         Action(
@@ -123,7 +123,7 @@ def record(
             pool=pool,
             subject=_text(subject),
             detail=detail and _text(detail),
-            outcome=_text(outcome),
+            outcome=_text(outcome or (REQUESTED if operation_id else DONE)),
             operation_id=operation_id,
         )
     )

@@ -68,6 +68,11 @@ class Settings(RedactedRepr, BaseModel):
             cls.model_validate(dict(fields))
 
 
+def optional(description: str) -> Any:
+    """Return the field of a value that may be missing; it is None then."""
+    return Field(default=None, description=description)
+
+
 def later_option(description: str, default: Any = None, **rules: Any) -> Any:
     """Return the field of an option that the first specs did not have. The option is not stored while it has its
     default value: a spec that an earlier version has stored then keeps its fingerprint, and processes of that version,

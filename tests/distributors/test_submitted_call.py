@@ -68,7 +68,7 @@ def on_pool(outside: None, store: Store, head: FakeHead, monkeypatch: pytest.Mon
     """The config of calls on a pool whose head is a small HTTP server: their jobs are sent, and no driver starts."""
     for module in ("submission", "reconcile.look"):
         monkeypatch.setattr(f"shoal.jobs.{module}.pool_endpoint", lambda pool, store: head.endpoint)
-    monkeypatch.setattr("shoal.jobs.timeouts.SHORTEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("shoal.pool.waiting.WAIT_PERIOD", 0.01)
     add_node(store, cpus=4)
     return RunConfig(pool_name=POOL)
 

@@ -316,7 +316,7 @@ def test_what_was_seen_of_a_node_says_nothing_of_its_next_owner(only):
     lost = Seen(lost={node.id: "its supervisor ended" for node in looked_at})
     only.all_are(NodeState.STARTING, supervisor=ProcessId("another boot", 1, 1, "this host").to_json())
     with Store().transaction() as session:
-        record_seen(session, rows.load(session, "tiny"), looked_at, lost)
+        record_seen(rows.load(session, "tiny"), looked_at, lost)
     assert only.states() == [NodeState.STARTING]
 
 

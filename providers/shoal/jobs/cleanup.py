@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 from sqlalchemy import or_, select
@@ -81,12 +80,10 @@ def clean_up(
     """
     with suppress(PoolNotFoundError):
         which_pool(Store(), pool_name)  # the caller has named the pool, so this home may act on it
-    return _clean_up(pool_name, storable(holder), reason, is_cancelled, partial(_of_run, pool_name, storable(holder)))
+    return _clean_up(pool_name, storable(holder), reason, is_cancelled=is_cancelled, with_others=False)
 
 
-def _clean_up(
-    pool_name: str, holder: str, reason: str, is_cancelled: bool, chosen: Callable[[list[str]], list[str]]
-) -> CleanupReport:
+def _clean_up(pool_name: str, holder: str, reason: str, *, is_cancelled: bool, with_others: bool) -> CleanupReport:
     active = attempts.newest(Store(), pool=pool_name, states=JOB_ACTIVE, limit=MOST_LISTED)
     # Cancel only the attempts of this DAG run or flow run, not whole jobs. A newer attempt of the same job may belong
     # to another DAG run or flow run.
@@ -106,7 +103,9 @@ def _clean_up(
             left.append(f'host {status.host} ends the nodes of pool "{pool_name}" that nothing else needs')
     except (PoolNotFoundError, PoolDownError):
         released = False
-    return CleanupReport(cancelled, released, tuple(chosen(sweep())), tuple(left))
+    did = sweep()
+    swept = did if with_others else _of_run(pool_name, holder, did)
+    return CleanupReport(cancelled, released, tuple(swept), tuple(left))
 
 
 def _of_run(pool_name: str, holder: str, did: list[str]) -> list[str]:
@@ -114,8 +113,7 @@ def _of_run(pool_name: str, holder: str, did: list[str]) -> list[str]:
     notices = list(map(Notice.of, did))
     job_ids = {job_id for each in notices if each.holder and (job_id := job_of(each.holder))}
     owners = select(Job.id, Job.holder, Job.ancestors).where(Job.id.in_(job_ids))
-    with Store().reading() as session:
-        rows = session.execute(owners).all() if job_ids else []
+    rows = Store().rows(owners) if job_ids else []
     jobs = {job_holder(each.id) for each in rows if ends_with(each.holder, each.ancestors, holder)}
 
     def is_own(notice: Notice) -> bool:
@@ -163,8 +161,7 @@ def clean_up_everywhere(
     owned = [each for each in _owned() if ends_with(each.holder, each.ancestors, holder, is_cancelled=is_cancelled)]
     for pool in sorted({each.pool for each in owned}):
         try:
-            chosen = list if with_others else partial(_of_run, pool, holder)
-            report = _clean_up(pool, holder, reason, is_cancelled, chosen)
+            report = _clean_up(pool, holder, reason, is_cancelled=is_cancelled, with_others=with_others)
         except Exception as error:
             log.exception("the jobs and leases of %s on pool %s could not be cleaned up", holder, pool)
             done.append(
@@ -228,8 +225,7 @@ def is_in_use(holder: str) -> bool:
     """Return whether a workflow run has a lease of nodes or an unfinished job."""
     has_lease = select(Lease.id).where(Lease.holder == holder).exists()
     has_job = select(Job.id).where(Job.state.in_(JOB_ACTIVE), Job.holder == holder).exists()
-    with Store().reading() as session:
-        return bool(session.scalar(select(or_(has_lease, has_job))))
+    return bool(Store().scalar(select(or_(has_lease, has_job))))
 
 
 def end_in_store(
@@ -251,9 +247,9 @@ def end_in_store(
             store, key, JobState.CANCELLED, time.time(), error=reason, actor=job.holder
         ):
             did.append(f"{job.pool}: cancelled job {job.id}: {reason}")
-    with store.reading() as session:
-        leases = [lease for lease in session.scalars(select(Lease)) if owns_lease(lease.holder)]
-    for lease in leases:
+    for lease in store.scalars(select(Lease)):
+        if not owns_lease(lease.holder):
+            continue
         with transaction(store, JournalStep.REQUEST) as session:
             now = time.time()
             if not commands.let_expire(session, lease.id, lease.epoch, now):
@@ -274,6 +270,4 @@ def end_in_store(
 def _owned() -> list[Job | Lease]:
     """Return the rows of all unfinished jobs and all leases of nodes."""
     store = Store()
-    with store.reading() as session:
-        leases = list(session.scalars(select(Lease)))
-    return [*leases, *attempts.newest(store, pool=None, states=JOB_ACTIVE, limit=MOST_LISTED)]
+    return [*store.scalars(select(Lease)), *attempts.newest(store, pool=None, states=JOB_ACTIVE, limit=MOST_LISTED)]

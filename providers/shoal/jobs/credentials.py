@@ -324,8 +324,7 @@ def take(submission_id: str) -> Secrets:
 
 def discard(submission_id: str) -> None:
     """Delete the file with an attempt's credentials. Do nothing if the driver has already deleted the file."""
-    with suppress(FileNotFoundError):
-        _path(submission_id).unlink()
+    _path(submission_id).unlink(missing_ok=True)
 
 
 def left() -> set[str]:
@@ -348,8 +347,7 @@ def _path(submission_id: str) -> Path:
 def is_needed(store: Store, key: Key) -> bool:
     """Return whether the driver of a pending attempt gets its credentials through the attempt's row in the store."""
     query = select(Job.needs_credentials).where(Job.id == key.job_id, Job.attempt == key.attempt)
-    with store.reading(snapshot=False) as session:
-        return bool(session.scalar(query.where(Job.state == JobState.PENDING)))
+    return bool(store.scalar(query.where(Job.state == JobState.PENDING)))
 
 
 def ask_for_credentials(store: Store, key: Key, driver_key: str) -> bool:
@@ -433,12 +431,11 @@ def receive(
     )
 
 
-def deliver(store: Store, job: Job, secrets: Secrets) -> bool:
+def deliver(store: Store, job: Job, secrets: Secrets) -> None:
     """Encrypt the credentials of an attempt and write them into its row, if its driver has asked for them."""
-    if job.state is not JobState.PENDING or job.driver_key is None or job.sealed_credentials is not None:
-        return False
-    key = Key(job.id, job.attempt)
-    return send_credentials(store, key, job.driver_key, seal(secrets.dumps(), job.driver_key, key.submission_id))
+    if job.state is JobState.PENDING and job.driver_key is not None and job.sealed_credentials is None:
+        key = Key(job.id, job.attempt)
+        send_credentials(store, key, job.driver_key, seal(secrets.dumps(), job.driver_key, key.submission_id))
 
 
 _PURPOSE = b"shoal credentials 1"

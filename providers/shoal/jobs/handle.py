@@ -16,16 +16,17 @@ from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.kind import parse_spec
 from shoal.jobs.reconcile import acts, look
 from shoal.jobs.reconcile.acts import Supplies
-from shoal.jobs.reconcile.look import Target, bounded_pause, pause_after
+from shoal.jobs.reconcile.look import Target
 from shoal.jobs.reconcile.rounds import Waiter
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import Place
 from shoal.jobs.spec import AnyJobSpec
 from shoal.jobs.status import JobStatus, progress_of
-from shoal.jobs.timeouts import CLEAN_UP_PATIENCE_S, CLEAN_UP_PERIOD_S, HEAD_CHECK_S, SHORTEST_PAUSE_S
+from shoal.jobs.timeouts import CLEAN_UP_PATIENCE_S, CLEAN_UP_PERIOD_S, HEAD_CHECK_S
 from shoal.os_processes import ProcessId
 from shoal.own_pauses import waited_since
-from shoal.pool.timeouts import STORE_PATIENCE, STORE_PERIOD
+from shoal.pool.timeouts import STORE_PATIENCE, STORE_PERIOD, WAIT_PERIOD
+from shoal.pool.waiting import bounded_pause
 from shoal.state.schema import JOB_ENDED, Job, JobState
 from shoal.training.reporting import OnProgress
 
@@ -114,7 +115,7 @@ class JobHandle:
         while self.needs_credentials:
             if is_waiting(self._waiter.round()) and not while_queued:
                 return False
-            self.target.sleep(SHORTEST_PAUSE_S, None)
+            self.target.sleep(WAIT_PERIOD, None)
         return True
 
     def outlive_interrupts(self) -> None:
@@ -305,7 +306,7 @@ class JobHandle:
                     return
                 away_since = None
                 waited = self.target.monotonic() - started
-                pause = bounded_pause(self._waiter.turn_check_s) if is_waiting(job) else pause_after(waited)
+                pause = bounded_pause(self._waiter.turn_check_s if is_waiting(job) else waited / 10)
             except StoreUnreachableError as error:
                 # The job goes on while this process cannot reach the store. The driver also retries for
                 # `STORE_PATIENCE` seconds.

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.models.metrics import Mode, Takes, best_mode, metric_named
-from shoal.option_validation import Settings
+from shoal.option_validation import Settings, optional
 
 DEFAULT_ALIAS = "champion"
 """Alias that marks the champion, unless the options of the job name another alias."""
@@ -99,10 +99,9 @@ class Register(Settings):
         "stays without a comparison. replace: as compare, but if the rows are too few, a challenger that beats the "
         "baseline replaces the champion.",
     )
-    skip_if_unchanged: bool | None = Field(
-        default=None,
-        description="Whether to skip the training if its rows, holdout and settings are those of the newest "
-        "registered version. None: the tasks of Airflow and Prefect skip such a training, and other submitters do not.",
+    skip_if_unchanged: bool | None = optional(
+        "Whether to skip the training if its rows, holdout and settings are those of the newest registered version. "
+        "None: the tasks of Airflow and Prefect skip such a training, and other submitters do not."
     )
 
     promote: bool = Field(

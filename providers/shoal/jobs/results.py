@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field, field_validator
 from pydantic_core import from_json
 
-from shoal.option_validation import Settings
+from shoal.option_validation import Settings, optional
 from shoal.secrets.redaction import redact_value
 
 Reason = Literal[
@@ -78,11 +78,10 @@ class ChampionResult(PlainResult):
 
     version: str = Field(description="Version number of the champion in MLflow's registry.")
     value: float = Field(description="Value of the deciding metric that the champion reaches on the holdout.")
-    unseen_rows: int | None = Field(
-        default=None,
-        description="Number of the holdout's rows on which the models were compared, if there are others, on which one "
-        "was trained, or whose keys only one knows. The values that the models reach on other rows then say nothing "
-        "about the decision. None: all rows count.",
+    unseen_rows: int | None = optional(
+        "Number of the holdout's rows on which the models were compared, if there are others, on which one was "
+        "trained, or whose keys only one knows. The values that the models reach on other rows then say nothing "
+        "about the decision. None: all rows count."
     )
 
 
@@ -122,20 +121,15 @@ class DataResult(PlainResult):
         description="Fingerprint of the rows. For a dataset with filters or sql, equal rows have equal fingerprints, "
         "wherever they are stored."
     )
-    version: str | None = Field(
-        default=None, description="Version of the table that was read. None: the dataset is not a table with versions."
+    version: str | None = optional(
+        "Version of the table that was read. None: the dataset is not a table with versions."
     )
-    time_col: str | None = Field(
-        default=None,
-        description="Name of the time column, which is the dataset's `time_col` or the only time column in its "
-        "filters. None: there is no such column.",
+    time_col: str | None = optional(
+        "Name of the time column, which is the dataset's `time_col` or the only time column in its filters. None: "
+        "there is no such column."
     )
-    time_from: str | None = Field(
-        default=None, description="Smallest value of the time column. None: there is no such column."
-    )
-    time_to: str | None = Field(
-        default=None, description="Largest value of the time column. None: there is no such column."
-    )
+    time_from: str | None = optional("Smallest value of the time column. None: there is no such column.")
+    time_to: str | None = optional("Largest value of the time column. None: there is no such column.")
 
     def tags(self) -> dict[str, str]:
         """Return the MLflow tags that describe the training rows of the registered version."""
@@ -211,10 +205,8 @@ class JobResult(PlainResult):
         description="Local path or URI of the model file in the library's own format, or of the model folder of a "
         "training function."
     )
-    model_digest: str | None = Field(
-        default=None,
-        description="SHA-256 of the model file, by which equal models are recognised. None: the job ran a training "
-        "function.",
+    model_digest: str | None = optional(
+        "SHA-256 of the model file, by which equal models are recognised. None: the job ran a training function."
     )
     model_uri: str = Field(
         description="URI of the model in MLflow; for a job that records nothing in MLflow, the path of the model."
@@ -224,45 +216,32 @@ class JobResult(PlainResult):
         description="Metrics of the model, named <set>-<metric> for evaluation sets and holdout-<metric> for the "
         "holdout.",
     )
-    best_iteration: int | None = Field(
-        default=None,
-        description="Best boosting round that early stopping found, counted from 0. None: there was no early stopping.",
+    best_iteration: int | None = optional(
+        "Best boosting round that early stopping found, counted from 0. None: there was no early stopping."
     )
-    rows: int | None = Field(
-        default=None,
-        description="Number of rows that were trained on or predicted. None: a training function reads its data "
-        "itself, so the number is not known.",
+    rows: int | None = optional(
+        "Number of rows that were trained on or predicted. None: a training function reads its data itself, so the "
+        "number is not known."
     )
-    output_path: str | None = Field(
-        default=None, description="Folder with the output of a batch prediction. None: the job trained a model."
+    output_path: str | None = optional("Folder with the output of a batch prediction. None: the job trained a model.")
+    data: DataResult | None = optional("Description of the training rows. None: the job ran a training function.")
+    results_path: str | None = optional(
+        "Path of the pickled return values of a training function, one per rank. None: the job ran no training "
+        "function."
     )
-    data: DataResult | None = Field(
-        default=None, description="Description of the training rows. None: the job ran a training function."
-    )
-    results_path: str | None = Field(
-        default=None,
-        description="Path of the pickled return values of a training function, one per rank. None: the job ran no "
-        "training function.",
-    )
-    partitions: dict[str, int] | None = Field(
-        default=None,
-        description="Number of partitions by status, `succeeded` and `failed`. None: the job was not divided into "
-        "partitions.",
+    partitions: dict[str, int] | None = optional(
+        "Number of partitions by status, `succeeded` and `failed`. None: the job was not divided into partitions."
     )
     failed_partitions: tuple[FailedPartition, ...] = Field(
         default=(), description="The first failed partitions in the order of their keys, at most five."
     )
     num_workers: int = Field(default=0, description="Number of workers that the job ran on.")
     seconds: float = Field(description="Time in seconds from the driver's start to the result.")
-    node_seconds: float | None = Field(
-        default=None,
-        description="Number of nodes that the job has used, multiplied by the seconds: the nodes of its workers, or "
-        "one node (the head with the driver) while it has no workers.",
+    node_seconds: float | None = optional(
+        "Number of nodes that the job has used, multiplied by the seconds: the nodes of its workers, or one node "
+        "(the head with the driver) while it has no workers."
     )
-    times: JobTimes | None = Field(
-        default=None,
-        description="Seconds of each step of the job. None: the training was skipped.",
-    )
+    times: JobTimes | None = optional("Seconds of each step of the job. None: the training was skipped.")
     restarts: int = Field(default=0, description="Number of times that the job restarted after it had lost a worker.")
     peak_memory_per_worker: tuple[int, ...] = Field(
         default=(), description="Highest resident memory of each worker in bytes, in the order of the ranks."
@@ -289,50 +268,42 @@ class JobResult(PlainResult):
     mlflow_run_id: str | None = Field(
         description="Id of the MLflow run that the job recorded. None: the job recorded nothing in MLflow."
     )
-    model_name: str | None = Field(
-        default=None, description="Name of the model in MLflow's registry. None: the model is not registered."
+    model_name: str | None = optional("Name of the model in MLflow's registry. None: the model is not registered.")
+    model_version: str | None = optional(
+        "Version number of the model in MLflow's registry. None: the model is not registered."
     )
-    model_version: str | None = Field(
-        default=None, description="Version number of the model in MLflow's registry. None: the model is not registered."
+    promoted: bool | None = optional(
+        "Whether the model became the champion, that is, has the alias. None: the model is not registered, the "
+        "training was skipped, or the version waits for a decision (the reason of `decision` is `waiting`)."
     )
-    promoted: bool | None = Field(
-        default=None,
-        description="Whether the model became the champion, that is, has the alias. None: the model is not registered, "
-        "the training was skipped, or the version waits for a decision (the reason of `decision` is `waiting`).",
-    )
-    champion: ChampionResult | None = Field(
-        default=None, description="The champion with which the model was compared. None: there was no champion."
+    champion: ChampionResult | None = optional(
+        "The champion with which the model was compared. None: there was no champion."
     )
     recent: tuple[RecentVersion, ...] = Field(
         default=(),
         description="The versions of the model that were registered before this one, the newest first, at most ten. "
         "Empty: there are none, or the model is not registered.",
     )
-    decision: DecisionResult | None = Field(
-        default=None, description="The reason why the model was promoted or was not. None: the model is not registered."
+    decision: DecisionResult | None = optional(
+        "The reason why the model was promoted or was not. None: the model is not registered."
     )
     drift: dict[str, float] = Field(
         default={},
         description="Population stability index (PSI) of the columns whose values differ most from the training rows "
         "of the champion before this training, at most ten. Empty: there was no champion with a profile.",
     )
-    failure: str | None = Field(
-        default=None,
-        description="Reason why the job has failed although it has results: more partitions have failed than the spec "
-        "allows. None: the job has succeeded.",
+    failure: str | None = optional(
+        "Reason why the job has failed although it has results: more partitions have failed than the spec allows. "
+        "None: the job has succeeded."
     )
-    search: SearchSummary | None = Field(
-        default=None, description="What a search for parameters has found. None: the job was no search."
+    search: SearchSummary | None = optional("What a search for parameters has found. None: the job was no search.")
+    plan: dict[str, Any] | None = optional(
+        "Plan of the number of nodes that a training needs, as `shoal plan --json` prints it. None: the job was no "
+        "plan."
     )
-    plan: dict[str, Any] | None = Field(
-        default=None,
-        description="Plan of the number of nodes that a training needs, as `shoal plan --json` prints it. None: the "
-        "job was no plan.",
-    )
-    skipped: str | None = Field(
-        default=None,
-        description="Reason why the job trained no model: rows and settings are those of the newest registered "
-        "version, which `model_version` and `model_uri` name. None: the job was not skipped.",
+    skipped: str | None = optional(
+        "Reason why the job trained no model: rows and settings are those of the newest registered version, which "
+        "`model_version` and `model_uri` name. None: the job was not skipped."
     )
 
     @property
@@ -372,14 +343,10 @@ class PromotionResult(PlainResult):
     alias: str = Field(description="Alias in MLflow's registry that marks the champion.")
     promoted: bool = Field(description="Whether the version became the champion, now or in an earlier call.")
     decision: DecisionResult = Field(description="The reason why the version was promoted or was not.")
-    champion: ChampionResult | None = Field(
-        default=None,
-        description="The champion with which the version was compared. None: there was no champion, or an earlier call "
-        "has decided.",
+    champion: ChampionResult | None = optional(
+        "The champion with which the version was compared. None: there was no champion, or an earlier call has decided."
     )
-    metric: str | None = Field(
-        default=None, description="Name of the metric that decides. None: MLflow does not have the name."
-    )
+    metric: str | None = optional("Name of the metric that decides. None: MLflow does not have the name.")
     metrics: dict[str, float] = Field(default={}, description="Metrics of the version, named holdout-<metric>.")
     recent: tuple[RecentVersion, ...] = Field(
         default=(),
@@ -387,7 +354,6 @@ class PromotionResult(PlainResult):
         "Empty: there are none, or an earlier call has decided.",
     )
     job_id: str = Field(description="Id of the job that has trained the version.")
-    mlflow_run_id: str | None = Field(
-        default=None,
-        description="Id of the MLflow run in which the version was trained. None: MLflow does not have it.",
+    mlflow_run_id: str | None = optional(
+        "Id of the MLflow run in which the version was trained. None: MLflow does not have it."
     )

@@ -13,7 +13,7 @@ from shoal.data.dataset_spec import DatasetSpec
 from shoal.jobs import ids
 from shoal.jobs.register import Register
 from shoal.jobs.spec_text import check_json
-from shoal.option_validation import Settings
+from shoal.option_validation import Settings, optional
 from shoal.secrets.redaction import redact
 from shoal.training.demand import GangDemand, gpu_wish
 from shoal.training.run_config import RunConfig
@@ -68,10 +68,9 @@ class AnyJobSpec(Settings, ABC):
         alias="register",
         description="Options to register the model in MLflow and to promote it. None: the model is not registered.",
     )
-    fingerprint: str | None = Field(
-        default=None,
-        description="Digest of the spec and of its data, by which the same job is recognised when it is submitted "
-        "again. shoal sets the digest at the submission.",
+    fingerprint: str | None = optional(
+        "Digest of the spec and of its data, by which the same job is recognised when it is submitted again. shoal "
+        "sets the digest at the submission."
     )
 
     @classmethod

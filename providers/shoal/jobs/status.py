@@ -104,8 +104,7 @@ def job_lines(store: Store, *, changed_since: float | None = None) -> list[JobLi
     query = select(*_COLUMNS).order_by(Job.created_at.desc(), Job.id, Job.attempt.desc()).limit(MOST_LINES)
     if changed_since is not None:
         query = query.where(or_(Job.state.not_in(JOB_ENDED), *(each > changed_since for each in _CHANGED_AT)))
-    with store.reading(snapshot=False) as session:
-        rows = session.execute(query).all()
+    rows = store.rows(query)
     waits = any(row.state is JobState.PENDING for row in rows)
     places = job_queue.places(store) if waits else {}
     found = []
@@ -151,8 +150,7 @@ def store_mark(store: Store) -> StoreMark:
         ),
         select(func.count()).select_from(Job).scalar_subquery(),
     )
-    with store.reading(snapshot=False) as session:
-        *texts, jobs = session.execute(query).one()
+    [[*texts, jobs]] = store.rows(query)
     return StoreMark(repr(texts), jobs)
 
 

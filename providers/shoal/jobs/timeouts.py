@@ -3,13 +3,6 @@ that use them."""
 
 from __future__ import annotations
 
-SHORTEST_PAUSE_S = 0.1
-"""Shortest pause between two reads of a job's row. From 1 s on, the pause is a tenth of the time waited, so that a
-process notices the end of its job after at most a tenth of that time."""
-
-LONGEST_PAUSE_S = 2.0
-"""Longest pause between two reads. 200 processes that read every second made `shoal jobs list` three times as slow."""
-
 HEAD_CHECK_S = 3.0
 """Period of asking the head whether the driver still runs, because a killed driver cannot record its end."""
 

@@ -23,7 +23,7 @@ from shoal.background_threads import BackgroundThread
 from shoal.errors import FencedError, InvalidArgumentError, ScaleError, StoreError, shown
 from shoal.os_processes import ProcessId
 from shoal.pool import bound_host, reconciling
-from shoal.pool.backends import backend_of
+from shoal.pool.backends import backend_of, preflight
 from shoal.pool.backends.interface import Finding, Seen
 from shoal.pool.bound_host import is_here
 from shoal.pool.endpoint import Endpoint
@@ -210,9 +210,8 @@ class ComputePool:
         name = source if isinstance(source, str) else None
         if self._spec is not None:
             self.name = self._spec.name
-            with self._store.reading() as session:
-                if (pool := session.get(Pool, self.name)) is not None:
-                    bound_host.accept(pool, self._spec)
+            if (pool := self._store.get(Pool, self.name)) is not None:
+                bound_host.accept(pool, self._spec)
         elif name and not is_named:
             self.name = name
         else:
@@ -419,8 +418,7 @@ class ComputePool:
         if not is_auto(size, plan_for, "size"):
             return self._lease(size, options, is_async=is_async, **request)
         LeaseOptions.parse(options or {})
-        with self._store.reading() as session:
-            pool = session.get(Pool, self.name)
+        pool = self._store.get(Pool, self.name)
         if not bring_up or (pool is not None and pool.state is PoolState.UP):
             return self._lease(self._planned(plan_for), options, is_async=is_async, **request)
         first = self._lease(1, {**(options or {}), "block_until_min_cluster_size": None}, is_async=False, **request)
@@ -443,7 +441,10 @@ class ComputePool:
         """Lease a number of nodes; see :meth:`lease`."""
         size = checked_size(size, "size")
         parsed = LeaseOptions.for_size(options, size)
-        _check_lease(ttl, exclusive)
+        if not ttl > 0:
+            raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
+        if not isinstance(exclusive, bool):
+            raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")
         self._requests.admit(size, bring_up=bring_up)
         leases: list[Lease] = []
 
@@ -503,11 +504,10 @@ class ComputePool:
             for holder in released:
                 self._requests.record(session, ActionKind.RELEASED, subject=holder)
             here = is_here(session.get_one(Pool, self.name))
-        if not here:
-            return bool(released)
-        reconcile(self._store, self.name, clock=self._clock)
-        reconciling.ensure_running()
-        self._requests.waiting.until_down()
+        if here:
+            reconcile(self._store, self.name, clock=self._clock)
+            reconciling.ensure_running()
+            self._requests.waiting.until_down()
         return bool(released)
 
     def renew(self) -> bool:
@@ -597,7 +597,7 @@ class ComputePool:
             ScaleError: Fewer nodes are ready, and no lease or demand requests that many. If this holder's last
                 operation was rolled back, the message contains the operation's error.
         """
-        snapshot = snapshot or self._requests.snapshot()
+        snapshot = snapshot or rows.read(self._store, self.name)
         status = status or status_of(snapshot, self._clock())
         lease = next((lease for lease in snapshot.leases if lease.holder == self.holder), None)
         ready = nodes_for(snapshot, lease, len(status.active))
@@ -652,7 +652,7 @@ class ComputePool:
 
     def describe(self) -> PoolStatus:
         """Return the pool's current status. This method never starts or ends nodes."""
-        return status_of(self._requests.snapshot(), self._clock())
+        return status_of(rows.read(self._store, self.name), self._clock())
 
     def retire_node(self, node: str, *, within_s: float = RETIRE_WITHIN) -> None:
         """Announce that a node of a local pool will end soon, for example because the cloud provider stops the machine.
@@ -735,7 +735,7 @@ class ComputePool:
         Raises:
             PoolDownError: The pool is not up, its head is not ready, or the pool is bound to another machine.
         """
-        snapshot = self._requests.snapshot()
+        snapshot = rows.read(self._store, self.name)
         rows.require_up(snapshot.pool)
         return head_endpoint(snapshot, may_be_silent=may_be_silent)
 
@@ -755,10 +755,7 @@ class ComputePool:
             InvalidArgumentError: The pool has another backend.
             PoolUnreachableError: The cluster does not answer, or cannot run the job.
         """
-        # Imported here, because the module loads an HTTP client.
-        from shoal.pool.backends.preflight import preflight
-
-        return preflight(self.settings(), artifact_location)
+        return preflight.preflight(self.settings(), artifact_location)
 
     def check_nodes(self) -> list[Finding]:
         """Run :meth:`preflight`, unless an earlier run from this Python environment has found that jobs can run on this
@@ -771,11 +768,7 @@ class ComputePool:
             The findings with the status ``broken``: with these problems, no job can run on the pool.
         """
         spec = self.settings()
-        if not backend_of(spec).is_checked:
-            return []
-        from shoal.pool.backends.preflight import preflight_once
-
-        return preflight_once(spec)
+        return preflight.preflight_once(spec) if backend_of(spec).is_checked else []
 
     def settings(self) -> PoolSpec:
         """Return the settings of the pool, from the store if it has been started before."""
@@ -912,15 +905,6 @@ def sweep_nodes(store: Store) -> list[str]:
     """End the nodes on this host that no pool needs any more, and return one sentence for each action. The record of
     actions gets no line; see `shoal.jobs.sweep`."""
     did = sweep(store)
-    with store.reading() as session:
-        alive = any(is_here(pool) for pool in session.scalars(select(Pool).where(Pool.state != PoolState.DOWN)))
-    if alive:
+    if any(is_here(pool) for pool in store.scalars(select(Pool).where(Pool.state != PoolState.DOWN))):
         reconciling.ensure_running()
     return did
-
-
-def _check_lease(ttl: float, exclusive: bool) -> None:
-    if not ttl > 0:
-        raise InvalidArgumentError(f"ttl={ttl}: it has to be a number of seconds above 0")
-    if not isinstance(exclusive, bool):
-        raise InvalidArgumentError(f"exclusive={shown(exclusive)}: it has to be True or False")

@@ -105,10 +105,9 @@ def adopt() -> None:
     if done.exists():
         return
     if any(home().glob(f"{RECONCILER}-*{store_tag()}.lock")):
-        with Store(migrate=False).reading() as session:
-            for name in filter(is_pool_name, session.scalars(select(Pool.name))):
-                subfolder("pools", name)
-                _file(name).touch()
+        for name in filter(is_pool_name, Store(migrate=False).scalars(select(Pool.name))):
+            subfolder("pools", name)
+            _file(name).touch()
     done.touch()
 
 

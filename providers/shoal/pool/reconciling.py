@@ -162,7 +162,7 @@ def reconcile(store: Store, name: str, *, clock: Clock = time.time, reading: Rea
             commands.down(session, name, now)
         snapshot = rows.load(session, name)
         rows.adopt(snapshot.pool)
-        record_seen(session, snapshot, refs, seen)
+        record_seen(snapshot, refs, seen)
         intents = advance(session, snapshot, now)
         sizes.note(session, name, now, has_looked=seen.silence is None)
         ref = PoolRef.of(snapshot.pool, intents.size, now, intents.held)
@@ -216,11 +216,8 @@ def _clean_up(store: Store, backend: Backend, name: str, now: float) -> None:
 def is_abandoned(snapshot: Snapshot) -> bool:
     """Return whether a pool is up although nobody needs it any more: it is an embedded pool, the process that it
     belongs to has ended, and no job has a lease on it."""
-    if snapshot.pool.state is not PoolState.UP:
-        return False
-    if any(job_of(lease.holder) is not None for lease in snapshot.leases):
-        return False
-    return owner_has_ended(snapshot.pool)
+    has_job = any(job_of(lease.holder) is not None for lease in snapshot.leases)
+    return snapshot.pool.state is PoolState.UP and not has_job and owner_has_ended(snapshot.pool)
 
 
 def owner_has_ended(pool: Pool) -> bool:
@@ -261,14 +258,12 @@ def left_over(store: Store) -> list[tuple[Backend, str]]:
     # The nodes' folders are listed before the rows are read. A node's row is written before its folder is created. So a
     # listed folder without a row does not belong to a node that is about to start, and can be removed.
     found = [(backend, node_id) for backend in all_backends() for node_id in backend.existing()]
-    with store.reading() as session:
-        known = set(session.scalars(select(Node.id)))
+    known = set(store.scalars(select(Node.id)))
     return [(backend, node_id) for backend, node_id in found if node_id not in known]
 
 
 def _sweep_one(store: Store, name: str, clock: Clock) -> Iterator[str]:
-    with store.reading() as session:
-        pool = session.get(Pool, name)
+    pool = store.get(Pool, name)
     if pool is not None and pool.state is not PoolState.DOWN and (why := unrecorded(pool)):
         yield why
         return
@@ -463,8 +458,7 @@ def _reconcile_one(store: Store, name: str, kept: KeptReadings, *, tidy: bool) -
 def _all_pools(store: Store) -> list[Pool] | None:
     """Return the rows of all pools, or None if the store does not answer."""
     try:
-        with store.reading() as session:
-            return list(session.scalars(select(Pool).order_by(Pool.name)))
+        return list(store.scalars(select(Pool).order_by(Pool.name)))
     except StoreError as error:
         log.warning("%s", error)
         return None if store.exists() else []

@@ -24,7 +24,9 @@ def leased(snapshot: Snapshot) -> int:
 def taken_by(leases: Iterable[Lease]) -> int:
     """Return how many nodes the given leases take together: the size of the largest shared lease (shared leases use the
     same nodes) plus the sizes of all exclusive leases."""
-    return _nodes_taken(_sizes(leases))
+    leases = list(leases)
+    shared = max((lease.size for lease in leases if not lease.exclusive), default=0)
+    return shared + sum(lease.size for lease in leases if lease.exclusive)
 
 
 def kept_for(leases: Iterable[Lease], least: int, is_own: Callable[[Lease], bool]) -> int | None:
@@ -94,13 +96,17 @@ def quota_note(snapshot: Snapshot, lease: Lease) -> str | None:
     granted = _granted(snapshot)
     if not lease.waiting or not _exceeds_quota(snapshot, [*granted, lease], lease.team):
         return None
-    taken = _nodes_taken(_sizes(granted, lease.team))
+    taken = _taken_by_team(granted, lease.team)
     return f'waiting for the quota of team "{lease.team}", {taken} of {quota_of(snapshot, lease.team)} nodes are taken'
 
 
 def _exceeds_quota(snapshot: Snapshot, leases: Iterable[Lease], team: str | None) -> bool:
     most = quota_of(snapshot, team)
-    return most is not None and _nodes_taken(_sizes(leases, team)) > most
+    return most is not None and _taken_by_team(leases, team) > most
+
+
+def _taken_by_team(leases: Iterable[Lease], team: str | None) -> int:
+    return taken_by(lease for lease in leases if lease.team == team)
 
 
 def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
@@ -109,12 +115,11 @@ def may_resize(snapshot: Snapshot, lease: Lease, size: int) -> bool:
     The change is allowed if, after the change, all leases together take no more nodes than before. It is also allowed
     if all leases fit into MAX_NODES and no lease waits. A larger size must also fit into the quota of the lease's team.
     """
-    rest = [one for one in _granted(snapshot) if one.id != lease.id]
-    resized = (size, lease.exclusive)
-    quota = quota_of(snapshot, lease.team)
-    if size > lease.size and quota is not None and _nodes_taken([*_sizes(rest, lease.team), resized]) > quota:
+    resized = Lease(size=size, exclusive=lease.exclusive, team=lease.team)
+    after = [*(one for one in _granted(snapshot) if one.id != lease.id), resized]
+    if size > lease.size and _exceeds_quota(snapshot, after, lease.team):
         return False
-    total = _nodes_taken([*_sizes(rest), resized])
+    total = taken_by(after)
     return total <= leased(snapshot) or (total <= snapshot.pool.max_nodes and not queue(snapshot))
 
 
@@ -147,22 +152,6 @@ def queue_note(ahead: int, taken: int, max_nodes: int) -> str:
 
 def _granted(snapshot: Snapshot) -> list[Lease]:
     return [lease for lease in snapshot.leases if not lease.waiting]
-
-
-def _sizes(leases: Iterable[Lease], team: str | None = None) -> list[tuple[int, bool]]:
-    """Return, for each lease, its size and whether it is exclusive. If `team` is given, return only this team's
-    leases."""
-    return [(lease.size, lease.exclusive) for lease in leases if team is None or lease.team == team]
-
-
-def _nodes_taken(sizes: Iterable[tuple[int, bool]]) -> int:
-    shared, exclusive = 0, 0
-    for size, is_exclusive in sizes:
-        if is_exclusive:
-            exclusive += size
-        else:
-            shared = max(shared, size)
-    return shared + exclusive
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,7 @@ def which_pool(store: Store, name: str | None = None, *, only_up: bool = False, 
 
 def is_embedded(store: Store, name: str) -> bool:
     """Return whether a pool belongs to one process or one job."""
-    with store.reading() as session:
-        return session.scalar(select(Pool.owner).where(Pool.name == name)) is not None
+    return store.scalar(select(Pool.owner).where(Pool.name == name)) is not None
 
 
 def pool_without_folder(folder: str, name: str | None = None) -> str | None:

@@ -119,52 +119,6 @@ def load_node(spec: PoolSpec) -> Start:
     return start
 
 
-def claim_gpus(
-    node: Node, wanted: int, folder: Path, *, embedded: bool, check: Callable[[], object], pause: Callable[[], None]
-) -> gpus.GpuClaim:
-    """Lock the node's GPUs, and hide all other GPUs from the node's processes. If too few GPUs are free, wait up to
-    `GPU_PATIENCE` seconds, because another node may be about to release some.
-
-    Raises:
-        CapacityError: Too few GPUs are free.
-    """
-    until = time.monotonic() + timeouts.GPU_PATIENCE
-    while True:
-        try:
-            claim = gpus.claim(wanted, node, folder, embedded=embedded)
-            break
-        except CapacityError:
-            if time.monotonic() > until:
-                raise
-            check()
-            pause()
-    claim.show_only_these()
-    node.gpus = len(claim.gpus)
-    return claim
-
-
-def in_turn(start: Callable[[], Member], *, check: Callable[[], object], stopping: Callable[[], bool]) -> Member:
-    """Wait until fewer than `STARTS_AT_ONCE` other nodes of this host are starting, then start the node.
-
-    The limit is needed because Ray allows 30 s for a start, and many concurrent starts would take longer. Each
-    supervisor locks one of `STARTS_AT_ONCE` files (a turn) until its node has joined the cluster. Imports take place
-    before this, without a lock.
-    """
-    looked = -timeouts.SUPERVISOR_PERIOD
-    while True:
-        # This loop runs 20 times per second, but reads the row only once per second, because each query takes CPU time
-        # from the nodes that are starting.
-        if stopping() or time.monotonic() - looked > timeouts.SUPERVISOR_PERIOD:
-            check()
-            looked = time.monotonic()
-        for turn in range(STARTS_AT_ONCE):
-            with open_locked(turn_lock(turn), wait=False) as mine:
-                if mine:
-                    check()
-                    return start()
-        time.sleep(0.05)
-
-
 def log_failure(node: str, error: Exception) -> str:
     """Log that a node could not start or has failed, and return the error for the node's row."""
     log.error("%s failed", node, exc_info=error)
@@ -291,17 +245,8 @@ class Supervisor:
         member: Member | None = None
         try:
             start = self._load(spec)
-            self._gpus = claim_gpus(
-                node,
-                spec.gpus_per_node,
-                self._folder,
-                embedded=embedded,
-                check=self._checked_row,
-                pause=self._pause,
-            )
-            member = in_turn(
-                lambda: start(node, spec, gcs, self._folder), check=self._checked_row, stopping=lambda: self._stopping
-            )
+            self._gpus = self._claim_gpus(node, spec.gpus_per_node, embedded=embedded)
+            member = self._in_turn(lambda: start(node, spec, gcs, self._folder))
             self._checked_row()  # raises _Ended if the start deadline has passed
             endpoint = {**member.endpoint, **versions.to_record(versions.mine())}
             self._report_until_written(state=NodeState.READY, endpoint=endpoint, gpus=node.gpus)
@@ -337,6 +282,48 @@ class Supervisor:
             gcs = addresses.get(REGISTER) or addresses["gcs"] if addresses else None
             return node, PoolSpec.model_validate(pool.spec), gcs, pool.owner is not None
 
+    def _claim_gpus(self, node: Node, wanted: int, *, embedded: bool) -> gpus.GpuClaim:
+        """Lock the node's GPUs, and hide all other GPUs from the node's processes. If too few GPUs are free, wait up to
+        `GPU_PATIENCE` seconds, because another node may be about to release some.
+
+        Raises:
+            CapacityError: Too few GPUs are free.
+        """
+        until = time.monotonic() + timeouts.GPU_PATIENCE
+        while True:
+            try:
+                claim = gpus.claim(wanted, node, self._folder, embedded=embedded)
+                break
+            except CapacityError:
+                if time.monotonic() > until:
+                    raise
+                self._checked_row()
+                self._pause()
+        claim.show_only_these()
+        node.gpus = len(claim.gpus)
+        return claim
+
+    def _in_turn(self, start: Callable[[], Member]) -> Member:
+        """Wait until fewer than `STARTS_AT_ONCE` other nodes of this host are starting, then start the node.
+
+        The limit is needed because Ray allows 30 s for a start, and many concurrent starts would take longer. Each
+        supervisor locks one of `STARTS_AT_ONCE` files (a turn) until its node has joined the cluster. Imports take
+        place before this, without a lock.
+        """
+        looked = -timeouts.SUPERVISOR_PERIOD
+        while True:
+            # This loop runs 20 times per second, but reads the row only once per second, because each query takes CPU
+            # time from the nodes that are starting.
+            if self._stopping or time.monotonic() - looked > timeouts.SUPERVISOR_PERIOD:
+                self._checked_row()
+                looked = time.monotonic()
+            for turn in range(STARTS_AT_ONCE):
+                with open_locked(turn_lock(turn), wait=False) as mine:
+                    if mine:
+                        self._checked_row()
+                        return start()
+            time.sleep(0.05)
+
     def _watch(self, member: Member) -> None:
         busy = draining = False
         reconciler_seen = time.monotonic()
@@ -370,8 +357,7 @@ class Supervisor:
         sign, now = changes_seen(self._lock), time.monotonic()
         if sign != self._sign or now > self._store_seen + UNCHANGED_PERIOD:
             try:
-                with self._store.reading(snapshot=False) as session:
-                    self._row = session.get(Node, self._id)
+                self._row = self._store.get(Node, self._id)
             except StoreError:
                 self._sign = None
                 if waited_since(self._store_seen) > timeouts.STORE_PATIENCE:

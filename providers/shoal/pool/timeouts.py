@@ -101,12 +101,12 @@ SIZE_UNKNOWN_AFTER = 180.0
 not answer, or the reconciler does not run."""
 
 WAIT_PERIOD = 0.1
-"""Shortest interval at which a blocking call checks whether its operation has ended. The interval grows with the time
-waited."""
+"""Shortest interval at which a blocking call checks whether its operation or job has ended. The interval is a tenth of
+the time waited, so that a process notices the end after at most a tenth of that time."""
 
 WAIT_PERIOD_MOST = 2.0
-"""Longest interval at which a blocking call checks whether its operation has ended. The interval reaches this value
-after 20 s. With 1 s instead, 200 waiting processes doubled the run time of `shoal jobs list`."""
+"""Longest interval at which a blocking call checks whether its operation or job has ended. The interval reaches this
+value after 20 s. With 1 s instead, 200 waiting processes made `shoal jobs list` two to three times as slow."""
 
 TURN_PATIENCE = 1.0
 """If several processes of a host wait for the same pool, only one of them reconciles it (see

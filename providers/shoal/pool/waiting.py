@@ -26,7 +26,7 @@ from shoal.pool.journal import commands, rows, sizes
 from shoal.pool.journal.advance import withdraw
 from shoal.pool.journal.rows import JournalStep, transaction
 from shoal.pool.reconciling import Clock, is_abandoned, owner_has_ended, reconcile
-from shoal.pool.scaling_plan import Snapshot, lease_of, nodes_for
+from shoal.pool.scaling_plan import lease_of, nodes_for
 from shoal.pool.selection import is_embedded
 from shoal.pool.spec import PoolSpec
 from shoal.pool.status import PoolStatus, status_of
@@ -157,14 +157,12 @@ class Waiting:
             reconcile(self._store, self._name, clock=self._clock)
 
     def _status(self) -> PoolStatus:
-        with self._store.reading() as session:
-            return status_of(rows.load(session, self._name, lock=False), self._clock())
+        return status_of(rows.read(self._store, self._name), self._clock())
 
     def _progress(self, operation: Operation) -> tuple[PoolStatus, int]:
         """Return the pool's status, and the number of ready nodes that an operation may use. The operation of a lease
         cannot use the nodes that earlier leases take."""
-        with self._store.reading() as session:
-            snapshot = rows.load(session, self._name, lock=False)
+        snapshot = rows.read(self._store, self._name)
         status = status_of(snapshot, self._clock())
         return status, nodes_for(snapshot, lease_of(snapshot, operation), len(status.active))
 
@@ -181,17 +179,22 @@ def end_if_abandoned(store: Store, name: str) -> None:
     if not is_embedded(store, name):
         return
     with suppress(errors.PoolNotFoundError):
-        with store.reading() as session:
-            snapshot = rows.load(session, name, lock=False)
+        snapshot = rows.read(store, name)
         if owner_has_ended(snapshot.pool) and (snapshot.pool.state is not PoolState.UP or is_abandoned(snapshot)):
             reconcile(store, name)
             Waiting(store, name, time.time).until_down()
             reconcile(store, name)
 
 
+def bounded_pause(wanted_s: float) -> float:
+    """Return the seconds to pause before the store is read again: `wanted_s`, but at least WAIT_PERIOD and at most
+    WAIT_PERIOD_MOST."""
+    return min(max(WAIT_PERIOD, wanted_s), WAIT_PERIOD_MOST)
+
+
 def pause(began: float) -> None:
-    """Sleep for a tenth of the time waited so far, but at least WAIT_PERIOD and at most WAIT_PERIOD_MOST."""
-    time.sleep(min(max(WAIT_PERIOD, (time.monotonic() - began) / 10), WAIT_PERIOD_MOST))
+    """Sleep for a tenth of the time waited so far; see `bounded_pause`."""
+    time.sleep(bounded_pause((time.monotonic() - began) / 10))
 
 
 class Turn:
@@ -360,7 +363,6 @@ class Requests:
             at=self.clock(),
             pool=self.name,
             detail=detail,
-            outcome=history.REQUESTED if operation_id else history.DONE,
             operation_id=operation_id,
         )
 
@@ -392,11 +394,6 @@ class Requests:
             error.add_note(f"Operation {operation_id} goes on: {refusal}")
         except errors.StoreError:
             error.add_note(f"Operation {operation_id} could not be rolled back: run `shoal sweep` to end it")
-
-    def snapshot(self) -> Snapshot:
-        """Read the rows of the pool."""
-        with self.store.reading() as session:
-            return rows.load(session, self.name, lock=False)
 
     @property
     def waiting(self) -> Waiting:
@@ -433,10 +430,6 @@ class Requests:
 
     def last_rolled_back(self) -> Operation | None:
         """Return this holder's last operation if it was rolled back, else None."""
-        with self.store.reading() as session:
-            last = session.scalars(
-                select(Operation)
-                .where(Operation.pool == self.name, Operation.holder == self.holder)
-                .order_by(Operation.created_at.desc())
-            ).first()
+        mine = select(Operation).where(Operation.pool == self.name, Operation.holder == self.holder)
+        last = self.store.scalar(mine.order_by(Operation.created_at.desc()).limit(1))
         return last if last and last.state is OperationState.ROLLED_BACK else None

@@ -11,21 +11,25 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar, TypeVarTuple
 
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, Row, inspect, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from shoal.errors import StoreError
 from shoal.state import databases
 from shoal.state.databases import explain, shown_url
 from shoal.state.home import default_url
 from shoal.state.private_folders import keep_file_private, make_file
+
+_T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 
 class _ThreadSession(Session):
@@ -98,6 +102,26 @@ class Store:
         """
         with self._explained(), _ThreadSession(databases.reading(self._engine, snapshot=snapshot)) as session:
             yield session
+
+    def get(self, table: type[_T], key: Any) -> _T | None:
+        """Read one row by its primary key; None if there is no such row."""
+        with self.reading(snapshot=False) as session:
+            return session.get(table, key)
+
+    def scalar(self, query: TypedReturnsRows[_T]) -> _T | None:
+        """Read the first value, or row of one table, that a single SELECT finds; None if it finds nothing."""
+        with self.reading(snapshot=False) as session:
+            return session.scalar(query)
+
+    def scalars(self, query: TypedReturnsRows[_T]) -> Sequence[_T]:
+        """Read the values, or rows of one table, that a single SELECT finds."""
+        with self.reading(snapshot=False) as session:
+            return session.scalars(query).all()
+
+    def rows(self, query: TypedReturnsRows[*_Ts]) -> Sequence[Row[*_Ts]]:
+        """Read the rows with the columns that a single SELECT names."""
+        with self.reading(snapshot=False) as session:
+            return session.execute(query).all()
 
     def listening(self) -> Connection:
         """Open a connection of its own, without transactions, for notifications of PostgreSQL."""

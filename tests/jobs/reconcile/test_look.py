@@ -149,7 +149,7 @@ def test_where_nothing_is_due_reconciling_changes_nothing(empty, found):
         session.flush()
         snapshot = rows.load(session, POOL)
         due = is_due(snapshot, [], Seen(), NOW, shared_now=NOW)
-        record_seen(session, snapshot, [], Seen())
+        record_seen(snapshot, [], Seen())
         intents = advance(session, snapshot, NOW)
         changed = bool(session.new or session.deleted or any(session.is_modified(row) for row in session.dirty))
         assert due or not (changed or intents.start or intents.end or intents.decided)

@@ -201,7 +201,7 @@ def test_late_requests_of_an_earlier_start_of_the_pool_change_nothing(kube):
         client.delete_ray_cluster(cluster)
     assert KubeRayBackend().end(late, []) == {}
     client.release_lease(late.life)
-    backend.renew(late)
+    KubeRayBackend().renew(late)
     kube.settle()
     assert {key: found["metadata"]["uid"] for key, found in kube.objects.items()} == before
     pool.down()

@@ -99,8 +99,7 @@ def find(store: Store, pool: str, gcs: str) -> dict[str, NodeWithRay]:
     with_supervisors = select(Node.name, Node.supervisor).where(Node.pool == pool)
 
     def read() -> list[tuple[str, ProcessId]]:
-        with store.reading(snapshot=False) as session:
-            rows = session.execute(with_supervisors).all()
+        rows = store.rows(with_supervisors)
         return [(name, ProcessId.from_json(supervisor)) for name, supervisor in rows if supervisor]
 
     running = ((name, _raylet_of(supervisor)) for name, supervisor in patiently(store, read) if supervisor.alive())

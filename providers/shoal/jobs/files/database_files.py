@@ -35,15 +35,14 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
         path = self._strip_protocol(path)
         found: dict[str, dict[str, Any]] = {}
         query = select(StoredFile.path, func.length(StoredFile.content)).order_by(StoredFile.path)
-        with _store().reading(snapshot=False) as session:
-            for name, size in session.execute(query.where(_is_at_or_under(path))):
-                inside = name.removeprefix(f"{path}/") if path else name
-                first, is_folder, _rest = inside.partition("/")
-                if name != path and is_folder:
-                    folder = f"{path}/{first}".lstrip("/")
-                    found[folder] = {"name": folder, "size": 0, "type": "directory"}
-                else:
-                    found[name] = {"name": name, "size": size, "type": "file"}
+        for name, size in _store().rows(query.where(_is_at_or_under(path))):
+            inside = name.removeprefix(f"{path}/") if path else name
+            first, is_folder, _rest = inside.partition("/")
+            if name != path and is_folder:
+                folder = f"{path}/{first}".lstrip("/")
+                found[folder] = {"name": folder, "size": 0, "type": "directory"}
+            else:
+                found[name] = {"name": name, "size": size, "type": "file"}
         if not found and path:
             raise FileNotFoundError(errno.ENOENT, _MISSING, path)
         return list(found.values()) if detail else list(found)
@@ -66,11 +65,9 @@ class StoreFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
         if mode != "rb":
             return _Written(path)
-        with _store().reading(snapshot=False) as session:
-            content = session.scalar(select(StoredFile.content).where(StoredFile.path == path))
-        if content is None:
+        if (file := _store().get(StoredFile, path)) is None:
             raise FileNotFoundError(errno.ENOENT, _MISSING, path)
-        return io.BytesIO(content)
+        return io.BytesIO(file.content)
 
 
 class _Written(io.BytesIO):

@@ -86,9 +86,7 @@ def discard_unfinished(folder: str) -> None:
 
 def exists(uri: str) -> bool:
     """Return whether a file or folder exists at a URI."""
-    import fsspec
-
-    filesystem, path = fsspec.url_to_fs(uri)
+    filesystem, path = locations.filesystem(uri)
     return bool(filesystem.exists(path))
 
 
@@ -110,9 +108,7 @@ def remove(path: str) -> None:
     if "://" not in path:
         Path(path).unlink(missing_ok=True)
         return
-    import fsspec
-
-    filesystem, inner = fsspec.core.url_to_fs(path)
+    filesystem, inner = locations.filesystem(path)
     with redacted_errors(path), suppress(FileNotFoundError):
         filesystem.rm_file(inner)
 
@@ -127,8 +123,7 @@ def of_attempt(store: Store, job: Job, submission_id: str) -> str:
     work as users expect. On any other pool, each attempt has a folder of its own in `$SHOAL_HOME`, which this function
     creates.
     """
-    with store.reading() as session:
-        pool = session.get(Pool, job.pool)
+    pool = store.get(Pool, job.pool)
     callers = job.submitter["folder"]
     if pool is not None and pool.owner and callers:
         return str(callers)

@@ -189,8 +189,7 @@ def _add(store: Store, order: Order, attempt: int, kept: dict[str, Any], now: fl
 
 def find_latest(store: Store, job_id: str) -> Job | None:
     """Return the row of a job's newest attempt; None if there is no such job."""
-    with store.reading(snapshot=False) as session:
-        return session.scalars(select(Job).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1)).first()
+    return store.scalar(select(Job).where(Job.id == job_id).order_by(Job.attempt.desc()).limit(1))
 
 
 def latest(store: Store, job_id: str) -> Job:
@@ -233,14 +232,12 @@ def _owner(holder: str) -> str:
 def is_current(store: Store, key: Key) -> bool:
     """Return whether an attempt is running and is the newest of its job."""
     query = select(Job.attempt, Job.state).where(Job.id == key.job_id).order_by(Job.attempt.desc()).limit(1)
-    with store.reading() as session:
-        return session.execute(query).one_or_none() == (key.attempt, JobState.RUNNING)
+    return store.rows(query) == [(key.attempt, JobState.RUNNING)]
 
 
 def state(store: Store, key: Key) -> JobState | None:
     """Return the state of an attempt; None if the store has no such attempt."""
-    with store.reading() as session:
-        return session.scalar(select(Job.state).where(Job.id == key.job_id, Job.attempt == key.attempt))
+    return store.scalar(select(Job.state).where(Job.id == key.job_id, Job.attempt == key.attempt))
 
 
 def first_asked(store: Store, job_id: str) -> float | None:
@@ -248,14 +245,12 @@ def first_asked(store: Store, job_id: str) -> float | None:
 
     The time distinguishes two jobs that have the same id in two stores.
     """
-    with store.reading() as session:
-        return session.scalar(select(func.min(Job.created_at)).where(Job.id == job_id))
+    return store.scalar(select(func.min(Job.created_at)).where(Job.id == job_id))
 
 
 def previous(store: Store, key: Key) -> Job | None:
     """Return the row of the job's previous attempt; None if there is none."""
-    with store.reading() as session:
-        return session.get(Job, (key.job_id, key.attempt - 1))
+    return store.get(Job, (key.job_id, key.attempt - 1))
 
 
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
@@ -265,15 +260,13 @@ def newest(store: Store, *, pool: str | None, states: Collection[JobState], limi
         query = query.where(Job.pool == pool)
     if states:
         query = query.where(Job.state.in_(states))
-    with store.reading() as session:
-        return list(session.scalars(query))
+    return list(store.scalars(query))
 
 
 def least_recently_polled(store: Store, state: JobState, limit: int) -> list[Key]:
     """Return the attempts in a given state, ordered by the time of their last poll, the earliest time first."""
     query = select(Job.id, Job.attempt).where(Job.state == state).order_by(Job.last_polled_at, Job.id).limit(limit)
-    with store.reading() as session:
-        return [Key(job_id, attempt) for job_id, attempt in session.execute(query)]
+    return [Key(job_id, attempt) for job_id, attempt in store.rows(query)]
 
 
 def touch(store: Store, key: Key, now: float) -> Job:
@@ -368,12 +361,11 @@ def saved_before_failure(store: Store, key: Key) -> tuple[Key, str] | None:
     """Return the newest earlier attempt of a job that has saved its training and failed later, and the digest of its
     files; None if there is none, or if an attempt after it has succeeded or was cancelled."""
     query = select(Job.attempt, Job.state, Job.results_digest).where(Job.id == key.job_id, Job.attempt < key.attempt)
-    with store.reading() as session:
-        for attempt, state, digest in session.execute(query.order_by(Job.attempt.desc())):
-            if state is not JobState.FAILED:
-                return None
-            if digest is not None:
-                return Key(key.job_id, attempt), digest
+    for attempt, state, digest in store.rows(query.order_by(Job.attempt.desc())):
+        if state is not JobState.FAILED:
+            return None
+        if digest is not None:
+            return Key(key.job_id, attempt), digest
     return None
 
 

@@ -180,8 +180,7 @@ def places(store: Store) -> dict[Key, Place]:
 
 def pools_with_queue(store: Store) -> set[str]:
     """Return the names of the pools on which an attempt waits."""
-    with store.reading(snapshot=False) as session:
-        return set(session.scalars(select(Job.pool).where(*not_admitted(is_queued=True)).distinct()))
+    return set(store.scalars(select(Job.pool).where(*not_admitted(is_queued=True)).distinct()))
 
 
 def _places(entries: list[Entry]) -> dict[Key, Place]:

@@ -112,19 +112,16 @@ def read(store: Store, key: Key) -> list[MetricPoint]:
         .where(JobMetrics.job_id == key.job_id, JobMetrics.attempt <= key.attempt)
         .order_by(JobMetrics.attempt, JobMetrics.seq)
     )
-    with store.reading(snapshot=False) as session:
-        parts = session.execute(query).all()
     return without_repeated(
         [point for part in same for point in decoded(part.points)]
-        for _, same in groupby(parts, key=lambda part: (part.attempt, part.generation))
+        for _, same in groupby(store.rows(query), key=lambda part: (part.attempt, part.generation))
     )
 
 
 def of_attempt(store: Store, key: Key) -> list[MetricPoint]:
     """Return all points of one attempt in their order, also repeated ones."""
     query = select(JobMetrics.points).where(JobMetrics.job_id == key.job_id, JobMetrics.attempt == key.attempt)
-    with store.reading(snapshot=False) as session:
-        return [point for points in session.scalars(query.order_by(JobMetrics.seq)) for point in decoded(points)]
+    return [point for points in store.scalars(query.order_by(JobMetrics.seq)) for point in decoded(points)]
 
 
 def remove(session: Session, key: Key) -> None:

@@ -170,8 +170,7 @@ def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:
     # because of the index on the state column.
     states = JOB_ACTIVE if task.number <= 1 else {*JOB_ACTIVE, JobState.SUCCEEDED}
     query = select(Job).where(Job.task_key == task.key, Job.holder == holder, Job.state.in_(states))
-    with store.reading(snapshot=False) as session:
-        return list(session.scalars(query.order_by(Job.created_at.desc())))
+    return list(store.scalars(query.order_by(Job.created_at.desc())))
 
 
 def require(job: Job, actor: str | None) -> bool:
@@ -219,7 +218,5 @@ def require_for_version(store: Store, job_id: str, attempt: int, actor: str) -> 
         attempt: Number of its attempt.
         actor: Holder that promotes the version, or withdraws its promotion.
     """
-    with store.reading(snapshot=False) as session:
-        job = session.get(Job, (job_id, attempt))
-    if job is not None:
+    if (job := store.get(Job, (job_id, attempt))) is not None:
         require(job, actor)

@@ -21,8 +21,9 @@ from shoal.jobs.kind import parse_spec
 from shoal.jobs.reconcile import look
 from shoal.jobs.reconcile.decide import End, Silence
 from shoal.jobs.reconcile.look import HeadBusyError, HeadGoneError, JobClient, Target, address, find_head
-from shoal.jobs.timeouts import SHORTEST_PAUSE_S, STOP_PATIENCE_S
+from shoal.jobs.timeouts import STOP_PATIENCE_S
 from shoal.pool.endpoint import LIBRARIES, NO_GCS, Endpoint, driver_command, is_on_loopback
+from shoal.pool.timeouts import WAIT_PERIOD
 from shoal.state.home import is_own_store
 from shoal.state.schema import JOB_ACTIVE, Job, JobState, Pool
 
@@ -246,7 +247,7 @@ def _stop_driver(target: Target, job: Job) -> str | None:
                     client = JobClient.at(target.endpoint_of(target.pool))
                     with act(JobStep.STOP):
                         stopped = client.stop(target.key.submission_id)
-            target.sleep(SHORTEST_PAUSE_S, None)
+            target.sleep(WAIT_PERIOD, None)
     except JobError as error:
         return (
             f"the driver of job {job.id} ends by itself within seconds; the call did not wait for this, because the "

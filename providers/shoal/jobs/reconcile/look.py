@@ -209,8 +209,7 @@ def find_head(target: Target) -> Endpoint | Silence:
     except errors.PoolElsewhereError:
         return Silence.ELSEWHERE
     except errors.PoolDownError:
-        with target.store.reading() as session:
-            pool = session.get(Pool, target.pool)
+        pool = target.store.get(Pool, target.pool)
         # If the pool's state is UP although it has no endpoint, its head node is being replaced and may answer later.
         gone = pool is None or pool.state is not PoolState.UP
         return Silence.POOL_GONE if gone else Silence.NO_ANSWER
@@ -280,16 +279,6 @@ def _age_of_poll(job: Job, now: float) -> float:
 
 POLLS_PER_ORPHAN_AFTER = 3
 """Updates of `last_polled_at` within a short `orphan_after`, so that two of them may fail."""
-
-
-def bounded_pause(wanted_s: float) -> float:
-    """Return the seconds to pause before the next read of a job's row: `wanted_s`, but between 0.1 and 2 seconds."""
-    return min(max(timeouts.SHORTEST_PAUSE_S, wanted_s), timeouts.LONGEST_PAUSE_S)
-
-
-def pause_after(waited_s: float) -> float:
-    """Return the seconds to pause between two reads of a job's row, if the job has started."""
-    return bounded_pause(waited_s / 10)
 
 
 def turn_check_s(position: int) -> float:

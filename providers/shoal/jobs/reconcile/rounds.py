@@ -180,9 +180,8 @@ def start_next(store: Store, pool: str) -> None:
 def _renew_lease(target: Target, job: Job) -> None:
     """Renew the lease of nodes of a waiting job when a third of the lease's time has passed."""
     runs = runs_around(job.holder, job.ancestors)
-    with target.store.reading(snapshot=False) as session:
-        leases = session.scalars(select(Lease).where(Lease.pool == job.pool))
-        held = [lease for lease in leases if run_of(lease.holder) in runs]
+    leases = target.store.scalars(select(Lease).where(Lease.pool == job.pool))
+    held = [lease for lease in leases if run_of(lease.holder) in runs]
     if all(lease.expires_at - target.clock() > lease.ttl * 2 / 3 for lease in held):
         return
     try:
@@ -239,8 +238,7 @@ def start_waiting_jobs(sleep: Callable[[float], None] = time.sleep) -> None:
     with open_locked(lock_file("queue"), wait=False) as mine:
         rounds = 0
         while mine and store.exists():
-            with store.reading() as session:
-                here = {pool.name for pool in session.scalars(select(Pool)) if is_here(pool)}
+            here = {pool.name for pool in store.scalars(select(Pool)) if is_here(pool)}
             if not (pools := job_queue.pools_with_queue(store) & here):
                 return
             for pool in sorted(pools):

@@ -115,7 +115,7 @@ def _take_back(session: Session, snapshot: scaling_plan.Snapshot, operation: Ope
         operation.replaced_size = lease.size
 
 
-def record_seen(session: Session, snapshot: scaling_plan.Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
+def record_seen(snapshot: scaling_plan.Snapshot, looked_at: Sequence[NodeRef], seen: Seen) -> None:
     """Write the result of a check of a pool's nodes to the rows of these nodes.
 
     A lost node gets the state failed, a requested node that has joined the Ray cluster gets the state ready, and one
@@ -286,15 +286,8 @@ def _add_missing_nodes(session: Session, snapshot: scaling_plan.Snapshot, now: f
     # cooldown) before it replaces them.
     difference = scaling_plan.plan_nodes(snapshot, now)
     head = next((node for node in snapshot.nodes if node.is_head and node.state is NodeState.READY), None)
-    head_id = head.id if head else None
-    started = []
-    if difference.start_head:
-        started.append(_intend_start(session, snapshot, is_head=True, head_id=None, queue=1, now=now))
-    started += [
-        _intend_start(session, snapshot, is_head=False, head_id=head_id, queue=number + 1, now=now)
-        for number in range(difference.start_workers)
-    ]
-    return started
+    count = 1 if difference.start_head else difference.start_workers
+    return [_intend_start(session, snapshot, head, place, now) for place in range(1, count + 1)]
 
 
 def _has_expired(snapshot: scaling_plan.Snapshot, lease: Lease, shared_now: float) -> bool:
@@ -310,22 +303,22 @@ def _has_expired(snapshot: scaling_plan.Snapshot, lease: Lease, shared_now: floa
     return lease.expires_at <= shared_now if unrenewed is None else unrenewed >= lease.ttl
 
 
-def _intend_start(
-    session: Session, snapshot: scaling_plan.Snapshot, *, is_head: bool, head_id: str | None, queue: int, now: float
-) -> Node:
+def _intend_start(session: Session, snapshot: scaling_plan.Snapshot, head: Node | None, place: int, now: float) -> Node:
+    """Add the row of a worker of the given head, or of a new head if there is none. `place` counts the nodes that start
+    at the same time."""
     pool = snapshot.pool
     spec = PoolSpec.model_validate(pool.spec)
     cause = scaling_plan.cause_of_starts(snapshot)
     backend = backend_of(spec)
-    deadline = now + backend.start_timeout + queue * backend.start_timeout_per_node
+    deadline = now + backend.start_timeout + place * backend.start_timeout_per_node
     node = Node(
         id=uuid.uuid4().hex[:10],
         pool=pool.name,
         name=f"{pool.name}-{pool.next_node}",
-        is_head=is_head,
+        is_head=head is None,
         state=NodeState.PLANNED,
         epoch=pool.epoch,
-        head_id=head_id,
+        head_id=head.id if head else None,
         operation_id=cause.id if cause else None,
         cpus=spec.cpus_per_node,
         gpus=max(0, spec.gpus_per_node),  # -1 means all free GPUs: the node's supervisor writes their number later

@@ -332,16 +332,11 @@ def remove(session: Session, name: str, now: float, *, abandon: bool) -> None:
         users += [f"unfinished job {job.id}" for job in rows.unfinished_jobs(session, [name])]
         more = f" and {len(users) - _MOST_NAMED} more" if users[_MOST_NAMED:] else ""
         state = pool.state.value + (f" ({', '.join(users[:_MOST_NAMED])}{more})" if users else "")
-        if pool.state is not PoolState.DOWN:
-            raise PoolInUseError(
-                f'pool "{name}" is {state} and cannot be deleted: first run `shoal pool down {name}`, which ends its '
-                "nodes, leases and jobs"
-            )
-        if users:
-            raise PoolInUseError(
-                f'pool "{name}" is {state} and cannot be deleted: first run `shoal sweep`, which records the end of '
-                "jobs that have died"
-            )
+        first = f"`shoal pool down {name}`, which ends its nodes, leases and jobs"
+        if pool.state is PoolState.DOWN:
+            first = "`shoal sweep`, which records the end of jobs that have died"
+        if users or pool.state is not PoolState.DOWN:
+            raise PoolInUseError(f'pool "{name}" is {state} and cannot be deleted: first run {first}')
     session.delete(pool)
     usage.follow_leases(session, name, now)
 

@@ -92,6 +92,16 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
     )
 
 
+def read(store: Store, name: str) -> Snapshot:
+    """Load all rows of a pool in a transaction of its own, which only reads.
+
+    Raises:
+        PoolNotFoundError: No pool has this name.
+    """
+    with store.reading() as session:
+        return load(session, name, lock=False)
+
+
 def _works(session: Session, pool: str) -> bool:
     """Return whether an unfinished job uses a pool. One job without a driver is enough, so the others of a long queue
     are not read."""

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, urlsplit
 from pydantic import BaseModel, Field
 
 from shoal.errors import InvalidArgumentError
+from shoal.option_validation import optional
 from shoal.secrets.redaction import has_credentials, redact_address, redact_value
 
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -105,23 +106,19 @@ class PoolOptions(BaseModel):
 class ClusterOptions(PoolOptions):
     """Options of all pools whose nodes belong to a Ray cluster that shoal does not run."""
 
-    ca_file: str | None = Field(
-        default=None,
-        description="Path of a PEM file with the CA certificates to trust for an https:// `address` or `api`. "
-        "A relative path is relative to $SHOAL_HOME. Default: the CA certificates of this machine. "
-        "Allowed only for ray:// and kuberay:// pools.",
+    ca_file: str | None = optional(
+        "Path of a PEM file with the CA certificates to trust for an https:// `address` or `api`. A relative path is "
+        "relative to $SHOAL_HOME. Default: the CA certificates of this machine. Allowed only for ray:// and kuberay:// "
+        "pools."
     )
-    token_over_http: Literal["allow"] | None = Field(
-        default=None,
-        description="`allow`: send the token even to an http:// `address` or `api` on another host, although other "
-        "users of the network can read it. Default: such a pool is refused. Allowed only for ray:// and kuberay:// "
-        "pools.",
+    token_over_http: Literal["allow"] | None = optional(
+        "`allow`: send the token even to an http:// `address` or `api` on another host, although other users of the "
+        "network can read it. Default: such a pool is refused. Allowed only for ray:// and kuberay:// pools."
     )
-    shared_folders: str | None = Field(
-        default=None,
-        description="Absolute paths of folders, separated by commas, that all nodes and all hosts that submit jobs "
-        "mount at the same path. Jobs may name files there. Default: none, so data and results need URIs. Allowed "
-        "only for ray:// and kuberay:// pools.",
+    shared_folders: str | None = optional(
+        "Absolute paths of folders, separated by commas, that all nodes and all hosts that submit jobs mount at the "
+        "same path. Jobs may name files there. Default: none, so data and results need URIs. Allowed only for ray:// "
+        "and kuberay:// pools."
     )
 
     def shared(self) -> list[str]:

@@ -22,46 +22,46 @@ class KubeRayOptions(ClusterOptions):
 
     namespace: str | None = later_option(
         "Kubernetes namespace of the RayCluster, the first part of a kuberay:// URI. Required for kuberay:// pools, "
-        "and allowed only for them.",
+        "and allowed only for them."
     )
     cluster: str | None = later_option(
         "Name of the RayCluster, if it is not the pool's name. Allowed only for kuberay:// pools."
     )
     group: str | None = later_option(
         "Name of the RayCluster's worker group whose pods are nodes of the pool. Other groups are left as they are. "
-        "Default: the only group. Allowed only for kuberay:// pools.",
+        "Default: the only group. Allowed only for kuberay:// pools."
     )
     kubeconfig: str | None = later_option(
         "Path of the kubeconfig file. Default: the service account of the pod in which shoal runs; outside of "
-        "Kubernetes, $KUBECONFIG or ~/.kube/config. Allowed only for kuberay:// pools.",
+        "Kubernetes, $KUBECONFIG or ~/.kube/config. Allowed only for kuberay:// pools."
     )
     context: str | None = later_option(
-        "Context of the kubeconfig file. Default: its current context. Allowed only for kuberay:// pools.",
+        "Context of the kubeconfig file. Default: its current context. Allowed only for kuberay:// pools."
     )
     api: str | None = later_option(
         "URL of the HTTP API of the Ray head, such as that of an ingress. Default: the head's service inside of "
-        "Kubernetes, and the proxy of the Kubernetes API server outside. Allowed only for kuberay:// pools.",
+        "Kubernetes, and the proxy of the Kubernetes API server outside. Allowed only for kuberay:// pools."
     )
 
     image: str | None = later_option(
         "Container image of the nodes. shoal then creates the RayCluster when the pool comes up, and deletes it when "
         "the pool goes down. Default: the RayCluster exists, unless `template` is given. Allowed only for kuberay:// "
-        "pools.",
+        "pools."
     )
     template: str | None = later_option(
         "Path of a YAML or JSON file with a RayCluster, from which shoal creates one as with `image`: for volumes, "
         "node selectors, tolerations, sidecars. Each host that starts nodes needs the file. Allowed only for "
-        "kuberay:// pools.",
+        "kuberay:// pools."
     )
     memory_per_node: Memory | None = later_option(
-        "Memory of each node as Kubernetes writes it, such as 16Gi. Default: 4Gi. Allowed only with `image`.",
+        "Memory of each node as Kubernetes writes it, such as 16Gi. Default: 4Gi. Allowed only with `image`."
     )
     service_account: str | None = later_option(
         "Kubernetes service account of the nodes. Default: that of the namespace. Allowed only with `image`."
     )
     env_secret: str | None = later_option(
         "Kubernetes Secret whose entries are environment variables of the nodes, such as SHOAL_STATE_URL. Default: "
-        "none. Allowed only with `image`.",
+        "none. Allowed only with `image`."
     )
     queue: str | None = later_option(
         "Kueue queue that admits the RayCluster. Default: none. Allowed only with `image` or `template`."

@@ -7,6 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from shoal.boosting_libraries import BOOSTING_LIBRARIES
+from shoal.option_validation import optional
 from shoal.pool.options.base import PoolOptions, items
 
 LIBRARIES = (*BOOSTING_LIBRARIES, "mlflow", "torch")
@@ -38,11 +39,10 @@ class LocalOptions(PoolOptions):
         "imports it for all jobs.",
     )
 
-    python: str | None = Field(
-        default=None,
-        description="Path of the Python interpreter that runs the nodes and jobs of a local:// pool, such as "
-        "/opt/train/bin/python of an environment with other libraries than Airflow's. Install the same version of "
-        "shoal there. Default: the interpreter of the process that starts the pool.",
+    python: str | None = optional(
+        "Path of the Python interpreter that runs the nodes and jobs of a local:// pool, such as /opt/train/bin/python "
+        "of an environment with other libraries than Airflow's. Install the same version of shoal there. Default: the "
+        "interpreter of the process that starts the pool."
     )
 
     def library_names(self) -> list[str]:

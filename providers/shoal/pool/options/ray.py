@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import Field
-
+from shoal.option_validation import optional
 from shoal.pool.options.base import ClusterOptions
 
 
@@ -14,21 +13,17 @@ class RayOptions(ClusterOptions):
 
     backend_class: ClassVar[str] = "shoal.pool.backends.ray.backend:RayBackend"
 
-    address: str | None = Field(
-        default=None,
-        description="URL of the Job API of the existing Ray cluster, such as http://host:8265. "
-        "Required for ray:// pools, and allowed only for them.",
+    address: str | None = optional(
+        "URL of the Job API of the existing Ray cluster, such as http://host:8265. Required for ray:// pools, and "
+        "allowed only for them."
     )
-    gcs: str | None = Field(
-        default=None,
-        description="Address (host:port) of the Ray cluster to which Ray drivers connect. "
-        "Default: port 6379 of the host in `address`. Allowed only for ray:// pools.",
+    gcs: str | None = optional(
+        "Address (host:port) of the Ray cluster to which Ray drivers connect. Default: port 6379 of the host in "
+        "`address`. Allowed only for ray:// pools."
     )
-    token_file: str | None = Field(
-        default=None,
-        description="Path of a file (mode 0600) that contains the bearer token of the Ray cluster. "
-        "A relative path is relative to $SHOAL_HOME. Default: the cluster needs no token. Allowed only for ray:// "
-        "pools.",
+    token_file: str | None = optional(
+        "Path of a file (mode 0600) that contains the bearer token of the Ray cluster. A relative path is relative to "
+        "$SHOAL_HOME. Default: the cluster needs no token. Allowed only for ray:// pools."
     )
 
     def check_options(self) -> None:

@@ -107,17 +107,6 @@ def delete(client: KubeClient, pool: PoolRef) -> str | None:
     return None
 
 
-def renew(pool: PoolRef) -> None:
-    """Renew the Lease of a pool's RayCluster, unless this process has done so a short time ago."""
-    if time.monotonic() - _renewed.get(pool.life, float("-inf")) < RAY_CLUSTER_RENEWAL:
-        return
-    try:
-        KubeClient(pool.spec).renew_lease(pool.life)
-        _renewed[pool.life] = time.monotonic()
-    except (PoolUnreachableError, InvalidArgumentError) as error:
-        log.warning("pool %s: the Lease of its RayCluster could not be renewed: %s", pool.spec.name, error)
-
-
 log = logging.getLogger(__name__)
 
 _MOST_CONFLICTS = 10
@@ -208,9 +197,15 @@ class KubeRayBackend(ClusterBackend):
             log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
 
     def renew(self, pool: PoolRef) -> None:
-        """Renew the Lease of a RayCluster that shoal has created."""
-        if pool.spec.makes_cluster:
-            renew(pool)
+        """Renew the Lease of a RayCluster that shoal has created, unless this process has done so a short time ago."""
+        is_due = time.monotonic() - _renewed.get(pool.life, float("-inf")) >= RAY_CLUSTER_RENEWAL
+        if not pool.spec.makes_cluster or not is_due:
+            return
+        try:
+            KubeClient(pool.spec).renew_lease(pool.life)
+            _renewed[pool.life] = time.monotonic()
+        except (PoolUnreachableError, InvalidArgumentError) as error:
+            log.warning("pool %s: the Lease of its RayCluster could not be renewed: %s", pool.spec.name, error)
 
     def end(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> dict[str, str | None]:
         """Lower the replicas of the worker group to the size of the pool, name the pods that have to go, and check that

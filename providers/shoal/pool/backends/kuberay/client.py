@@ -146,18 +146,10 @@ class KubeClient:
 
     def renew_lease(self, life: str) -> dict[str, Any] | None:
         """Renew the Lease of the RayCluster, and return it. Return None if it does not exist."""
+        name = scaling.name_of(self._spec.ray_cluster, life)
         patch = [{"op": "add", "path": "/spec/renewTime", "value": scaling.now()}]
-        found: dict[str, Any] | None = self._call(
-            "patch leases",
-            lambda: self._json(
-                self._coordination.patch_namespaced_lease,
-                scaling.name_of(self._spec.ray_cluster, life),
-                self._namespace,
-                patch,
-                _content_type="application/json-patch+json",
-            ),
-            missing=self._is_missing,
-        )
+        options: dict[str, Any] = {"missing": self._is_missing, "_content_type": "application/json-patch+json"}
+        found: dict[str, Any] | None = self._send_lease("patch", name, self._namespace, patch, **options)
         return found
 
     def release_lease(self, life: str) -> None:
@@ -189,18 +181,11 @@ class KubeClient:
 
     def _create_lease(self, life: str, **options: Any) -> dict[str, Any]:
         body = scaling.made(self._spec.ray_cluster, life)
-        found: dict[str, Any] = self._call(
-            "create leases",
-            lambda: self._json(self._coordination.create_namespaced_lease, self._namespace, body, **options),
-        )
+        found: dict[str, Any] = self._send_lease("create", self._namespace, body, **options)
         return found
 
     def _delete_lease(self, name: str, **options: Any) -> None:
-        self._call(
-            "delete leases",
-            lambda: self._json(self._coordination.delete_namespaced_lease, name, self._namespace, **options),
-            missing=self._is_missing,
-        )
+        self._send_lease("delete", name, self._namespace, missing=self._is_missing, **options)
 
     def pods(self) -> list[Pod]:
         """Return the pods of the RayCluster, the oldest first."""
@@ -254,8 +239,7 @@ class KubeClient:
     def token(self, secret: str) -> str:
         """Return Ray's token from a Secret."""
         found = self._call(
-            "get secrets",
-            lambda: self._json(self._core.read_namespaced_secret, secret, self._namespace),
+            "get secrets", lambda: self._json(self._core.read_namespaced_secret, secret, self._namespace)
         )
         value = (found.get("data") or {}).get("auth_token")
         if value is None:
@@ -297,6 +281,14 @@ class KubeClient:
             lambda: getattr(self._custom, f"{verb}_namespaced_custom_object")(
                 *_API, self._namespace, "rayclusters", *args, _request_timeout=CLUSTER_PATIENCE, **options
             ),
+            missing,
+        )
+
+    def _send_lease(self, verb: str, *args: Any, missing: Callable[[Any], bool] | None = None, **options: Any) -> Any:
+        """Send a request about a Lease."""
+        return self._call(
+            f"{verb} leases",
+            lambda: self._json(getattr(self._coordination, f"{verb}_namespaced_lease"), *args, **options),
             missing,
         )
 

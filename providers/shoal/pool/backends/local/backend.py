@@ -149,10 +149,11 @@ class LocalBackend(Backend):
     def start(self, pool: PoolRef, nodes: Sequence[NodeRef]) -> None:
         """Spawn a supervisor process for each node. The supervisor claims the node's row (writes its process id there),
         or exits if it cannot claim the row."""
+        python = pool.spec.python or sys.executable
         for node in nodes:
             processes.spawn_detached(
-                python_command("-m", self.supervisor, node.id, str(node.epoch), python=_python(pool.spec)),
-                env=node_environment(node, _python(pool.spec)),
+                python_command("-m", self.supervisor, node.id, str(node.epoch), python=python),
+                env=node_environment(node, python),
                 log=log_path(node.pool, node.name),
             )
 
@@ -240,10 +241,6 @@ def _selectors(pool: str) -> dict[str, str] | None:
         return dict(json.loads(_selectors_path(pool).read_text()))
     except FileNotFoundError:
         return None
-
-
-def _python(spec: PoolSpec) -> str:
-    return spec.python or sys.executable
 
 
 _ASK_VERSIONS = (

@@ -137,9 +137,8 @@ def may_be_contended(environment: Mapping[str, str]) -> bool:
 
     The check is quick, because it does not ask Ray for GPUs of other makers.
     """
-    if _nvidia(environment.get(CUDA_DEVICES)):
-        return True
-    return any(map(_holder, gpu_lock("choosing").parent.glob("*.lock")))
+    has_nvidia = bool(_nvidia(environment.get(CUDA_DEVICES)))
+    return has_nvidia or any(map(_holder, gpu_lock("choosing").parent.glob("*.lock")))
 
 
 class GpuClaim:

@@ -26,7 +26,7 @@ from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from shoal import own_pauses
 from shoal.os_processes import how_ended, python_command
@@ -34,22 +34,6 @@ from shoal.pool.endpoint import LIBRARIES, driver_arguments
 from shoal.pool.timeouts import DRIVER_START_TIMEOUT, DRIVER_STOP_PATIENCE, HEAD_REQUEST_TIMEOUT, HEAD_TOKEN_TIMEOUT
 
 _FORK_SERVER = "shoal.jobs.driver.fork_server"
-
-
-class Process(Protocol):
-    """Interface of a started process, which leads a process group of its own."""
-
-    start_error: str
-    """Why the process could not be started; empty if it was started."""
-    why_ended: str
-    """Why the process was killed; empty if this is not known."""
-
-    @property
-    def pid(self) -> int:
-        """Return the id of the process."""
-
-    def poll(self) -> int | None:
-        """Return the exit code, or None while the process runs."""
 
 
 class _Command(subprocess.Popen[bytes]):
@@ -124,7 +108,12 @@ def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] |
 
 
 class _RequestedProcess:
-    """A process that was requested from the fork server. It may not have started yet."""
+    """A process that was requested from the fork server. It may not have started yet.
+
+    Attributes:
+        start_error: Why the process could not be started; empty if it was started.
+        why_ended: Why the process was killed; empty if this is not known.
+    """
 
     def __init__(self) -> None:
         self._pid: int | None = None
@@ -160,6 +149,10 @@ class _RequestedProcess:
     def refused(self, reason: str) -> None:
         self.start_error = f"the head cannot start another process: {reason}"
         self.ended(1)
+
+
+Process = _Command | _RequestedProcess
+"""A started process, which leads a process group of its own."""
 
 
 class ForkServer:

@@ -64,17 +64,14 @@ class Cluster:
                 token = path.read_text().strip() if path else ""
             except OSError as error:
                 self._unread = f'token_file={path} of pool "{spec.name}" cannot be read: {error.strerror}'
-        self._head = RayHead(self._address, token, ca=ca_path(spec), error=self._pool_error)
-        self.scripts = ScriptRunner(self._head, f"the Ray cluster at {self._address}", spec.name, spec.gcs)
+        self.head = RayHead(self._address, token, ca=ca_path(spec), error=self._pool_error)
+        """Client of the head."""
+        self.scripts = ScriptRunner(self.head, f"the Ray cluster at {self._address}", spec.name, spec.gcs)
         """Runs scripts on the cluster."""
 
     def nodes(self) -> list[ClusterNode]:
         """Return the cluster's nodes that are alive: first the head, then the other nodes, sorted by name."""
-        return alive_nodes(self._head)
-
-    def python(self) -> str | None:
-        """Return the full version of the cluster's Python, such as 3.11.7, or None if the head does not report it."""
-        return python_version(self._head)
+        return alive_nodes(self.head)
 
     def autoscaling(self) -> bool | None:
         """Return whether the cluster has a Ray autoscaler. Return None if the head's status does not show this, because
@@ -83,7 +80,7 @@ class Cluster:
         A cluster started with `ray start --head` has no autoscaler. Its monitor process gives each node a type of its
         own, ``node_<id>``. So such types do not show that the cluster has an autoscaler.
         """
-        types = self._head.get("/api/cluster_status", _node_types)
+        types = self.head.get("/api/cluster_status", _node_types)
         return any(not kind.startswith(READ_ONLY) for kind in types) if types else None
 
     def has_autoscaler(self) -> bool:
@@ -94,9 +91,13 @@ class Cluster:
             return known
         return self.scripts.run("look", _AUTOSCALER_JOB, {})["autoscaler"] is not None
 
-    def submit(self, job_id: str, order: Mapping[str, Any]) -> None:
-        """Start the script `autoscaler_job.py` as a Ray job, unless the cluster already has a job with this id."""
-        self.scripts.submit(job_id, _AUTOSCALER_JOB, order)
+    def request_nodes(self, pool: PoolRef) -> None:
+        """Start the script `autoscaler_job.py` as a Ray job that requests all nodes of a pool, unless the cluster
+        already has the job of this decision."""
+        spec = pool.spec
+        of_node = {"cpus": spec.cpus_per_node, "gpus": spec.gpus_per_node}
+        order = {"pool": spec.name, "stamp": pool.stamp, "size": pool.size, **of_node}
+        self.scripts.submit(_job_id(pool), _AUTOSCALER_JOB, order)
 
     def asked(self, job_id: str) -> bool:
         """Wait until a submitted job with the script `autoscaler_job.py` has ended. Return whether the job has, or may
@@ -106,7 +107,7 @@ class Cluster:
     def jobs(self) -> list[str]:
         """Return the ids of the jobs that shoal has submitted to the cluster for this pool, such as requests for
         nodes."""
-        return self._head.get(
+        return self.head.get(
             "/api/jobs/",
             lambda rows: [
                 str(row["submission_id"])
@@ -118,7 +119,7 @@ class Cluster:
     def forget(self, job_id: str) -> None:
         """Delete an ended job from the cluster's list of jobs. A job that still runs is not deleted."""
         with suppress(BusyClusterError):
-            self._head.delete(job_id)
+            self.head.delete(job_id)
 
     def _pool_error(self, failure: Failure) -> PoolUnreachableError:
         cluster, reason = f"the Ray cluster at {self._address}", failure.reason
@@ -199,7 +200,7 @@ class RayBackend(ClusterBackend):
                 ref: f"Ray node {node[:12]} has left the cluster" for ref, node in bound.items() if node not in alive
             },
             arrived={
-                ref.id: _arrival(spec, node, there, cluster.python() if node.is_head else None)
+                ref.id: _arrival(spec, node, there, python_version(cluster.head) if node.is_head else None)
                 for ref, node in _assign([ref for ref in nodes if ref.id not in bound], free)
             },
         )
@@ -212,7 +213,7 @@ class RayBackend(ClusterBackend):
         cluster = Cluster(pool.spec)
         try:
             if cluster.autoscaling() is not False:
-                cluster.submit(_job_id(pool), _order(pool))
+                cluster.request_nodes(pool)
         except PoolUnreachableError as error:
             log.warning("%s", error)  # The error is only logged, because the next try requests the nodes again.
 
@@ -223,7 +224,7 @@ class RayBackend(ClusterBackend):
             cluster = Cluster(pool.spec)
             before = cluster.jobs()
             if any(cluster.asked(job) for job in before):
-                cluster.submit(_job_id(pool), _order(pool))
+                cluster.request_nodes(pool)
                 cluster.scripts.answer(_job_id(pool))
                 if pool.size <= 1:
                     # The job that was just submitted has withdrawn the pool's request. Delete this job, too, so that
@@ -258,17 +259,6 @@ def _job_id(pool: PoolRef) -> str:
     """Return the id of the Ray job that carries out a decision about the pool's size. The same decision always gives
     the same id, so the job is not submitted twice."""
     return f"shoal-demand-{pool.spec.name}-{pool.stamp:.6f}-{pool.size}"
-
-
-def _order(pool: PoolRef) -> dict[str, object]:
-    spec = pool.spec
-    return {
-        "pool": spec.name,
-        "stamp": pool.stamp,
-        "size": pool.size,
-        "cpus": spec.cpus_per_node,
-        "gpus": spec.gpus_per_node,
-    }
 
 
 def _assign(waiting: Sequence[NodeRef], free: Sequence[ClusterNode]) -> list[tuple[NodeRef, ClusterNode]]:
