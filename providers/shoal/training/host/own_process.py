@@ -178,6 +178,16 @@ def _end(error: BaseException | None) -> NoReturn:
         os._exit(code & 0xFF)
 
 
+def print_to(output: int) -> None:
+    """Let this process, which may be a fork with the buffered streams of its parent, print to a descriptor, line by
+    line."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout, sys.stderr = (
+        os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False) for descriptor in (1, 2)
+    )
+
+
 WORKER = "shoal worker"
 """First words of the titles of workers."""
 
