@@ -232,17 +232,6 @@ def seats(shape: GangShape, group: Any) -> list[Seat]:
     ]
 
 
-def actor_options(shape: GangShape, group: Any, seat: Seat) -> dict[str, Any]:
-    """Return the options (CPUs, GPUs, placement group bundle) with which Ray starts the actor of one rank."""
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    return {
-        "num_cpus": shape.cpus_per_worker,
-        "num_gpus": shape.gpus_per_worker,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, seat.bundle),
-    }
-
-
 def release(group: Any) -> None:
     """Free the resources of a placement group; Ray then kills its actors that still use these resources."""
     from ray.util.placement_group import remove_placement_group
