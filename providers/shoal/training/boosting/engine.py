@@ -17,7 +17,7 @@ from typing import Any
 
 from shoal.data.checks import decimals_of
 from shoal.data.numpy_columns import find_categories
-from shoal.errors import OutOfMemoryError, TrainingError, UnusableGpuError, WorkerLostError
+from shoal.errors import OutOfMemoryError, UnusableGpuError, WorkerLostError
 from shoal.training import cluster
 from shoal.training.boosting import messages
 from shoal.training.boosting.library import Library, import_package, library_of
@@ -179,12 +179,13 @@ class Training:
         # a restart, therefore convert each category to the same code.
         categorical = [name for name in request.input_cols if name in request.categorical_cols]
         categories = find_categories(self._train.source, categorical)
+        self._checkpoint = messages.Checkpoint()
         if continued is not None:
             categories = continued.categories_for(categories)
+            self._checkpoint = messages.Checkpoint(model=continued.content, init_rounds=continued.rounds)
         schema = self._train.schema()
         types = {name: str(schema.field(name).type) for name in request.input_cols}
         self._columns = replace(request.columns, categories=categories, types=types)
-        self._checkpoint = messages.Checkpoint() if continued is None else continued.checkpoint()
         self._sent: Any = user_code
         if user_code:
             self._sent = Pickled(pickled(user_code, "callbacks, objective or metrics"))
@@ -336,8 +337,7 @@ class Training:
                 )
                 workers[:] = [worker.after(answer) for worker, answer in zip(workers, answers, strict=True)]
                 first = answers[0]
-                if first.checkpoint is None:
-                    raise TrainingError("rank 0 (the first worker) returned no model: report this as an error in shoal")
+                assert first.checkpoint is not None, "rank 0 returns the model"
                 self._checkpoint, resume = first.checkpoint, None
                 self._report(display, 0, self._checkpoint.rounds, self._checkpoint.history)
                 if segment.last or first.stopped:
