@@ -217,7 +217,7 @@ def seats(shape: GangShape, group: Any) -> list[Seat]:
     """Return the placement of each worker, ordered by rank: first the workers on the head node, then all others."""
     from ray.util.placement_group import placement_group_table
 
-    order = cluster.node_order()
+    order = {node_id: place for place, node_id in enumerate(cluster.node_names())}
     names = {node["NodeID"]: node["NodeName"] for node in ray.nodes()}
     node_of: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
     bundles = [
