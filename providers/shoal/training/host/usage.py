@@ -104,16 +104,14 @@ class _Gpus:
         self._handles: list[Any] = []
         if not gpus:
             return
-        try:
+        # If the package, the GPU driver or a GPU is missing, the training continues, and no GPU is measured.
+        with contextlib.suppress(Exception):
             nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
             self._nvml = nvml
             # NVML ignores CUDA_VISIBLE_DEVICES, so an index counts all GPUs of the host.
             by_index, by_id = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
             self._handles = [by_index(int(gpu)) if gpu.isdecimal() else by_id(gpu) for gpu in gpus]
-        except Exception:
-            # The package, the GPU driver or a GPU is missing. The training continues, and no GPU is measured.
-            self._handles = []
 
     def measure(self, pids: set[int]) -> dict[str, float]:
         """Measure the utilization of each GPU and the GPU memory of the given processes, and return a dict of metrics
