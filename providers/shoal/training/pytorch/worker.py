@@ -374,7 +374,7 @@ def _pickled(value: Any) -> bytes | MissingValue:
     try:
         return bytes(cloudpickle.dumps(value))
     except Exception as error:
-        return MissingValue.of(value, error)
+        return MissingValue(f"a {type(value).__qualname__} cannot be pickled ({type(error).__name__}: {error})")
 
 
 def upload(paths: Sequence[str], target: str) -> None:
