@@ -182,7 +182,7 @@ def refuse_if_impossible(shape: GangShape) -> None:
         )
 
 
-def _held_by_caller() -> dict[str, dict[str, float]]:
+def _held_by_caller() -> Mapping[str, Mapping[str, float]]:
     """Return the resources that this process holds, by Ray's node id: those of the whole gang if it is a worker of one,
     because a gang ends as a whole. A process that is not a worker of Ray holds nothing."""
     if (ray := cluster.ray_if_connected()) is None:
@@ -195,12 +195,10 @@ def _held_by_caller() -> dict[str, dict[str, float]]:
     group = get_current_placement_group()
     if group is None:
         return {context.get_node_id(): context.get_assigned_resources()}
-    held: dict[str, dict[str, float]] = {}
+    held: dict[str, Counter[str]] = {}
     table = placement_group_table(group)
     for bundle, node_id in table["bundles_to_node_id"].items():
-        for name, amount in table["bundles"][bundle].items():
-            of_node = held.setdefault(node_id, {})
-            of_node[name] = of_node.get(name, 0.0) + amount
+        held.setdefault(node_id, Counter()).update(table["bundles"][bundle])
     return held
 
 

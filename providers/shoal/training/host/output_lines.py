@@ -55,21 +55,19 @@ class OutputLines(io.RawIOBase):
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
         """Pass each complete line to the `show` function, and keep the line in progress."""
+        data = bytes(data)
         with self._lock:
-            return self._write(bytes(data))
-
-    def _write(self, data: bytes) -> int:
-        self._held += data
-        if b"\n" in data:
-            *lines, rest = bytes(self._held).split(b"\n")
-            self._held, self._is_old = bytearray(rest), False
-            self._show([_text(line) for line in lines])
-        if b"\r" in data:
-            *overwritten, last = bytes(self._held).split(b"\r")
-            visible = next(filter(None, reversed(overwritten)), b"")
-            self._held = bytearray(b"\r".join([visible, last] if overwritten else [last]))
-        if len(self._held) > 2 * _LONGEST_LINE:
-            self._divide()
+            self._held += data
+            if b"\n" in data:
+                *lines, rest = bytes(self._held).split(b"\n")
+                self._held, self._is_old = bytearray(rest), False
+                self._show([_text(line) for line in lines])
+            if b"\r" in data:
+                *overwritten, last = bytes(self._held).split(b"\r")
+                visible = next(filter(None, reversed(overwritten)), b"")
+                self._held = bytearray(b"\r".join([visible, last] if overwritten else [last]))
+            if len(self._held) > 2 * _LONGEST_LINE:
+                self._divide()
         return len(data)
 
     def look(self) -> None:
