@@ -110,10 +110,8 @@ def reserve(shape: GangShape, deadline: float) -> Any:
         CapacityError: The active nodes are too small for the gang, or the function that calls holds their resources.
         CapacityTimeoutError: The nodes had no free room before the deadline.
     """
-    from ray.util.placement_group import placement_group
-
     refuse_if_impossible(shape)
-    group = placement_group(shape.bundles, strategy="STRICT_SPREAD" if shape.per_node else "SPREAD")
+    group = ray.util.placement_group(shape.bundles, strategy="STRICT_SPREAD" if shape.per_node else "SPREAD")
     try:
         return wait_for_room(shape, lambda seconds: group if group.wait(timeout_seconds=seconds) else None, deadline)
     except BaseException:
@@ -187,16 +185,14 @@ def _held_by_caller() -> Mapping[str, Mapping[str, float]]:
     because a gang ends as a whole. A process that is not a worker of Ray holds nothing."""
     if (ray := cluster.ray_if_connected()) is None:
         return {}
-    from ray.util.placement_group import get_current_placement_group, placement_group_table
-
     context = ray.get_runtime_context()
     if context.worker.mode != ray.WORKER_MODE:
         return {}
-    group = get_current_placement_group()
+    group = ray.util.get_current_placement_group()
     if group is None:
         return {context.get_node_id(): context.get_assigned_resources()}
     held: dict[str, Counter[str]] = {}
-    table = placement_group_table(group)
+    table = ray.util.placement_group_table(group)
     for bundle, node_id in table["bundles_to_node_id"].items():
         held.setdefault(node_id, Counter()).update(table["bundles"][bundle])
     return held
@@ -213,11 +209,9 @@ def room(shape: GangShape, nodes: Sequence[Mapping[str, float]]) -> int:
 
 def seats(shape: GangShape, group: Any) -> list[Seat]:
     """Return the placement of each worker, ordered by rank: first the workers on the head node, then all others."""
-    from ray.util.placement_group import placement_group_table
-
     order = {node_id: place for place, node_id in enumerate(cluster.node_names())}
     names = {node["NodeID"]: node["NodeName"] for node in ray.nodes()}
-    node_of: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    node_of: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
     bundles = [
         bundle
         for bundle in sorted(node_of, key=lambda bundle: (order.get(node_of[bundle], len(order)), bundle))
@@ -232,10 +226,8 @@ def seats(shape: GangShape, group: Any) -> list[Seat]:
 
 def release(group: Any) -> None:
     """Free the resources of a placement group; Ray then kills its actors that still use these resources."""
-    from ray.util.placement_group import remove_placement_group
-
     if ray.is_initialized():
-        remove_placement_group(group)
+        ray.util.remove_placement_group(group)
 
 
 _LOOK_PERIOD_S = 0.1
