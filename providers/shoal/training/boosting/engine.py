@@ -148,7 +148,7 @@ class Training:
         self._train, self._eval_sets = checked_data(request)
         if decimals := decimals_of(self._train.source, request.columns.names):
             say(f"decimal columns are trained as float64: {', '.join(decimals)}")
-        self._size = self._resolve()
+        self._size = request.demand().resolved()
         # Restarts keep this choice, because it changes the model.
         self._joined = (
             self._size.num_workers > 1
@@ -206,7 +206,7 @@ class Training:
 
     def _shrink(self) -> str | None:
         """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit."""
-        fewer = fewer_workers(self._size, self.request.run_config.min_workers, partial(self._resolve, again=True))
+        fewer = fewer_workers(self._size, self.request.run_config.min_workers, self._clamped)
         self._size = fewer or self._size
         return None if fewer is None else f"{fewer.num_workers} workers"
 
@@ -360,11 +360,8 @@ class Training:
         function: Callable[..., Any] = getattr(importlib.import_module(self.library.worker), name)
         return gang.run(function, args, timeout=self.restarts.timeout, on_note=on_note)
 
-    def _resolve(self, *, again: bool = False) -> GangShape:
-        """Compute the number and size of the workers from the scaling config and the active nodes."""
-        scaling, clamp = self.request.scaling_config, self.request.run_config.clamp
-        if again:
-            cpus = round(self._size.cpus_per_worker + self._size.reading_cpus)
-            wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
-            scaling, clamp = scaling.model_copy(update=wanted), True
-        return self.request.demand_of(scaling).resolved(clamp=clamp)
+    def _clamped(self) -> GangShape:
+        """Compute how many workers of the same size fit on the active nodes, at most the same number."""
+        cpus = round(self._size.cpus_per_worker + self._size.reading_cpus)
+        wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
+        return self.request.demand_of(self.request.scaling_config.model_copy(update=wanted)).resolved(clamp=True)
