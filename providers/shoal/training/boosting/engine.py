@@ -186,9 +186,7 @@ class Training:
         schema = self._train.schema()
         types = {name: str(schema.field(name).type) for name in request.input_cols}
         self._columns = replace(request.columns, categories=categories, types=types)
-        self._sent: Any = user_code
-        if user_code:
-            self._sent = Pickled(pickled(user_code, "callbacks, objective or metrics"))
+        self._sent: Any = Pickled(pickled(user_code, "callbacks, objective or metrics")) if user_code else user_code
 
     @property
     def _shape(self) -> GangShape:

@@ -156,13 +156,11 @@ class Collectors:
 
         self._monitors = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
         for gpu_monitor in (GPUMonitor, ROCMMonitor):
-            try:
+            # The node may have no GPUs of this manufacturer, or not the manufacturer's Python package. MLflow itself
+            # does not measure such GPUs either.
+            with contextlib.suppress(Exception):
                 self._monitors.append(gpu_monitor())
                 break
-            except Exception:
-                # The node has no GPUs of this manufacturer, or the manufacturer's Python package is not installed.
-                # MLflow itself does not measure such GPUs either.
-                continue
         # psutil measures the CPU usage since its previous call, so the first value is always 0. This call discards the
         # first value.
         self.measure()
