@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from shoal.data.connector import DataConnector
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.planning import ALONE
 from shoal.errors import InvalidArgumentError
@@ -33,9 +34,6 @@ from shoal.training.gang.worker import PeerError
 from shoal.training.host.own_process import ending_forks
 from shoal.training.reporting import GangContext, gang_context, set_gang_context
 from shoal.training.tracking import after_import
-
-if TYPE_CHECKING:
-    from shoal.data.connector import DataConnector
 
 
 class TrialPruned(Exception):  # Optuna's name
@@ -271,8 +269,6 @@ class FunctionRunner:
         folder: str,
         context: GangContext,
     ) -> None:
-        from shoal.data.connector import DataConnector
-
         after_import("mlflow", note_opened_runs)
         self.mlflow_run: str | None = None
         self._metric = metric
