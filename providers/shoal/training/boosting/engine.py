@@ -65,9 +65,7 @@ def train(
     restarts = Restarts(request.run_config)
     library = installed_library(request.framework)
     request = with_gpu_choice(request, library, keep_gpu_choice)
-    training = Training(
-        request, library, user_code or UserCode(), init_model, dict(env or {}), on_progress, metrics, restarts
-    )
+    training = Training(request, library, user_code or UserCode(), restarts, init_model, env, on_progress, metrics)
     return training.run()
 
 
@@ -127,17 +125,17 @@ def installed_library(framework: str) -> Library:
 class Training:
     """A training whose data and parameters are checked, and which has not started yet.
 
-    `init_model`, `on_progress` and `metrics` are those of :func:`train`.
+    `init_model`, `env`, `on_progress` and `metrics` are those of :func:`train`.
     """
 
     request: TrainRequest
     library: Library
     user_code: UserCode
-    init_model: bytes | None
-    env: dict[str, str]
-    on_progress: OnProgress | None
-    metrics: MetricSink | None
     restarts: Restarts
+    init_model: bytes | None = None
+    env: Mapping[str, str] | None = None
+    on_progress: OnProgress | None = None
+    metrics: MetricSink | None = None
 
     def __post_init__(self) -> None:
         request, library, user_code, init_model = self.request, self.library, self.user_code, self.init_model
