@@ -117,7 +117,7 @@ def test_outside_a_gang_no_node_leaves() -> None:
 def test_a_driver_notes_the_end_so_that_the_reconciler_replaces_the_node_of_a_cluster_of_others(
     renewed: TwoNodes, store: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    head, second = cluster.node_order()
+    head, second = cluster.node_names()
     with store.transaction() as session:
         for name, node_id in (("head", head), ("second", second)):
             session.add(

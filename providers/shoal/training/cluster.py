@@ -129,16 +129,9 @@ def _node(name: str, resources: dict[str, float]) -> Node:
     )
 
 
-def node_order() -> dict[str, int]:
-    """Return the index of each node that is alive, as a dict with the ids of the nodes as keys.
-
-    The head node has index 0. The other nodes follow, sorted by name.
-    """
-    return {node_id: place for place, node_id in enumerate(node_names())}
-
-
 def node_names() -> dict[str, str]:
-    """Return the name of each node that is alive, as a dict with the ids of the nodes as keys."""
+    """Return the name of each node that is alive, as a dict with the ids of the nodes as keys: first the head node,
+    then the others, sorted by name."""
     if _register is not None:
         return {node.id: node.name for node in _register.nodes()}
     return {node["NodeID"]: node["NodeName"] for node in _alive()}

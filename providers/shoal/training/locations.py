@@ -273,6 +273,7 @@ MARKER = ".shoal-job"
 """Name of the marker file, which contains the fields of a :class:`Claim` as JSON."""
 
 _MAX_MARKER_BYTES = 4096
+_OTHER_PLACE = "move it away, or choose another artifact_location or job_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +306,7 @@ class Claim:
         if not linked and not fs.exists(root):
             return False
         if linked or not fs.isdir(root):
-            raise InvalidArgumentError(f"{folder} is a file or a link, but has to be a folder: {self._remedy}")
+            raise InvalidArgumentError(f"{folder} is a file or a link, but has to be a folder: {_OTHER_PLACE}")
         found = _read(fs, root)
         names = {str(path).rstrip("/").rpartition("/")[2] for path in fs.ls(root, detail=False)} - set(beside)
         if found is None and all(name == MARKER or name.startswith(f"{MARKER}.") for name in names):
@@ -314,7 +315,7 @@ class Claim:
         if found is None or (found.job_id, found.owner) != (self.job_id, self.owner):
             raise InvalidArgumentError(
                 f'{folder} is not empty, and job "{self.job_id}" did not create this folder (the file {MARKER} in it '
-                f"is missing or belongs to another job): {self._remedy}"
+                f"is missing or belongs to another job): {_OTHER_PLACE}"
             )
         if found.attempt > self.attempt:
             raise InvalidArgumentError(
@@ -387,10 +388,6 @@ class Claim:
             # Such an error is ignored, so a folder that is not empty stays.
             with contextlib.suppress(OSError):
                 fs.rmdir(name)
-
-    @property
-    def _remedy(self) -> str:
-        return "move it away, or choose another artifact_location or job_id"
 
 
 def read_claim(folder: str) -> Claim | None:

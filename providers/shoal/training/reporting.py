@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import islice
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from shoal.data.planning import ALONE, GangPosition, set_current_position
@@ -174,7 +173,7 @@ class ProgressDisplay:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

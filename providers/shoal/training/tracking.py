@@ -174,16 +174,15 @@ def experiment_id(client: MlflowClient, name: str, artifacts: str | None) -> str
     """
     from mlflow.exceptions import MlflowException
 
-    if (found := client.get_experiment_by_name(name)) is not None:
-        return checked_id(client, found)
-    try:
-        location = artifacts and f"{artifacts}/{folder_of(name)}"
-        return str(client.create_experiment(name, artifact_location=location))
-    except MlflowException:
-        # Another process may have created the experiment in the meantime.
-        if (found := client.get_experiment_by_name(name)) is None:
-            raise
-        return checked_id(client, found)
+    if (found := client.get_experiment_by_name(name)) is None:
+        try:
+            location = artifacts and f"{artifacts}/{folder_of(name)}"
+            return str(client.create_experiment(name, artifact_location=location))
+        except MlflowException:
+            # Another process may have created the experiment in the meantime.
+            if (found := client.get_experiment_by_name(name)) is None:
+                raise
+    return checked_id(client, found)
 
 
 def checked_id(client: MlflowClient, experiment: Experiment) -> str:

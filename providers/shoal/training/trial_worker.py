@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from shoal.data.connector import DataConnector
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.planning import ALONE
 from shoal.errors import InvalidArgumentError
@@ -33,9 +34,6 @@ from shoal.training.gang.worker import PeerError
 from shoal.training.host.own_process import ending_forks
 from shoal.training.reporting import GangContext, gang_context, set_gang_context
 from shoal.training.tracking import after_import
-
-if TYPE_CHECKING:
-    from shoal.data.connector import DataConnector
 
 
 class TrialPruned(Exception):  # Optuna's name
@@ -218,39 +216,30 @@ class TrialRunner(Protocol):
         """
 
 
-class Work(Protocol):
-    """Interface of what the driver sends to each worker before the first trial."""
-
-    def runner(self, context: GangContext) -> TrialRunner:
-        """Return the object that runs the trials of this worker."""
+Work = Callable[[GangContext], TrialRunner]
+"""Type of what the driver sends to each worker before the first trial: a function that returns the runner of its
+trials, such as a class of this module with its first arguments."""
 
 
-@dataclass(frozen=True)
-class BoostingWork:
-    """Trials that train a boosting model.
+class BoostingRunner:
+    """Runner of trials that train a boosting model.
 
     Args:
         trials: Data and options of the trainings.
         report_every: Number of rounds between two reported values; 0: none.
+        context: Context of this worker.
     """
 
-    trials: BoostingTrials
-    report_every: int
-
-    def runner(self, context: GangContext) -> TrialRunner:
-        """Return the object that runs the trials of this worker."""
-        return _BoostingRunner(self, context)
-
-
-class _BoostingRunner:
     mlflow_run: str | None = None
 
-    def __init__(self, work: BoostingWork, context: GangContext) -> None:
-        self._work = work
-        self._trainer = work.trials.trainer(context)
+    def __init__(self, trials: BoostingTrials, report_every: int, context: GangContext) -> None:
+        self._trials = trials
+        self._report_every = report_every
+        self._trainer = trials.trainer(context)
 
     def run(self, trial: Trial, report: Ask) -> dict[str, Any]:
-        trials, every = self._work.trials, self._work.report_every
+        """See `TrialRunner.run`."""
+        trials, every = self._trials, self._report_every
 
         def on_round(iteration: int, history: History) -> None:
             if every and (iteration + 1) % every == 0 and report(trials.value(history), iteration):
@@ -261,41 +250,35 @@ class _BoostingRunner:
         return {"value": result.value, "metrics": result.metrics, "rounds": result.rounds}
 
 
-@dataclass(frozen=True)
-class FunctionWork:
-    """Trials that call a function of the user.
+class FunctionRunner:
+    """Runner of trials that call a function of the user.
 
     Args:
         function: The pickled function ``(params, context)``.
         dataset_map: Datasets by name.
         metric: Deciding metric in what the function reports or returns.
         folder: Folder or URI for the models that the function reports.
+        context: Context of this worker.
     """
 
-    function: bytes
-    dataset_map: Mapping[str, DatasetSpec]
-    metric: str | None
-    folder: str
-
-    def runner(self, context: GangContext) -> TrialRunner:
-        """Return the object that runs the trials of this worker."""
-        return _FunctionRunner(self)
-
-
-class _FunctionRunner:
-    def __init__(self, work: FunctionWork) -> None:
-        from shoal.data.connector import DataConnector
-
+    def __init__(
+        self,
+        function: bytes,
+        dataset_map: Mapping[str, DatasetSpec],
+        metric: str | None,
+        folder: str,
+        context: GangContext,
+    ) -> None:
         after_import("mlflow", note_opened_runs)
         self.mlflow_run: str | None = None
-        self._work = work
-        self._function = cloudpickle.loads(work.function)
-        self._datasets: dict[str, DataConnector] = {
-            name: DataConnector.from_spec(spec) for name, spec in work.dataset_map.items()
-        }
+        self._metric = metric
+        self._folder = folder
+        self._function = cloudpickle.loads(function)
+        self._datasets = {name: DataConnector.from_spec(spec) for name, spec in dataset_map.items()}
 
     def run(self, trial: Trial, report: Ask) -> dict[str, Any]:
-        metric = self._work.metric
+        """See `TrialRunner.run`."""
+        metric = self._metric
         context = TrialContext(trial.number, trial.params, dict(self._datasets), metric, _ask=report)
         set_current_trial(context)
         try:
@@ -309,18 +292,18 @@ class _FunctionRunner:
         metrics = context.metrics if returned is None and context.metrics else metrics_of(returned, metric)
         outcome = {"value": value_of(metrics, metric), "metrics": metrics}
         if context.model is not None:
-            path = f"{self._work.folder}/trial-{trial.number}.pkl"
+            path = f"{self._folder}/trial-{trial.number}.pkl"
             outcome |= {"model": path, "model_digest": _save(context.model, path)}
         return outcome
 
 
-def direction(work: BoostingWork, trial: TrialParams) -> Direction | None:
+def direction(trials: BoostingTrials, trial: TrialParams) -> Direction | None:
     """Return the direction of the deciding metric, which only the user's function knows. Rank 0 calls it."""
     gang = gang_context()
     if gang.rank:
         return None
     with _alone(gang) as context:
-        return work.trials.direction(context, trial)
+        return trials.direction(context, trial)
 
 
 @contextmanager
@@ -343,7 +326,7 @@ def serve(work: Work) -> int:
     with _alone(gang) as context:
         while (answer := _ask(gang, {"outcome": outcome})) is not None:
             trial: Trial = pickle.loads(base64.b64decode(answer))
-            runner = runner or work.runner(context)
+            runner = runner or work(context)
             outcome = _outcome(runner, trial, gang)
             done += 1
     return done

@@ -62,9 +62,9 @@ class LeavingWatch:
             return
         with transaction(self._store, JournalStep.REQUEST) as session:
             commands.note_leaving(session, self._pool, leaving, time.time())
-        order, names = cluster.node_order(), cluster.node_names()
+        names = cluster.node_names()
         for node_id in sorted(leaving):
-            if order.get(node_id) == 0:
+            if node_id == next(iter(names), None):
                 print(
                     "the pool's head will shut down soon: this job will end together with the head, and a retry will "
                     "start the job again",

@@ -39,7 +39,7 @@ from shoal.secrets.hidden_output import flush_output
 from shoal.secrets.known_secrets import KnownSecrets, SecretStream
 from shoal.secrets.redaction import redact
 from shoal.training.host import memory
-from shoal.training.host.own_process import ending_forks
+from shoal.training.host.own_process import ending_forks, print_to
 from shoal.training.host.process_channel import ProcessChannel
 from shoal.training.reporting import GangContext, gang_context, set_gang_context
 
@@ -67,7 +67,7 @@ def serve(work: messages.Work, worker: ProcessChannel, output: int) -> NoReturn:
         worker.send(pickle.dumps(message))
 
     try:
-        _print_to(output)
+        print_to(output)
         reader = _reader(work)
         with contextlib.suppress(EOFError, OSError):
             while True:
@@ -86,15 +86,6 @@ def serve(work: messages.Work, worker: ProcessChannel, output: int) -> NoReturn:
     finally:
         _flush()
         os._exit(0)
-
-
-def _print_to(output: int) -> None:
-    """Let this process print to a descriptor, line by line."""
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.stdout, sys.stderr = (
-        os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False) for descriptor in (1, 2)
-    )
 
 
 def _reader(work: messages.Work) -> BucketReader:

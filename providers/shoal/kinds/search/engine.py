@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from shoal.errors import InvalidArgumentError, WorkerLostError
@@ -27,7 +28,7 @@ from shoal.training.pickling import pickled
 from shoal.training.pytorch.program import imported
 from shoal.training.reporting import OnProgress, Progress, ProgressDisplay
 from shoal.training.run_config import Restarts
-from shoal.training.trial_worker import BoostingWork, FunctionWork, Work
+from shoal.training.trial_worker import BoostingRunner, FunctionRunner, Work
 
 _MOST_REPORTS = 100
 """Largest number of values that a boosting trial reports by default, to bound the study."""
@@ -129,7 +130,7 @@ def run(
     if storage is not None and STUDY in {each.study_name for each in storage.get_all_studies()}:
         direction = direction_of(optuna.load_study(study_name=STUDY, storage=storage))  # this search continues
     if direction is None and plan is not None:
-        direction = _told_direction(work, plan, workers, restarts, size) if plan.is_told else plan.direction
+        direction = _told_direction(plan, workers, restarts, size) if plan.is_told else plan.direction
     direction = direction or spec.direction or "minimize"
     metric = spec.metric if plan is None else plan.compared_by
     count = itertools.count(1)
@@ -165,7 +166,6 @@ def run(
 
 
 def _told_direction(
-    work: Work,
     plan: TrialPlan,
     workers: Callable[[], contextlib.AbstractContextManager[Gang]],
     restarts: Restarts,
@@ -175,7 +175,7 @@ def _told_direction(
 
     def ask() -> Direction | None:
         with workers() as gang:
-            tasks = [(work, plan.sample())] * size.num_workers
+            tasks = [(plan.trials, plan.sample())] * size.num_workers
             answers: list[Direction | None]
             answers = gang.run(trial_worker.direction, tasks, timeout=restarts.timeout, report_uneven=False)
             return answers[0]
@@ -247,11 +247,11 @@ def _work(
         if function is None:
             assert spec.train_func is not None
             function = pickled(imported(spec.train_func), "the function of a search")
-        return FunctionWork(function, spec.dataset_map, spec.metric, folder), size, []
+        return partial(FunctionRunner, function, spec.dataset_map, spec.metric, folder), size, []
     assert spec.train is not None
     every = spec.report_every or -(-spec.train.n_estimators // _MOST_REPORTS)
     report_every = 0 if type(pruner).__name__ == "NopPruner" else every
-    return BoostingWork(plan.trials, report_every), plan.size, [library_of(spec.train.framework).worker]
+    return partial(BoostingRunner, plan.trials, report_every), plan.size, [library_of(spec.train.framework).worker]
 
 
 def _boosting_plan(spec: TuneJobSpec, code: SearchCode, user_code: UserCode, keep_gpu_choice: KeepChoice) -> TrialPlan:

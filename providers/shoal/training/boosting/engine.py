@@ -17,7 +17,7 @@ from typing import Any
 
 from shoal.data.checks import decimals_of
 from shoal.data.numpy_columns import find_categories
-from shoal.errors import OutOfMemoryError, TrainingError, UnusableGpuError, WorkerLostError
+from shoal.errors import OutOfMemoryError, UnusableGpuError, WorkerLostError
 from shoal.training import cluster
 from shoal.training.boosting import messages
 from shoal.training.boosting.library import Library, import_package, library_of
@@ -65,9 +65,7 @@ def train(
     restarts = Restarts(request.run_config)
     library = installed_library(request.framework)
     request = with_gpu_choice(request, library, keep_gpu_choice)
-    training = Training(
-        request, library, user_code or UserCode(), init_model, dict(env or {}), on_progress, metrics, restarts
-    )
+    training = Training(request, library, user_code or UserCode(), restarts, init_model, env, on_progress, metrics)
     return training.run()
 
 
@@ -127,17 +125,17 @@ def installed_library(framework: str) -> Library:
 class Training:
     """A training whose data and parameters are checked, and which has not started yet.
 
-    `init_model`, `on_progress` and `metrics` are those of :func:`train`.
+    `init_model`, `env`, `on_progress` and `metrics` are those of :func:`train`.
     """
 
     request: TrainRequest
     library: Library
     user_code: UserCode
-    init_model: bytes | None
-    env: dict[str, str]
-    on_progress: OnProgress | None
-    metrics: MetricSink | None
     restarts: Restarts
+    init_model: bytes | None = None
+    env: Mapping[str, str] | None = None
+    on_progress: OnProgress | None = None
+    metrics: MetricSink | None = None
 
     def __post_init__(self) -> None:
         request, library, user_code, init_model = self.request, self.library, self.user_code, self.init_model
@@ -148,7 +146,7 @@ class Training:
         self._train, self._eval_sets = checked_data(request)
         if decimals := decimals_of(self._train.source, request.columns.names):
             say(f"decimal columns are trained as float64: {', '.join(decimals)}")
-        self._size = self._resolve()
+        self._size = request.demand().resolved()
         # Restarts keep this choice, because it changes the model.
         self._joined = (
             self._size.num_workers > 1
@@ -179,15 +177,14 @@ class Training:
         # a restart, therefore convert each category to the same code.
         categorical = [name for name in request.input_cols if name in request.categorical_cols]
         categories = find_categories(self._train.source, categorical)
+        self._checkpoint = messages.Checkpoint()
         if continued is not None:
             categories = continued.categories_for(categories)
+            self._checkpoint = messages.Checkpoint(model=continued.content, init_rounds=continued.rounds)
         schema = self._train.schema()
         types = {name: str(schema.field(name).type) for name in request.input_cols}
         self._columns = replace(request.columns, categories=categories, types=types)
-        self._checkpoint = messages.Checkpoint() if continued is None else continued.checkpoint()
-        self._sent: Any = user_code
-        if user_code:
-            self._sent = Pickled(pickled(user_code, "callbacks, objective or metrics"))
+        self._sent: Any = Pickled(pickled(user_code, "callbacks, objective or metrics")) if user_code else user_code
 
     @property
     def _shape(self) -> GangShape:
@@ -205,7 +202,7 @@ class Training:
 
     def _shrink(self) -> str | None:
         """Reduce the number of workers to the number that fits on the active nodes, if at least `min_workers` fit."""
-        fewer = fewer_workers(self._size, self.request.run_config.min_workers, partial(self._resolve, again=True))
+        fewer = fewer_workers(self._size, self.request.run_config.min_workers, self._clamped)
         self._size = fewer or self._size
         return None if fewer is None else f"{fewer.num_workers} workers"
 
@@ -336,8 +333,7 @@ class Training:
                 )
                 workers[:] = [worker.after(answer) for worker, answer in zip(workers, answers, strict=True)]
                 first = answers[0]
-                if first.checkpoint is None:
-                    raise TrainingError("rank 0 (the first worker) returned no model: report this as an error in shoal")
+                assert first.checkpoint is not None, "rank 0 returns the model"
                 self._checkpoint, resume = first.checkpoint, None
                 self._report(display, 0, self._checkpoint.rounds, self._checkpoint.history)
                 if segment.last or first.stopped:
@@ -360,11 +356,8 @@ class Training:
         function: Callable[..., Any] = getattr(importlib.import_module(self.library.worker), name)
         return gang.run(function, args, timeout=self.restarts.timeout, on_note=on_note)
 
-    def _resolve(self, *, again: bool = False) -> GangShape:
-        """Compute the number and size of the workers from the scaling config and the active nodes."""
-        scaling, clamp = self.request.scaling_config, self.request.run_config.clamp
-        if again:
-            cpus = round(self._size.cpus_per_worker + self._size.reading_cpus)
-            wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
-            scaling, clamp = scaling.model_copy(update=wanted), True
-        return self.request.demand_of(scaling).resolved(clamp=clamp)
+    def _clamped(self) -> GangShape:
+        """Compute how many workers of the same size fit on the active nodes, at most the same number."""
+        cpus = round(self._size.cpus_per_worker + self._size.reading_cpus)
+        wanted = {"num_workers": self._size.num_workers, "num_cpu_per_worker": cpus}
+        return self.request.demand_of(self.request.scaling_config.model_copy(update=wanted)).resolved(clamp=True)

@@ -16,7 +16,7 @@ from shoal.data.numpy_columns import Categories, as_categories, encoded
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError, InvalidArgumentError, MissingExtraError
 from shoal.lazy_imports import np, pa, pc, pd
-from shoal.training.boosting.messages import Checkpoint, History, Prepared, Task
+from shoal.training.boosting.messages import History, Prepared, Task
 from shoal.training.boosting.params import (
     ONE_WORKER,
     Direction,
@@ -168,10 +168,6 @@ class InitModel:
     outputs: int
     booster: str
     missing: float | None = None
-
-    def checkpoint(self) -> Checkpoint:
-        """Return the checkpoint from which the workers start."""
-        return Checkpoint(model=self.content, init_rounds=self.rounds)
 
     def check(self, request: TrainRequest, source: ParquetSource) -> None:
         """Check that the training has the features and the kinds of categories of this model.

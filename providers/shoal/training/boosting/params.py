@@ -8,6 +8,7 @@ direction of its metric.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -259,13 +260,8 @@ def json_params(params: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidArgumentError: JSON cannot represent a value.
     """
-    return {name: _lists(_plain(name, value)) for name, value in params.items()}
-
-
-def _lists(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_lists(item) for item in value]
-    return {key: _lists(item) for key, item in value.items()} if isinstance(value, dict) else value
+    plain = {name: _plain(name, value) for name, value in params.items()}
+    return dict(json.loads(json.dumps(plain)))
 
 
 def seed_in(params: Mapping[str, Any], default: int, names: Names) -> int:

@@ -269,11 +269,6 @@ class TrainRequest(Settings):
         )
 
     @property
-    def all_label_cols(self) -> tuple[str, ...]:
-        """Names of all columns that contain labels or bounds of labels, without duplicates."""
-        return tuple(dict.fromkeys((self.label_col, *self.label_cols, *self.bound_cols)))
-
-    @property
     def bound_cols(self) -> tuple[str, ...]:
         """Names of the columns of the labels' lower and upper bounds; empty without bounds."""
         lower, upper = self.label_lower_bound_col, self.label_upper_bound_col

@@ -373,7 +373,7 @@ def check_predictable(
 
 
 def _check_values(request: TrainRequest, source: ParquetSource) -> None:
-    for label in request.all_label_cols:
+    for label in dict.fromkeys((*request.columns.labels, *request.bound_cols)):
         checks.check_no_nulls(source, label)
     for margin in request.margin_cols:
         checks.check_no_nulls(source, margin, "base_margin")

@@ -5,23 +5,21 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from shoal.data.connector import DataConnector
 from shoal.errors import CapacityError
 from shoal.training.boosting.library import library_of
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.params import UserCode
+from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.rows import check_has_columns, shard_datasets
 from shoal.training.boosting.worker_fit import advice, fit_worker
 from shoal.training.cluster import Node
+from shoal.training.gang.placement import GangShape
 from shoal.training.sizing.constants import IDLE_BYTES
 from shoal.training.sizing.node_memory import NodeMemory
 from shoal.training.sizing.plan import MARGIN, PlannedSize, TrainingPlan, tried_sizes
-
-if TYPE_CHECKING:
-    from shoal.training.boosting.request import TrainRequest
-    from shoal.training.gang.placement import GangShape
 
 
 class Learned(NamedTuple):

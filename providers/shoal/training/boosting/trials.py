@@ -194,8 +194,7 @@ class TrialPlan:
         if self._compared is None and (self.metric is None or len(user_code.metrics) == 1):
             # The metric that stops a trial early is the deciding one.
             self._request = self._request.model_copy(update={"direction": self.direction})
-        restarts = Restarts(self._request.run_config)
-        training = Training(self._request, self._library, user_code, None, {}, None, None, restarts)
+        training = Training(self._request, self._library, user_code, Restarts(self._request.run_config))
         self.trials = BoostingTrials(
             request.framework,
             replace(training.alone(), user_code=UserCode()),

@@ -7,20 +7,17 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from shoal.boosting_libraries import BOOSTING_LIBRARIES, loaded
 from shoal.data.ingest import ArrowIngester
 from shoal.data.parquet.files import is_local
+from shoal.data.planning import Shard
 from shoal.errors import DataError, OutOfMemoryError
 from shoal.training.boosting.messages import Part, Task
 from shoal.training.boosting.worker_load import FLOAT32_BYTES, stored_row_bytes, worker_load
 from shoal.training.host import memory
 from shoal.training.sizing.plan import MARGIN, Verdict, verdict_of
 from shoal.training.sizing.worker_memory import WorkerMemory, mib, worker_memory
-
-if TYPE_CHECKING:
-    from shoal.data.planning import Shard
 
 _CACHE_FRACTION = 0.3
 """Share of the free memory that decoded rows may use, to decode them only once. The share is low, because the operating

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from shoal.boosting_libraries import loaded
+from shoal.data.parquet.source import ParquetSource
 from shoal.lazy_imports import pa
 from shoal.training.boosting.messages import Columns, Part, Task
 from shoal.training.sizing.worker_memory import WorkerLoad
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from shoal.data.parquet.source import ParquetSource
 
 FLOAT32_BYTES = 4
 _SAMPLED_GROUPS, _SAMPLED_ROWS = 3, 1_000

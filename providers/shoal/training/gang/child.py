@@ -30,7 +30,7 @@ import cloudpickle
 from shoal.training.gang.worker import Failure, Worker
 from shoal.training.host.imports import before_forks, import_lean, thread_count
 from shoal.training.host.memory import trim_memory
-from shoal.training.host.own_process import ending_forks
+from shoal.training.host.own_process import ending_forks, print_to
 from shoal.training.host.process_channel import ProcessChannel
 
 TORCH_MODULES = ("torch", "torch._dynamo")
@@ -117,12 +117,6 @@ class Template:
     def _become(self, run: Callable[[], object]) -> NoReturn:
         try:
             self._control.close()
-            # The streams of the driver may be buffered. The new streams are flushed after each line, so that the lines
-            # of the fork appear at once.
-            sys.stdout, sys.stderr = (
-                os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)
-                for descriptor in (1, 2)
-            )
             # Otherwise NumPy and PyTorch would draw the same numbers in all workers.
             if numpy_random := sys.modules.get("numpy.random"):
                 numpy_random.seed()
@@ -135,8 +129,7 @@ class Template:
 
 def serve_worker(calls: int, output: int) -> NoReturn:
     """Run a worker in this process, given the descriptors of the socket with the driver's calls and of the output."""
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    print_to(output)
     os.close(output)
     serve(socket.socket(fileno=calls), Worker())
 
@@ -147,8 +140,7 @@ def serve_template(calls: int, output: int, folder: str, variables: Mapping[str,
     Its processes are in a session of their own, by which the fork server finds those that the driver leaves.
     """
     os.setsid()
-    for descriptor in (1, 2):
-        os.dup2(output, descriptor)
+    print_to(output)
     os.close(output)
     os.chdir(folder)
     os.environ.update(variables)

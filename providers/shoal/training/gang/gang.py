@@ -126,23 +126,15 @@ class _Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class _Done:
+class _Message:
+    """A note or a question of a worker, or the end of its call."""
+
     rank: int
+    kind: EventKind
+    content: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Note:
-    rank: int
-    note: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class _Question:
-    rank: int
-    question: dict[str, Any]
-
-
-_Event = _Cause | _Answer | _Done | _Note | _Question
+_Event = _Cause | _Answer | _Message
 _C = TypeVar("_C", bound=Sidecar)
 OnNote = Callable[[int, dict[str, Any]], None]
 """Type of a function that is called with a worker's rank and a note (JSON data, such as metrics) from this worker."""
@@ -421,19 +413,19 @@ class Gang:
                 continue
             if event is None:
                 raise _TimeLimitError
-            if isinstance(event, _Done):
-                talking.discard(event.rank)
+            if isinstance(event, _Message):
+                if event.kind is EventKind.DONE:
+                    talking.discard(event.rank)
+                elif event.kind is EventKind.QUESTION:
+                    assert on_question is not None, "a worker asked, but the driver answers no questions"
+                    assert self._connections is not None
+                    on_question(event.rank, event.content, partial(self._connections.answer, event.rank))
+                elif on_note:
+                    on_note(event.rank, event.content)
             elif isinstance(event, _Answer):
                 if not results and report_uneven:
                     report_at = time.monotonic() + timeouts.UNEVEN_RETURN_S
                 results[event.rank] = event.value
-            elif isinstance(event, _Note):
-                if on_note:
-                    on_note(event.rank, event.note)
-            elif isinstance(event, _Question):
-                assert on_question is not None, "a worker asked, but the driver answers no questions"
-                assert self._connections is not None
-                on_question(event.rank, event.question, partial(self._connections.answer, event.rank))
             elif on_lost and (rank := event.lost) is not None and rank not in results and NODE_LOST not in event.reason:
                 if loss := losses.add(rank, event):
                     self._replace(rank)
@@ -464,12 +456,12 @@ class Gang:
                 break
             if isinstance(event, _Cause):
                 causes.append(event)
-            elif isinstance(event, _Done):
+            elif isinstance(event, _Message) and event.kind is EventKind.DONE:
                 talking.discard(event.rank)
-            elif isinstance(event, _Note) and on_note:
+            elif isinstance(event, _Message) and event.kind is EventKind.NOTE and on_note:
                 # The cause of the failure matters more than an error in storing a note.
                 with contextlib.suppress(Exception):
-                    on_note(event.rank, event.note)
+                    on_note(event.rank, event.content)
         # The cause with the lowest weight is the most likely one. If several causes have the same lowest weight, min()
         # returns the earliest of them.
         chosen = min(causes, key=lambda cause: cause.weight)
@@ -512,13 +504,9 @@ class Gang:
             # end the training, so it is ignored.
             with contextlib.suppress(OSError, ValueError):
                 say(text)
-        elif kind is EventKind.DONE:
-            self._note(_Done(rank))
-        elif kind is EventKind.NOTE:
+        elif kind in (EventKind.DONE, EventKind.NOTE, EventKind.QUESTION):
             # Notes get into the store and into MLflow.
-            self._note(_Note(rank, hide_known(json.loads(text))))
-        elif kind is EventKind.QUESTION:
-            self._note(_Question(rank, hide_known(json.loads(text))))
+            self._note(_Message(rank, kind, hide_known(json.loads(text or "{}"))))
         elif not self.ended:
             self._note(self._lost(rank, _Weight.LEFT if kind is EventKind.LEFT else _Weight.LOST, text))
 

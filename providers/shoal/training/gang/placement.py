@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from shoal.errors import CapacityError, CapacityTimeoutError
 from shoal.lazy_imports import ray
@@ -21,6 +21,8 @@ from shoal.training import cluster
 from shoal.training.cluster import resources
 from shoal.training.reporting import say
 from shoal.training.timeouts import FIRST_WAIT_MESSAGE_S, WAIT_MESSAGE_PERIOD_S
+
+_T = TypeVar("_T")
 
 _POLL_SECONDS = 2.0
 _GPU_TYPE_SHARE = 0.001
@@ -108,26 +110,23 @@ def reserve(shape: GangShape, deadline: float) -> Any:
         CapacityError: The active nodes are too small for the gang, or the function that calls holds their resources.
         CapacityTimeoutError: The nodes had no free room before the deadline.
     """
-    from ray.util.placement_group import placement_group
-
     refuse_if_impossible(shape)
-    group = placement_group(shape.bundles, strategy="STRICT_SPREAD" if shape.per_node else "SPREAD")
+    group = ray.util.placement_group(shape.bundles, strategy="STRICT_SPREAD" if shape.per_node else "SPREAD")
     try:
-        wait_for_room(shape, lambda seconds: bool(group.wait(timeout_seconds=seconds)), deadline)
+        return wait_for_room(shape, lambda seconds: group if group.wait(timeout_seconds=seconds) else None, deadline)
     except BaseException:
         with contextlib.suppress(Exception):
             # release() fails if Ray is shut down already. The error is ignored, because the reservation has ended too.
             release(group)
         raise
-    return group
 
 
-def wait_for_room(shape: GangShape, reserved: Callable[[float], bool], deadline: float) -> None:
-    """Wait until the resources of a gang are reserved.
+def wait_for_room(shape: GangShape, reserved: Callable[[float], _T | None], deadline: float) -> _T:
+    """Wait until the resources of a gang are reserved, and return the reservation.
 
     Args:
-        reserved: Function that waits for the reservation, for the given number of seconds at most, and returns whether
-            it was made.
+        reserved: Function that waits for the reservation, for the given number of seconds at most, and returns it; None
+            if it was not made.
         deadline: Time until which to wait, from `time.monotonic`.
 
     Raises:
@@ -136,7 +135,7 @@ def wait_for_room(shape: GangShape, reserved: Callable[[float], bool], deadline:
     """
     began = said = time.monotonic()
     pause = FIRST_WAIT_MESSAGE_S
-    while not reserved(max(0.0, min(pause, deadline - time.monotonic()))):
+    while (made := reserved(max(0.0, min(pause, deadline - time.monotonic())))) is None:
         # Nodes may leave the pool during the wait, so check again whether the gang fits on the remaining nodes.
         refuse_if_impossible(shape)
         now = time.monotonic()
@@ -150,6 +149,7 @@ def wait_for_room(shape: GangShape, reserved: Callable[[float], bool], deadline:
             said = now
             say(f"waiting for {shape}: {state}; giving up in {deadline - now:.0f} s")
         pause = _POLL_SECONDS
+    return made
 
 
 def refuse_if_impossible(shape: GangShape) -> None:
@@ -180,25 +180,21 @@ def refuse_if_impossible(shape: GangShape) -> None:
         )
 
 
-def _held_by_caller() -> dict[str, dict[str, float]]:
+def _held_by_caller() -> Mapping[str, Mapping[str, float]]:
     """Return the resources that this process holds, by Ray's node id: those of the whole gang if it is a worker of one,
     because a gang ends as a whole. A process that is not a worker of Ray holds nothing."""
     if (ray := cluster.ray_if_connected()) is None:
         return {}
-    from ray.util.placement_group import get_current_placement_group, placement_group_table
-
     context = ray.get_runtime_context()
     if context.worker.mode != ray.WORKER_MODE:
         return {}
-    group = get_current_placement_group()
+    group = ray.util.get_current_placement_group()
     if group is None:
         return {context.get_node_id(): context.get_assigned_resources()}
-    held: dict[str, dict[str, float]] = {}
-    table = placement_group_table(group)
+    held: dict[str, Counter[str]] = {}
+    table = ray.util.placement_group_table(group)
     for bundle, node_id in table["bundles_to_node_id"].items():
-        for name, amount in table["bundles"][bundle].items():
-            of_node = held.setdefault(node_id, {})
-            of_node[name] = of_node.get(name, 0.0) + amount
+        held.setdefault(node_id, Counter()).update(table["bundles"][bundle])
     return held
 
 
@@ -213,11 +209,9 @@ def room(shape: GangShape, nodes: Sequence[Mapping[str, float]]) -> int:
 
 def seats(shape: GangShape, group: Any) -> list[Seat]:
     """Return the placement of each worker, ordered by rank: first the workers on the head node, then all others."""
-    from ray.util.placement_group import placement_group_table
-
-    order = cluster.node_order()
+    order = {node_id: place for place, node_id in enumerate(cluster.node_names())}
     names = {node["NodeID"]: node["NodeName"] for node in ray.nodes()}
-    node_of: dict[int, str] = placement_group_table(group)["bundles_to_node_id"]
+    node_of: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
     bundles = [
         bundle
         for bundle in sorted(node_of, key=lambda bundle: (order.get(node_of[bundle], len(order)), bundle))
@@ -230,40 +224,21 @@ def seats(shape: GangShape, group: Any) -> list[Seat]:
     ]
 
 
-def actor_options(shape: GangShape, group: Any, seat: Seat) -> dict[str, Any]:
-    """Return the options (CPUs, GPUs, placement group bundle) with which Ray starts the actor of one rank."""
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-    return {
-        "num_cpus": shape.cpus_per_worker,
-        "num_gpus": shape.gpus_per_worker,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, seat.bundle),
-    }
-
-
 def release(group: Any) -> None:
     """Free the resources of a placement group; Ray then kills its actors that still use these resources."""
-    from ray.util.placement_group import remove_placement_group
-
     if ray.is_initialized():
-        remove_placement_group(group)
+        ray.util.remove_placement_group(group)
 
 
 _LOOK_PERIOD_S = 0.1
 
 
-class Reservation:
-    """Reserved CPUs of a gang, which `descriptors` keep reserved while they are open."""
+class Reservation(NamedTuple):
+    """Reserved CPUs of a gang. `release` frees the CPUs; further calls of it have no effect."""
 
-    def __init__(self, seats: Sequence[Seat], nodes: Sequence[RegisteredNode], descriptors: Sequence[int]) -> None:
-        self.seats = seats
-        self.nodes = nodes
-        self._descriptors = list(descriptors)
-
-    def release(self) -> None:
-        """Free the CPUs; further calls have no effect."""
-        while self._descriptors:
-            os.close(self._descriptors.pop())
+    seats: Sequence[Seat]
+    nodes: Sequence[RegisteredNode]
+    release: Callable[[], None]
 
 
 def reserve_in_register(shape: GangShape, register: NodeRegister, deadline: float) -> Reservation:
@@ -274,20 +249,14 @@ def reserve_in_register(shape: GangShape, register: NodeRegister, deadline: floa
         CapacityTimeoutError: The nodes had no free room before the deadline.
     """
     refuse_if_impossible(shape)
-    made: list[Reservation] = []
 
-    def reserved(seconds: float) -> bool:
+    def reserved(seconds: float) -> Reservation | None:
         until = time.monotonic() + seconds
-        while (reservation := _try_to_reserve(shape, register)) is None:
-            left = until - time.monotonic()
-            if left <= 0:
-                return False
+        while (made := _try_to_reserve(shape, register)) is None and (left := until - time.monotonic()) > 0:
             time.sleep(min(left, _LOOK_PERIOD_S))
-        made.append(reservation)
-        return True
+        return made
 
-    wait_for_room(shape, reserved, deadline)
-    return made[0]
+    return wait_for_room(shape, reserved, deadline)
 
 
 def choose(shape: GangShape, free: Sequence[int]) -> list[int] | None:
@@ -312,7 +281,7 @@ def choose(shape: GangShape, free: Sequence[int]) -> list[int] | None:
 
 
 def _try_to_reserve(shape: GangShape, register: NodeRegister) -> Reservation | None:
-    with register.reserving() as mine:
+    with register.reserving() as mine, contextlib.ExitStack() as kept:
         if not mine:
             return None
         nodes = [node for node in register.nodes() if not register.is_leaving(node.id)]
@@ -321,19 +290,18 @@ def _try_to_reserve(shape: GangShape, register: NodeRegister) -> Reservation | N
             return None
         together = shape.per_node or 1
         on_node = Counter(chosen)
-        descriptors: list[int] = []
         for node, bundles in on_node.items():
             descriptor = register.reserve(nodes[node], int(shape.cpus_per_worker) * together * bundles)
             if descriptor is None:  # the node has just ended
-                Reservation([], [], descriptors).release()
                 return None
-            descriptors.append(descriptor)
+            kept.callback(os.close, descriptor)
+        release = kept.pop_all().close
     seats = [
         Seat(bundle, nodes[node].id, nodes[node].name, on_node[node] * together)
         for bundle, node in enumerate(chosen)
         for _ in range(together)
     ]
-    return Reservation(seats, [nodes[node] for node in on_node], descriptors)
+    return Reservation(seats, [nodes[node] for node in on_node], release)
 
 
 _lock = threading.Lock()

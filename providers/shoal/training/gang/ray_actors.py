@@ -38,8 +38,14 @@ class RayActors(Workers):
             raise
 
     def _begin(self, place: Place, env: Mapping[str, str]) -> Any:
-        options = placement.actor_options(self._shape, self._group, self.seats[place.rank])
-        self._actors[place.rank] = actor = self._actor_class.options(**options).remote()
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        actor_class = self._actor_class.options(
+            num_cpus=self._shape.cpus_per_worker,
+            num_gpus=self._shape.gpus_per_worker,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, self.seats[place.rank].bundle),
+        )
+        self._actors[place.rank] = actor = actor_class.remote()
         if self._shape.trim_memory:
             actor.trim_memory.remote()
         return actor.join.remote(place, env)

@@ -55,21 +55,19 @@ class OutputLines(io.RawIOBase):
 
     def write(self, data: bytes) -> int:  # type: ignore[override]
         """Pass each complete line to the `show` function, and keep the line in progress."""
+        data = bytes(data)
         with self._lock:
-            return self._write(bytes(data))
-
-    def _write(self, data: bytes) -> int:
-        self._held += data
-        if b"\n" in data:
-            *lines, rest = bytes(self._held).split(b"\n")
-            self._held, self._is_old = bytearray(rest), False
-            self._show([_text(line) for line in lines])
-        if b"\r" in data:
-            *overwritten, last = bytes(self._held).split(b"\r")
-            visible = next(filter(None, reversed(overwritten)), b"")
-            self._held = bytearray(b"\r".join([visible, last] if overwritten else [last]))
-        if len(self._held) > 2 * _LONGEST_LINE:
-            self._divide()
+            self._held += data
+            if b"\n" in data:
+                *lines, rest = bytes(self._held).split(b"\n")
+                self._held, self._is_old = bytearray(rest), False
+                self._show([_text(line) for line in lines])
+            if b"\r" in data:
+                *overwritten, last = bytes(self._held).split(b"\r")
+                visible = next(filter(None, reversed(overwritten)), b"")
+                self._held = bytearray(b"\r".join([visible, last] if overwritten else [last]))
+            if len(self._held) > 2 * _LONGEST_LINE:
+                self._divide()
         return len(data)
 
     def look(self) -> None:
@@ -79,25 +77,15 @@ class OutputLines(io.RawIOBase):
         secret may begin there.
         """
         with self._lock:
-            if time.monotonic() >= self._look_at:
-                self._look()
-
-    def _look(self) -> None:
-        self._look_at = time.monotonic() + PROGRESS_LINE_PERIOD_S
-        held = bytes(self._held)
-        is_due, self._is_old = self._is_old and held != self._shown, bool(held)
-        if is_due:
-            self._shown = held
-            visible, _, last = held.rpartition(b"\r")
-            # Without the bytes of an incomplete character at the end, before which a secret may begin.
-            whole = codecs.getincrementaldecoder("utf-8")("replace").decode(last).rstrip()
-            text = _text(visible) if visible else hide_known_so_far(whole)
-            beginning, _, word = text.rpartition(" ")
-            if not visible and any(mark in word for mark in ":=@"):  # perhaps the beginning of credentials
-                text = beginning
-            if not visible:
-                text = _CREDENTIALS_MAY_BEGIN.split(text, maxsplit=1)[0]
-            self._show([text if visible else f"{text.rstrip()} ..."])
+            if time.monotonic() < self._look_at:
+                return
+            self._look_at = time.monotonic() + PROGRESS_LINE_PERIOD_S
+            held = bytes(self._held)
+            is_due, self._is_old = self._is_old and held != self._shown, bool(held)
+            if is_due:
+                self._shown = held
+                visible, _, last = held.rpartition(b"\r")
+                self._show([_text(visible) if visible else f"{_shown_so_far(last)} ..."])
 
     def end(self) -> None:
         """Pass on the line in progress."""
@@ -138,6 +126,17 @@ def looked_at(lines: OutputLines) -> Iterator[None]:
             yield
     finally:
         lines.end()
+
+
+def _shown_so_far(line: bytes) -> str:
+    """Return the beginning of a line in progress, up to where a secret may begin."""
+    # Without the bytes of an incomplete character at the end, before which a secret may begin.
+    whole = codecs.getincrementaldecoder("utf-8")("replace").decode(line).rstrip()
+    text = hide_known_so_far(whole)
+    beginning, _, word = text.rpartition(" ")
+    if any(mark in word for mark in ":=@"):  # perhaps the beginning of credentials
+        text = beginning
+    return _CREDENTIALS_MAY_BEGIN.split(text, maxsplit=1)[0].rstrip()
 
 
 def _text(line: bytes) -> str:

@@ -32,7 +32,6 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import NoReturn
@@ -178,6 +177,16 @@ def _end(error: BaseException | None) -> NoReturn:
         os._exit(code & 0xFF)
 
 
+def print_to(output: int) -> None:
+    """Let this process, which may be a fork with the buffered streams of its parent, print to a descriptor, line by
+    line."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout, sys.stderr = (
+        os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False) for descriptor in (1, 2)
+    )
+
+
 WORKER = "shoal worker"
 """First words of the titles of workers."""
 
@@ -238,7 +247,7 @@ def written_files(known: Mapping[str, int | None]) -> dict[str, int]:
         folders[:] = [name for name in folders if name != "__pycache__"]
         for path in map(Path(parent).joinpath, names):
             name = path.relative_to(str(_entered)).as_posix()
-            with suppress(OSError):
+            with contextlib.suppress(OSError):
                 size = path.lstat().st_size
                 if not path.is_symlink() and known.get(name, -1) not in (None, size):
                     found[name] = size
@@ -265,7 +274,7 @@ def remove_from_nodes(folders: Mapping[str, str], timeout: float) -> None:
         for node, folder in folders.items()
     ]
     if on_nodes:
-        with suppress(ray.exceptions.RayError):
+        with contextlib.suppress(ray.exceptions.RayError):
             ray.wait(on_nodes, num_returns=len(on_nodes), timeout=timeout)
 
 

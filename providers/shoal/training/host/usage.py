@@ -104,16 +104,14 @@ class _Gpus:
         self._handles: list[Any] = []
         if not gpus:
             return
-        try:
+        # If the package, the GPU driver or a GPU is missing, the training continues, and no GPU is measured.
+        with contextlib.suppress(Exception):
             nvml = importlib.import_module("pynvml")
             nvml.nvmlInit()
             self._nvml = nvml
             # NVML ignores CUDA_VISIBLE_DEVICES, so an index counts all GPUs of the host.
             by_index, by_id = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
             self._handles = [by_index(int(gpu)) if gpu.isdecimal() else by_id(gpu) for gpu in gpus]
-        except Exception:
-            # The package, the GPU driver or a GPU is missing. The training continues, and no GPU is measured.
-            self._handles = []
 
     def measure(self, pids: set[int]) -> dict[str, float]:
         """Measure the utilization of each GPU and the GPU memory of the given processes, and return a dict of metrics
@@ -158,13 +156,11 @@ class Collectors:
 
         self._monitors = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
         for gpu_monitor in (GPUMonitor, ROCMMonitor):
-            try:
+            # The node may have no GPUs of this manufacturer, or not the manufacturer's Python package. MLflow itself
+            # does not measure such GPUs either.
+            with contextlib.suppress(Exception):
                 self._monitors.append(gpu_monitor())
                 break
-            except Exception:
-                # The node has no GPUs of this manufacturer, or the manufacturer's Python package is not installed.
-                # MLflow itself does not measure such GPUs either.
-                continue
         # psutil measures the CPU usage since its previous call, so the first value is always 0. This call discards the
         # first value.
         self.measure()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import InvalidArgumentError, InvalidParamsError
-from shoal.lazy_imports import np
+from shoal.lazy_imports import lightgbm, np
 from shoal.training.boosting.params import (
     ONE_WORKER,
     ROUNDS,
@@ -19,9 +19,6 @@ from shoal.training.boosting.params import (
     refuse_unsupported,
     unknown_hint,
 )
-
-if TYPE_CHECKING:
-    import lightgbm
 
 # Aliases of the parameters that shoal needs before LightGBM is imported. LightGBM itself has the list of all other
 # aliases, which `resolved` uses.
@@ -279,8 +276,6 @@ def check_params(
         InvalidArgumentError: A column name contains a space, or LightGBM does not know a metric. Without this check,
             LightGBM would silently ignore an unknown metric.
     """
-    import lightgbm
-
     if spaced := [column for column in input_cols if re.search(r"\s", column)]:
         raise InvalidArgumentError(
             f"the feature name {spaced[0]!r} contains a space, which LightGBM would replace by another character: "
@@ -322,8 +317,6 @@ def gpu_problem(device: str) -> str | None:
     """Return the reason why LightGBM cannot train on a GPU in this process, with advice for the user; None if GPUs
     work.
     """
-    import lightgbm
-
     # LightGBM has no function that returns the supported devices. Therefore a small booster is created: LightGBM raises
     # an error if it was not built for the device.
     rows = lightgbm.Dataset(np.arange(100.0).reshape(-1, 1), np.arange(100.0), params={"verbosity": -1})

@@ -60,7 +60,7 @@ class Checkpoints:
         self.folder = folder
         self.known_seals: Seals = dict(known_seals or {})
         self._key = key
-        self._send_seals = send_seals
+        self.send_seals = send_seals
         self._current: dict[int, str] = {}
         """Number and seal of the checkpoint that this process saved or loaded last."""
 
@@ -88,8 +88,8 @@ class Checkpoints:
                 os.fsync(file.fileno())
             self._current = {number: signing.mac.hexdigest()}
             self.known_seals = {**before, **self._current}
-            if self._send_seals:
-                self._send_seals(self.known_seals)
+            if self.send_seals:
+                self.send_seals(self.known_seals)
             name = f"{root}/{_name(number, self.known_seals[number])}"
             if local:
                 Path(file.name).replace(name)

@@ -71,23 +71,11 @@ def run(
     locations.try_out(location)
     destination = Destination(location, claim, may_publish)
     destination.check()
-    key = secrets.token_bytes(32)
-    checkpoints = Checkpoints(f"{location.rstrip('/')}/checkpoints/{claim.job_id}", key)
+    checkpoints = Checkpoints(f"{location.rstrip('/')}/checkpoints/{claim.job_id}", secrets.token_bytes(32))
     claim.check(checkpoints.folder, shared=location)
     display = Metrics(metrics, on_progress)
     attempts = _Run(
-        request,
-        program,
-        claim,
-        checkpoints,
-        key,
-        destination,
-        dict(env or {}),
-        display,
-        on_note or {},
-        on_node,
-        restarts,
-        loses_folder,
+        request, program, claim, checkpoints, destination, env, display, on_note or {}, on_node, restarts, loses_folder
     )
     return attempts.result()
 
@@ -104,14 +92,13 @@ class _Run:
     program: bytes
     claim: Claim
     checkpoints: Checkpoints
-    key: bytes
     destination: Destination
-    env: dict[str, str]
+    env: Mapping[str, str] | None
     metrics: Metrics
     on_note: Mapping[str, Callable[[int, Any], None]]
     on_node: Callable[[str, dict[str, float]], None] | None
     restarts: Restarts
-    loses_folder: bool = False
+    loses_folder: bool
 
     def __post_init__(self) -> None:
         request = self.request
@@ -168,9 +155,7 @@ class _Run:
                 program=self.program,
                 dataset_map=request.dataset_map,
                 hyper_params=request.hyper_params,
-                checkpoints=self.checkpoints.folder,
-                checkpoint_key=self.key,
-                checkpoint_seals=self.checkpoints.known_seals,
+                checkpoints=self.checkpoints,
                 threads=shape.threads,
                 seed=request.run_config.seed,
                 nodes=frozenset(info.node_id for info in gang.workers),

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from shoal.data.connector import DataConnector
 from shoal.data.numpy_columns import dtype_of
 from shoal.data.shuffling import row_bytes, rows_of, shuffled_windows
 from shoal.errors import CapacityError
 from shoal.training.cluster import Node
+from shoal.training.pytorch.request import FunctionRequest
 from shoal.training.sizing.constants import IDLE_BYTES
 from shoal.training.sizing.node_memory import NodeMemory
 from shoal.training.sizing.plan import PlannedSize, TrainingPlan, tried_sizes, verdict_of
-
-if TYPE_CHECKING:
-    from shoal.training.pytorch.request import FunctionRequest
 
 _NO_MODEL = (
     ". The memory of the model, and of workers of a DataLoader, is not in it: give memory_per_worker, or run the "

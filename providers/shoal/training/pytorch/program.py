@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.host import own_process
-from shoal.training.pickling import pickled
+from shoal.training.pickling import is_installed, pickled
 
 IGNORE_FILE = ".shoalignore"
 """File in a script's folder with the files and folders that do not travel with the script: a pattern in each line, as
@@ -472,18 +472,12 @@ def may_call_ray(program: bytes) -> bool:
     """
     if _RAY.search(program):
         return True
-    names = (argument for _, argument, _ in pickletools.genops(program) if isinstance(argument, str))
-    files = {Path(str(getattr(sys.modules[name], "__file__", None))) for name in names if _is_users(name)}
+    named = {argument for _, argument, _ in pickletools.genops(program) if isinstance(argument, str)}
+    # Functions of ``__main__`` are pickled with their code.
+    modules = [sys.modules[name] for name in named - {"__main__"} if name in sys.modules]
+    files = {Path(module.__file__ or "") for module in modules if not is_installed(module)}
     # A module may have no file, such as one in a zip archive, or its file may have been removed.
     return any(_RAY.search(file.read_bytes()) for file in files if file.suffix == ".py" and file.is_file())
-
-
-def _is_users(name: str) -> bool:
-    """Return whether this is the name of an imported module of the user, whose functions are pickled as names. Those of
-    ``__main__`` are pickled with their code."""
-    if name not in sys.modules or name == "__main__" or name.partition(".")[0] in {"shoal", *sys.stdlib_module_names}:
-        return False
-    return "site-packages" not in str(getattr(sys.modules[name], "__file__", None))
 
 
 TrainFunc = Callable[..., Any] | str | os.PathLike[str]

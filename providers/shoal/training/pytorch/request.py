@@ -324,11 +324,6 @@ class MissingValue:
 
     reason: str
 
-    @classmethod
-    def of(cls, value: object, error: Exception) -> MissingValue:
-        """Create the record of a value whose pickling has raised `error`."""
-        return cls(f"a {type(value).__qualname__} cannot be pickled ({type(error).__name__}: {error})")
-
 
 @dataclass(frozen=True, slots=True)
 class FunctionResult:

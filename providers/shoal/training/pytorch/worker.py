@@ -196,10 +196,7 @@ class Assignment:
 
     Args:
         program: Pickled :class:`~shoal.training.pytorch.program.Program`.
-        checkpoints: Folder or URI for checkpoints.
-        checkpoint_key: Secret key of the run, with which checkpoints are signed.
-        checkpoint_seals: Seal (signature) of each checkpoint from which the run may resume, by the number of the
-            checkpoint.
+        checkpoints: Checkpoints of the run, with the seals of those from which the run may resume.
         seed: Seed for the division of sharded datasets among the ranks.
         nodes: Ray's ids of the nodes on which the ranks run.
     """
@@ -207,9 +204,7 @@ class Assignment:
     program: bytes
     dataset_map: Mapping[str, DatasetSpec]
     hyper_params: Mapping[str, Any]
-    checkpoints: str
-    checkpoint_key: bytes
-    checkpoint_seals: Mapping[int, str]
+    checkpoints: Checkpoints
     threads: int
     seed: int
     nodes: frozenset[str]
@@ -295,17 +290,13 @@ def call(assignment: Assignment, machine: Machine, environment: Mapping[str, str
     os.environ[MODEL_DIR_VARIABLE] = str(_folder)
     let_user_choose_experiment(gang)
     memory.reset_peak()
+    assignment.checkpoints.send_seals = lambda seals: gang.note({"checkpoints": dict(seals)})
     set_context(
         Context(
             {name: DataConnector.from_spec(spec) for name, spec in assignment.dataset_map.items()},
             assignment.hyper_params,
             str(_folder),
-            Checkpoints(
-                assignment.checkpoints,
-                assignment.checkpoint_key,
-                assignment.checkpoint_seals,
-                send_seals=lambda seals: gang.note({"checkpoints": dict(seals)}),
-            ),
+            assignment.checkpoints,
             lambda metrics, step: gang.note({"metrics": metrics, "step": step}),
             LeavingNodes(assignment.nodes),
         )
@@ -395,7 +386,7 @@ def _pickled(value: Any) -> bytes | MissingValue:
     try:
         return bytes(cloudpickle.dumps(value))
     except Exception as error:
-        return MissingValue.of(value, error)
+        return MissingValue(f"a {type(value).__qualname__} cannot be pickled ({type(error).__name__}: {error})")
 
 
 def upload(paths: Sequence[str], target: str) -> None:

@@ -255,8 +255,6 @@ class XGBoost(Library):
 
     def load(self, trained: TrainResult) -> xgboost.Booster:
         """Load a trained XGBoost model from its bytes, which contain the best round but not the parameters."""
-        import xgboost
-
         # The machine that loads the model may have no GPU. The file contains the starting scores, one per output, and
         # XGBoost refuses a single number for several outputs of a loaded model.
         params = {

@@ -11,11 +11,11 @@ import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.errors import InvalidArgumentError, InvalidParamsError
 from shoal.installation import pip_install
-from shoal.lazy_imports import np
+from shoal.lazy_imports import np, xgboost
 from shoal.training.boosting.params import (
     ONE_WORKER,
     ROUNDS,
@@ -27,9 +27,6 @@ from shoal.training.boosting.params import (
     refuse_unsupported,
     unknown_hint,
 )
-
-if TYPE_CHECKING:
-    import xgboost
 
 NAMES = Names(
     "XGBoost",
@@ -188,8 +185,6 @@ def check_params(
         InvalidArgumentError: XGBoost does not know a parameter, or would not use it. Without this check, XGBoost would
             only print a warning.
     """
-    import xgboost
-
     # The check uses the CPU, because the driver's node may have no GPU.
     probed = {**params, "device": "cpu", "verbosity": 1}
     probed.setdefault("validate_parameters", True)
@@ -246,8 +241,6 @@ def _probe(
     Every objective accepts the labels 0 and 1. With several label columns, gradients are computed, too: then all labels
     are 1, because some objectives need positive labels.
     """
-    import xgboost
-
     rows = xgboost.DMatrix(
         np.zeros((2, len(input_cols)), np.float32),
         label=np.ones((2, num_labels)) if num_labels > 1 else [0, 1],
@@ -266,8 +259,6 @@ def _probe(
 
 def _check_metrics(params: Mapping[str, Any], rows: Any) -> None:
     """Raise InvalidParamsError if XGBoost cannot compute a metric of `eval_metric` for these rows and the objective."""
-    import xgboost
-
     asked = params.get("eval_metric")
     for metric in [asked] if isinstance(asked, str) else list(asked or []):
         try:
@@ -309,8 +300,6 @@ def metrics_of(
     grouped: bool = False,
 ) -> Directions:
     """Return the metrics that XGBoost evaluates with these parameters, which :func:`check_params` has checked."""
-    import xgboost
-
     rows = _probe(params, input_cols, categorical_cols, num_labels=num_labels, grouped=grouped)
     try:
         line = xgboost.Booster({**params, "device": "cpu", "verbosity": 0}, [rows]).eval(rows)
@@ -389,16 +378,12 @@ def without_cuda() -> str:
 
 def has_cuda() -> bool:
     """Return whether the installed XGBoost was built with CUDA."""
-    import xgboost
-
     return bool(xgboost.build_info().get("USE_CUDA"))
 
 
 def gpu_problem() -> str | None:
     """Return the reason why XGBoost cannot train on a GPU in this process, with advice for the user; None if GPUs
     work."""
-    import xgboost
-
     if not has_cuda():
         return f"{without_cuda()}; to train on CPUs, set use_gpu=False"
     # If XGBoost finds no GPU, it raises no error: it prints a warning and sets the device in its configuration to

@@ -9,6 +9,8 @@ import sys
 from collections import deque
 from typing import NoReturn
 
+from shoal.training.host.own_process import print_to
+
 
 def run(requests: int, answers: int, errors: int, host: str, num_workers: int) -> NoReturn:
     """Run the trackers of a gang in this process until the driver closes the requests.
@@ -24,8 +26,7 @@ def run(requests: int, answers: int, errors: int, host: str, num_workers: int) -
         num_workers: Number of workers.
     """
     # XGBoost's texts must not mix with the answers.
-    os.dup2(errors, 1)
-    os.dup2(errors, 2)
+    print_to(errors)
     from xgboost.core import XGBoostError
     from xgboost.tracker import RabitTracker
 
