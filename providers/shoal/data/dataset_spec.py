@@ -30,7 +30,7 @@ from shoal.data.sql import check_connection_name, check_query
 from shoal.data.staged_data import StagedCopy
 from shoal.data.text_columns import ColumnType
 from shoal.data.time_split import TimeSplit
-from shoal.option_validation import Settings, later_option
+from shoal.option_validation import Settings, later_option, optional
 
 
 class SplitSpec(Settings):
@@ -114,11 +114,10 @@ class DatasetSpec(Settings):
         description="Random splits in sequence. Each split is applied to the part that the previous split selected. "
         "The default is the whole dataset.",
     )
-    filters: Filters | None = Field(
-        default=None,
-        description='Conditions that the rows must match: a list of conditions such as [["month", ">=", 3]], or a '
+    filters: Filters | None = optional(
+        'Conditions that the rows must match: a list of conditions such as [["month", ">=", 3]], or a '
         "list of such lists, of which a row must match at least one. A null value matches no condition. "
-        "None: all rows.",
+        "None: all rows."
     )
     time_split: TimeSplit | None = later_option(
         "Part of the rows that match the filters, divided by their time: the last days for the holdout, or "
@@ -127,21 +126,18 @@ class DatasetSpec(Settings):
     expect: Expectations | None = later_option(
         "What the job checks of the selected rows before it starts workers. None: nothing.",
     )
-    sql: str | None = Field(
-        default=None,
-        description="SELECT statement that the job runs to get the rows; it is used instead of `paths`. Parameters "
-        "are written as :name.",
+    sql: str | None = optional(
+        "SELECT statement that the job runs to get the rows; it is used instead of `paths`. Parameters "
+        "are written as :name."
     )
-    connection: str | None = Field(
-        default=None,
-        description="Name of the connection that runs `sql`. The SQLAlchemy URL is read from the submitter's "
+    connection: str | None = optional(
+        "Name of the connection that runs `sql`. The SQLAlchemy URL is read from the submitter's "
         "environment variable SHOAL_CONNECTION_<NAME>, or from an Airflow connection or a Prefect Secret "
-        "block of this name.",
+        "block of this name."
     )
-    params: dict[str, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str | None] | None = Field(
-        default=None,
-        description="Values of the parameters of `sql`. The values are passed to the database as bound parameters and"
-        " are not inserted into the text of the statement.",
+    params: dict[str, bool | int | Annotated[float, Field(allow_inf_nan=False)] | str | None] | None = optional(
+        "Values of the parameters of `sql`. The values are passed to the database as bound parameters and"
+        " are not inserted into the text of the statement."
     )
     partition_by: str | None = later_option(
         "Name of a column of `sql`, by whose ranges several connections read the rows, all of the same "
@@ -160,11 +156,10 @@ class DatasetSpec(Settings):
         "Default values of arguments of the connector's `to_torch_dataset`.",
         TorchDefaults(),
     )
-    staging: str | None = Field(
-        default=None,
-        description="Directory of the Parquet files into which shoal has copied (staged) the rows. When the job ends, "
+    staging: str | None = optional(
+        "Directory of the Parquet files into which shoal has copied (staged) the rows. When the job ends, "
         "the directory is removed, unless the process that has staged the rows still holds them, or another job uses "
-        "them.",
+        "them."
     )
     _staged_copy: StagedCopy | None = PrivateAttr(default=None)
 

@@ -18,7 +18,7 @@ from shoal.data.parquet.source import ParquetSource
 from shoal.data.time_split import Moment, time_text
 from shoal.errors import DataError, shown
 from shoal.lazy_imports import np, pa, pc
-from shoal.option_validation import Duration, Settings, duration
+from shoal.option_validation import Duration, Settings, duration, optional
 
 _KEYS_AT_ONCE = 10_000
 """Number of repeated hashes whose keys are compared in one pass, so that few keys are in memory."""
@@ -38,10 +38,9 @@ class Fresh(Settings):
     within: Duration = Field(
         description="Largest age of the newest value: hours, days or weeks, such as 36h, 2d or 1w."
     )
-    at: Moment | None = Field(
-        default=None,
-        description="Time in ISO 8601 at which the age is measured, UTC without an offset. None: the time at which the "
-        "job was created.",
+    at: Moment | None = optional(
+        "Time in ISO 8601 at which the age is measured, UTC without an offset. None: the time at which the "
+        "job was created."
     )
 
 
@@ -61,7 +60,7 @@ Bound = Annotated[bool | int | FiniteFloat | str | None, BeforeValidator(builtin
 class Expectations(Settings):
     """What is expected of the rows that a dataset selects. In all of it, NaN counts as null."""
 
-    rows: RowLimits | None = Field(default=None, description="Number of rows.")
+    rows: RowLimits | None = optional("Number of rows.")
     nulls: dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(
         default={}, description="Largest share of nulls, from 0 to 1, by column."
     )
@@ -70,16 +69,15 @@ class Expectations(Settings):
         description="Smallest and largest value by column, such as [0, 100]. null: no limit. Dates and timestamps are "
         "written in ISO 8601. Nulls are in every range.",
     )
-    fresh: Fresh | None = Field(default=None, description="Age of the newest row.")
+    fresh: Fresh | None = optional("Age of the newest row.")
     unique: tuple[str | Annotated[tuple[str, ...], Field(min_length=1)], ...] = Field(
         default=(),
         description="Keys that no two rows share: columns, and lists of columns that are a key together. Nulls are "
         "equal. The check needs 8 bytes of memory per row and key.",
     )
-    drift: Drift | None = Field(
-        default=None,
-        description="Largest difference from the champion's training rows. Only the training rows of a job that "
-        "registers its model can have it.",
+    drift: Drift | None = optional(
+        "Largest difference from the champion's training rows. Only the training rows of a job that "
+        "registers its model can have it."
     )
 
     @property

@@ -14,7 +14,7 @@ from shoal.data.parquet.schema import is_time
 from shoal.data.parquet.source import ParquetSource
 from shoal.errors import DataError, shown
 from shoal.lazy_imports import pa, pc
-from shoal.option_validation import Settings, duration
+from shoal.option_validation import Settings, duration, optional
 
 
 def _checked(value: int | str | None) -> int | str | None:
@@ -46,11 +46,10 @@ class TimeSplit(Settings):
         default=0, description="Length of the time before the holdout whose rows are in neither part, as `holdout`."
     )
     part: Literal["train", "holdout"] = Field(description="Which part the dataset is.")
-    until: Annotated[_IntFirst | None, BeforeValidator(builtin_value), AfterValidator(_checked)] = Field(
-        default=None,
-        description="Newest time that counts: a number, or a date or timestamp in ISO 8601. Later rows are in neither "
+    until: Annotated[_IntFirst | None, BeforeValidator(builtin_value), AfterValidator(_checked)] = optional(
+        "Newest time that counts: a number, or a date or timestamp in ISO 8601. Later rows are in neither "
         "part. None: the newest time in the rows that the filters select when the job's first attempt starts. All "
-        "attempts, and all parts of the job that divide the same files by the same column, use this time.",
+        "attempts, and all parts of the job that divide the same files by the same column, use this time."
     )
 
     @field_validator("holdout", "gap")

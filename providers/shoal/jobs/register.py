@@ -35,10 +35,9 @@ class Register(Settings):
         description="Metric that decides whether the challenger replaces the champion: rmse, mae, logloss, error, auc, "
         "accuracy, ndcg@10, mean_pinball_loss@0.9, or another metric of scikit-learn by its name, such as f1_macro."
     )
-    mode: Mode | None = Field(
-        default=None,
-        description='Whether a lower ("min") or a higher ("max") value of the metric is better. None: the metric '
-        "determines the direction; any other value must agree with the metric.",
+    mode: Mode | None = optional(
+        'Whether a lower ("min") or a higher ("max") value of the metric is better. None: the metric '
+        "determines the direction; any other value must agree with the metric."
     )
     holdout: DatasetSpec = Field(
         description="Dataset on which the champion and the challenger are evaluated; neither should have been trained "

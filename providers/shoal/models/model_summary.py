@@ -24,7 +24,7 @@ from shoal.jobs.submission import MOST_LISTED, list_jobs
 from shoal.models.decision import figure, is_better
 from shoal.models.ledger import confirmed_promotions
 from shoal.models.metrics import best_mode
-from shoal.option_validation import positive_seconds
+from shoal.option_validation import optional, positive_seconds
 from shoal.secrets.redaction import one_line
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
@@ -62,27 +62,23 @@ class ModelLine(PlainResult):
     outcome: Outcome = Field(
         description="End of the job: promoted, kept, waiting, trained, predicted, failed or skipped."
     )
-    version: str | None = Field(
-        default=None,
-        description="Version number in MLflow's registry of the new model, or of the model that predicts. None: there "
-        "is no version.",
+    version: str | None = optional(
+        "Version number in MLflow's registry of the new model, or of the model that predicts. None: there "
+        "is no version."
     )
-    metric: str | None = Field(
-        default=None,
-        description="Name of the metric that decides about the promotion, or about the trials of a search. None: there "
-        "is none, or the job does not name it.",
+    metric: str | None = optional(
+        "Name of the metric that decides about the promotion, or about the trials of a search. None: there "
+        "is none, or the job does not name it."
     )
-    value: float | None = Field(
-        default=None,
-        description="Value of the metric that the new model reaches on the holdout, or the best trial. None: unknown.",
+    value: float | None = optional(
+        "Value of the metric that the new model reaches on the holdout, or the best trial. None: unknown."
     )
-    champion: float | None = Field(
-        default=None,
-        description="Value of the metric that the champion before this training reaches on the same holdout. None: "
-        "there was no champion, its metric is unknown, or one of the two models was trained on rows of this holdout.",
+    champion: float | None = optional(
+        "Value of the metric that the champion before this training reaches on the same holdout. None: "
+        "there was no champion, its metric is unknown, or one of the two models was trained on rows of this holdout."
     )
-    champion_version: str | None = Field(
-        default=None, description="Version number of the champion before this training. None: there was no champion."
+    champion_version: str | None = optional(
+        "Version number of the champion before this training. None: there was no champion."
     )
     sentence: str = Field(
         description="Reason for the outcome, such as the cause of a failure, and the facts of a search, of models of "

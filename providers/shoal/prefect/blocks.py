@@ -7,10 +7,11 @@ from typing import Any, cast
 
 from prefect.blocks.core import Block
 from prefect.blocks.system import Secret
-from pydantic import ConfigDict, Field, HttpUrl, SecretStr, model_validator
+from pydantic import ConfigDict, HttpUrl, SecretStr, model_validator
 
 from shoal.errors import InvalidArgumentError
 from shoal.installation import address
+from shoal.option_validation import optional
 from shoal.pool import api
 from shoal.pool.endpoint import check_token, with_token
 from shoal.pool.holder import Ancestors
@@ -52,16 +53,14 @@ class ComputePool(Block, PoolFields):
     _logo_url = _page("_static/logo.png")
     _documentation_url = _page("docs/prefect.html")
 
-    team: str | None = Field(
-        default=None,
-        description="Team for which tasks with this block act: the quota (`shoal pool quota`) of its leases, and the "
-        "owner of its jobs.",
+    team: str | None = optional(
+        "Team for which tasks with this block act: the quota (`shoal pool quota`) of its leases, and the "
+        "owner of its jobs."
     )
 
-    token: SecretStr | None = Field(
-        default=None,
-        description="Bearer token of the Ray cluster, instead of `token_file`. Each process that uses the block writes "
-        "the token to a file (mode 0600) in $SHOAL_HOME. Allowed only for ray:// pools.",
+    token: SecretStr | None = optional(
+        "Bearer token of the Ray cluster, instead of `token_file`. Each process that uses the block writes "
+        "the token to a file (mode 0600) in $SHOAL_HOME. Allowed only for ray:// pools."
     )
 
     @model_validator(mode="before")

@@ -17,7 +17,7 @@ from pydantic import ConfigDict, Field
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.ingest import cpus_to_read
 from shoal.errors import CapacityError, InvalidArgumentError
-from shoal.option_validation import Settings, positive_or_all
+from shoal.option_validation import Settings, optional, positive_or_all
 from shoal.training import cluster
 from shoal.training.cluster import Node, limited, limited_nodes, listed, resources, workers_on
 from shoal.training.gang.placement import GangShape
@@ -214,11 +214,10 @@ class ScalingConfig(Settings):
         description="Number of CPUs, and also of threads, of each worker. -1: the CPUs of each node divided by its "
         "number of workers.",
     )
-    use_gpu: bool | None = Field(
-        default=None,
-        description="Whether to train on GPUs. None: XGBoost trains on GPUs if every active node has one and the "
+    use_gpu: bool | None = optional(
+        "Whether to train on GPUs. None: XGBoost trains on GPUs if every active node has one and the "
         "installed XGBoost has CUDA; all attempts of a job make the same choice. LightGBM then trains on CPUs, because "
-        "its wheels on PyPI have no CUDA.",
+        "its wheels on PyPI have no CUDA."
     )
 
     def gang(self, *, use_gpu: bool | None) -> GangClaim:

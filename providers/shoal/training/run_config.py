@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from pydantic import Field, field_validator, model_validator
 
 from shoal.errors import CapacityError, WorkerLostError
-from shoal.option_validation import Settings
+from shoal.option_validation import Settings, optional
 from shoal.own_pauses import waited_since
 from shoal.secrets.redaction import has_credentials, is_secret_variable, redact_value
 from shoal.training.locations import resolved
@@ -37,12 +37,11 @@ class RunConfig(Settings):
         >>> RunConfig(pool_name="retrain", seed=7, timeout=3600)
     """
 
-    pool_name: str | None = Field(
-        default=None,
-        description="Name or URI (`local://retrain?max_nodes=4`) of the pool that runs the training. A call of an "
+    pool_name: str | None = optional(
+        "Name or URI (`local://retrain?max_nodes=4`) of the pool that runs the training. A call of an "
         "estimator, a distributor or a decorated function creates the pool of a URI if necessary, brings it up, and "
         "leases as many nodes as its workers need. None: inside a job the pool of that job, otherwise the "
-        "pool named by $SHOAL_POOL, otherwise the only pool that is up.",
+        "pool named by $SHOAL_POOL, otherwise the only pool that is up."
     )
     job_id: str | None = Field(
         default=None,
@@ -68,10 +67,9 @@ class RunConfig(Settings):
         description="Number of boosting rounds between two checkpoints. None: 50 rounds, or a quarter of all rounds "
         "if that is more.",
     )
-    artifact_location: str | None = Field(
-        default=None,
-        description="Directory or URI for models and results. A relative path starts at the caller's working "
-        "directory. None: the default location of the pool.",
+    artifact_location: str | None = optional(
+        "Directory or URI for models and results. A relative path starts at the caller's working "
+        "directory. None: the default location of the pool."
     )
     seed: int = Field(
         default=0,

@@ -20,7 +20,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shoal.data.parquet.files import refuse_incomplete_address
 from shoal.errors import InvalidArgumentError
-from shoal.option_validation import Settings
+from shoal.option_validation import Settings, optional
 from shoal.secrets.redaction import redact_value
 from shoal.training.locations import absolute_database, resolved
 from shoal.training.reporting import GangContext
@@ -45,10 +45,9 @@ class Tracking(Settings):
         >>> RunConfig(tracking=Tracking(experiment="delays", tags={"team": "flights"}))
     """
 
-    uri: str | None = Field(
-        default=None,
-        description="URI of MLflow's tracking server or database. None: the URI of the caller's MLflow, if the caller "
-        "has set a URI, an experiment or an active run; otherwise a database in $SHOAL_HOME.",
+    uri: str | None = optional(
+        "URI of MLflow's tracking server or database. None: the URI of the caller's MLflow, if the caller "
+        "has set a URI, an experiment or an active run; otherwise a database in $SHOAL_HOME."
     )
     experiment: str = Field(
         default=DEFAULT_EXPERIMENT,
@@ -64,9 +63,7 @@ class Tracking(Settings):
         min_length=1,
         description="Id of the MLflow run under which the job's run is nested. None: the caller's active run, if any.",
     )
-    run_name: str | None = Field(
-        default=None, description="Name of the MLflow run. None: the job's id and the number of the attempt."
-    )
+    run_name: str | None = optional("Name of the MLflow run. None: the job's id and the number of the attempt.")
     tags: dict[str, str] = Field(
         default_factory=dict, description="Tags that are set on the MLflow run in addition to shoal's own."
     )

@@ -12,7 +12,7 @@ from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.register import Register
 from shoal.jobs.spec import AnyJobSpec
-from shoal.option_validation import Memory, later_option
+from shoal.option_validation import Memory, later_option, optional
 from shoal.training.demand import GangDemand
 from shoal.training.pytorch.program import is_name
 from shoal.training.pytorch.request import FunctionRequest
@@ -72,24 +72,21 @@ class FunctionJobSpec(FunctionRequest, AnyJobSpec):
     framework: Literal["pytorch"] = Field(
         default="pytorch", description="Kind of the job; the value marks a training function."
     )
-    train_func: str | None = Field(
-        default=None,
-        description="Import name of the function as pkg.module:name; the nodes must have the module installed. None: "
-        "`program` has the function.",
+    train_func: str | None = optional(
+        "Import name of the function as pkg.module:name; the nodes must have the module installed. None: "
+        "`program` has the function."
     )
     args: tuple[JsonValue, ...] = Field(default=(), description="Positional arguments of the function in `train_func`.")
     kwargs: dict[str, JsonValue] = Field(
         default_factory=dict, description="Keyword arguments of the function in `train_func`."
     )
-    program: str | None = Field(
-        default=None,
-        description="Path of the file with the pickled function and its arguments; `spec_of` or a distributor sets the "
-        "path. None: `train_func` names the function.",
+    program: str | None = optional(
+        "Path of the file with the pickled function and its arguments; `spec_of` or a distributor sets the "
+        "path. None: `train_func` names the function."
     )
-    arguments: str | None = Field(
-        default=None,
-        description="Digest of the pickled function's arguments, by which the same job is recognised when it is "
-        "submitted again; `spec_of` sets the digest.",
+    arguments: str | None = optional(
+        "Digest of the pickled function's arguments, by which the same job is recognised when it is "
+        "submitted again; `spec_of` sets the digest."
     )
     register_as: FunctionRegister | None = Field(
         default=None,
@@ -98,11 +95,10 @@ class FunctionJobSpec(FunctionRequest, AnyJobSpec):
         "registered.",
     )
 
-    returns: Literal["ranks", "rank-0"] | None = Field(
-        default=None,
-        description="Value that `shoal.distributors.attach` returns for the job: `ranks` is the list of the return "
+    returns: Literal["ranks", "rank-0"] | None = optional(
+        "Value that `shoal.distributors.attach` returns for the job: `ranks` is the list of the return "
         "values of all ranks, `rank-0` the return value of rank 0. `submit` of a decorated function or a distributor "
-        "sets this field. None: a `Response`, which has the metrics and the model folder, too.",
+        "sets this field. None: a `Response`, which has the metrics and the model folder, too."
     )
 
     memory_per_worker: Memory | None = later_option(

@@ -15,7 +15,7 @@ from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.register import Register
 from shoal.jobs.spec import AnyJobSpec
-from shoal.option_validation import Settings, positive_or_all
+from shoal.option_validation import Settings, optional, positive_or_all
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.cluster import Node, workers_on
 from shoal.training.demand import GangClaim, GangDemand, ScalingConfig
@@ -43,8 +43,8 @@ class PartitionsScalingConfig(ScalingConfig):
         default=1,
         description="Number of CPUs, and also of threads, of each worker. A worker processes one partition at a time.",
     )
-    use_gpu: Literal[False] | None = Field(
-        default=None, description="Partitions are processed on CPUs, so the only values are false and null."
+    use_gpu: Literal[False] | None = optional(
+        "Partitions are processed on CPUs, so the only values are false and null."
     )
 
 
@@ -56,9 +56,8 @@ class PartitionEstimator(Settings):
     )
     input_cols: tuple[str, ...] = Field(min_length=1, description="Names of the feature columns, in order.")
     label_col: str = Field(min_length=1, description="Name of the column that contains the labels.")
-    weight_col: str | None = Field(
-        default=None,
-        description="Name of the column that contains the weight of each row. None: all weights are equal.",
+    weight_col: str | None = optional(
+        "Name of the column that contains the weight of each row. None: all weights are equal."
     )
     params: dict[str, JsonValue] = Field(
         default_factory=dict,
@@ -120,30 +119,25 @@ class PartitionsJobSpec(AnyJobSpec):
         description="Name of the column whose values divide the rows into partitions, or the names of several columns. "
         "The rows with a null are a partition of their own, whose key is null.",
     )
-    function: str | None = Field(
-        default=None,
-        description="Import name of the function as pkg.module:name; the nodes must have the module installed. The "
+    function: str | None = optional(
+        "Import name of the function as pkg.module:name; the nodes must have the module installed. The "
         "function is called with the rows of a partition, a pandas DataFrame, and with its key. None: `program` has "
-        "the function.",
+        "the function."
     )
     kwargs: dict[str, JsonValue] = Field(
         default_factory=dict, description="Keyword arguments of the function in `function`."
     )
-    program: str | None = Field(
-        default=None,
-        description="Path of the file with the pickled function; `shoal.many` sets the path. None: `function` names "
-        "the function.",
+    program: str | None = optional(
+        "Path of the file with the pickled function; `shoal.many` sets the path. None: `function` names the function."
     )
-    code_digest: str | None = Field(default=None, description="Digest of the code in `program`; `shoal.many` sets it.")
-    estimator: PartitionEstimator | None = Field(
-        default=None,
-        description="Boosting model that is trained for each partition. None: a function is called.",
+    code_digest: str | None = optional("Digest of the code in `program`; `shoal.many` sets it.")
+    estimator: PartitionEstimator | None = optional(
+        "Boosting model that is trained for each partition. None: a function is called."
     )
     name: str = Field(default="function", description="Name of the function, for messages and lists of jobs.")
-    columns: tuple[str, ...] | None = Field(
-        default=None,
-        description="Names of the columns that the function gets, in order; the columns of `by` need not be among "
-        "them. None: all columns.",
+    columns: tuple[str, ...] | None = optional(
+        "Names of the columns that the function gets, in order; the columns of `by` need not be among "
+        "them. None: all columns."
     )
     register_as: PartitionsRegister | None = Field(
         default=None,

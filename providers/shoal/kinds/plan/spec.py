@@ -8,6 +8,7 @@ from pydantic import Field
 
 from shoal.jobs.spec import AnyJobSpec
 from shoal.kinds.training.spec import JobSpec
+from shoal.option_validation import optional
 from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.gang.placement import GangShape
 from shoal.training.run_config import RunConfig
@@ -23,10 +24,8 @@ class PlanJobSpec(AnyJobSpec):
 
     framework: Literal["plan"] = Field(default="plan", description="Kind of the job; the value marks a plan.")
     training: JobSpec = Field(description="The boosting training.")
-    model: str | None = Field(
-        default=None, description="Registered model whose earlier trainings correct the prediction. None: no model."
-    )
-    tracking: Tracking | None = Field(default=None, description="A plan records nothing in MLflow.")
+    model: str | None = optional("Registered model whose earlier trainings correct the prediction. None: no model.")
+    tracking: Tracking | None = optional("A plan records nothing in MLflow.")
 
     @classmethod
     def of(cls, training: JobSpec) -> Self:

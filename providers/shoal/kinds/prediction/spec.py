@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
 from shoal.jobs.spec import OBJECT_STORE, AnyJobSpec
+from shoal.option_validation import optional
 from shoal.training import tracking
 from shoal.training.demand import ScalingConfig
 from shoal.training.locations import resolved
@@ -41,9 +42,8 @@ class PredictJobSpec(AnyJobSpec):
         description="Directory or URI that the predictions are written to. All nodes of the pool must be able to reach "
         "it.",
     )
-    keep_cols: tuple[str, ...] | None = Field(
-        default=None,
-        description="Columns of the dataset that are copied into the output beside the predictions. None: all columns.",
+    keep_cols: tuple[str, ...] | None = optional(
+        "Columns of the dataset that are copied into the output beside the predictions. None: all columns."
     )
     prediction_col: str = Field(
         default="prediction",

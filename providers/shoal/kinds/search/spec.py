@@ -13,7 +13,7 @@ from shoal.errors import InvalidArgumentError
 from shoal.jobs.spec import AnyJobSpec
 from shoal.kinds.training.spec import JobSpec
 from shoal.lazy_imports import cloudpickle
-from shoal.option_validation import Settings
+from shoal.option_validation import Settings, optional
 from shoal.training.boosting.params import ROUNDS, Direction, agreed
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.demand import GangDemand, ScalingConfig
@@ -160,23 +160,20 @@ class TuneJobSpec(AnyJobSpec):
     """
 
     framework: Literal["tune"] = Field(default=TUNE, description="Kind of the job; the value marks a search.")
-    train: TrainRequest | None = Field(
-        default=None,
-        description="Training of a boosting model whose parameters are searched, with the parameters that stay the "
-        "same. None: `train_func` or `program` has a function.",
+    train: TrainRequest | None = optional(
+        "Training of a boosting model whose parameters are searched, with the parameters that stay the "
+        "same. None: `train_func` or `program` has a function."
     )
-    train_func: str | None = Field(
-        default=None,
-        description="Import name of a function ``(params, context)`` as pkg.module:name; the nodes must have the "
-        "module installed. None: the trials train a boosting model, or `program` has the function.",
+    train_func: str | None = optional(
+        "Import name of a function ``(params, context)`` as pkg.module:name; the nodes must have the "
+        "module installed. None: the trials train a boosting model, or `program` has the function."
     )
     dataset_map: dict[str, DatasetSpec] = Field(
         default_factory=dict, description="Datasets of the function, by name. All trials get all rows."
     )
-    holdout: DatasetSpec | None = Field(
-        default=None,
-        description="Dataset on which the models of the trials are compared. None: a part of the training dataset, "
-        "on which no trial trains.",
+    holdout: DatasetSpec | None = optional(
+        "Dataset on which the models of the trials are compared. None: a part of the training dataset, "
+        "on which no trial trains."
     )
     holdout_fraction: float = Field(
         default=0.2,
@@ -190,15 +187,12 @@ class TuneJobSpec(AnyJobSpec):
         "of boosting rounds. Empty: `program` has a function that suggests the parameters of each trial.",
     )
     trials: int = Field(default=40, ge=1, le=100_000, description="Number of trials.")
-    sampler: Sampler | None = Field(
-        default=None,
-        description="How parameters are chosen: tpe, random, gp, cmaes, qmc or grid. None: tpe, or the sampler in "
-        "`program`.",
+    sampler: Sampler | None = optional(
+        "How parameters are chosen: tpe, random, gp, cmaes, qmc or grid. None: tpe, or the sampler in `program`."
     )
-    pruner: Pruner | None = Field(
-        default=None,
-        description="Which trials end early, by their metric so far: median, halving, hyperband or none. None: median, "
-        "or the pruner in `program`.",
+    pruner: Pruner | None = optional(
+        "Which trials end early, by their metric so far: median, halving, hyperband or none. None: median, "
+        "or the pruner in `program`."
     )
     metric: str | None = Field(
         default=None,
@@ -206,10 +200,9 @@ class TuneJobSpec(AnyJobSpec):
         description="Deciding metric, evaluated on the holdout or reported by the function. None: the last metric of "
         "the holdout; for a function, the last one that it reports.",
     )
-    direction: Direction | None = Field(
-        default=None,
-        description="Whether the metric is minimized or maximized. None: as the metric demands; a function's value is "
-        "minimized. A custom_metric of XGBoost, and a metric that a function names, do not tell it and need this.",
+    direction: Direction | None = optional(
+        "Whether the metric is minimized or maximized. None: as the metric demands; a function's value is "
+        "minimized. A custom_metric of XGBoost, and a metric that a function names, do not tell it and need this."
     )
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of the suggestions.")
     batches: bool = Field(
@@ -234,18 +227,14 @@ class TuneJobSpec(AnyJobSpec):
         default_factory=ScalingConfig,
         description="Number of workers, each of which runs one trial at a time, and the CPUs and GPUs of each.",
     )
-    program: str | None = Field(
-        default=None,
-        description="Path of the file with pickled code: the function, the function that suggests parameters, the "
-        "sampler and the pruner; `shoal.tune.search` sets the path.",
+    program: str | None = optional(
+        "Path of the file with pickled code: the function, the function that suggests parameters, the "
+        "sampler and the pruner; `shoal.tune.search` sets the path."
     )
-    code_digest: str | None = Field(
-        default=None, description="Digest of the code in `program` and `user_code`; `shoal.tune.search` sets it."
-    )
-    user_code: str | None = Field(
-        default=None,
-        description="Path of the file with the pickled callbacks, objective and metrics of the training; "
-        "`shoal.tune.search` sets the path.",
+    code_digest: str | None = optional("Digest of the code in `program` and `user_code`; `shoal.tune.search` sets it.")
+    user_code: str | None = optional(
+        "Path of the file with the pickled callbacks, objective and metrics of the training; "
+        "`shoal.tune.search` sets the path."
     )
 
     refused_by_for_each: ClassVar[str] = (

@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable, Iterator
 from typing import ClassVar, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.jobs.spec import AnyJobSpec
+from shoal.option_validation import optional
 from shoal.training.boosting.request import TrainRequest
 from shoal.training.reporting import HOLDOUT
 from shoal.training.tracking import is_mlflow_uri
@@ -34,10 +35,9 @@ class JobSpec(TrainRequest, AnyJobSpec):
         ... )
     """
 
-    user_code: str | None = Field(
-        default=None,
-        description="Path of the file with the pickled callbacks, objective and metrics; an estimator writes the file "
-        "and sets the path.",
+    user_code: str | None = optional(
+        "Path of the file with the pickled callbacks, objective and metrics; an estimator writes the file "
+        "and sets the path."
     )
     forks_workers: ClassVar[bool] = True
 

@@ -31,12 +31,11 @@ class LocalOptions(PoolOptions):
         "The dashboard takes memory and makes the start slower, and shoal's jobs do not need it.",
     )
 
-    libraries: str | None = Field(
-        default=None,
-        description=f"Libraries, separated by commas, that the head of a local:// pool imports while the pool starts, "
+    libraries: str | None = optional(
+        f"Libraries, separated by commas, that the head of a local:// pool imports while the pool starts, "
         f"so that the first job starts sooner: {', '.join(LIBRARIES)}. With mlflow, the head also creates shoal's own "
         "MLflow database if there is none. torch needs ray=false. Default: none; the first job that needs a library "
-        "imports it for all jobs.",
+        "imports it for all jobs."
     )
 
     python: str | None = optional(

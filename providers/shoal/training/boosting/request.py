@@ -14,7 +14,7 @@ from shoal.boosting_libraries import Framework, loaded
 from shoal.data.checks import check_roles
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError
-from shoal.option_validation import Settings
+from shoal.option_validation import Settings, optional
 from shoal.training.boosting.messages import Boosted, Columns, History
 from shoal.training.boosting.params import Direction, json_params
 from shoal.training.demand import GangDemand, ScalingConfig, gpu_wish
@@ -49,16 +49,14 @@ class TrainRequest(Settings):
         description="Names of several label columns, for one XGBoost model with an output per column, in this order. "
         "The default is the single column label_col.",
     )
-    label_lower_bound_col: str | None = Field(
-        default=None,
-        description="Name of the column that contains the lower bound of each label, at least 0, for XGBoost's "
-        "objective survival:aft. None: the labels have no bounds.",
+    label_lower_bound_col: str | None = optional(
+        "Name of the column that contains the lower bound of each label, at least 0, for XGBoost's "
+        "objective survival:aft. None: the labels have no bounds."
     )
-    label_upper_bound_col: str | None = Field(
-        default=None,
-        description="Name of the column that contains the upper bound of each label, for XGBoost's objective "
+    label_upper_bound_col: str | None = optional(
+        "Name of the column that contains the upper bound of each label, for XGBoost's objective "
         "survival:aft: the lower bound if the label is known, or infinity if it is only known to be larger. None: the "
-        "labels have no bounds.",
+        "labels have no bounds."
     )
     categorical_cols: tuple[str, ...] = Field(
         default=(),
@@ -75,14 +73,12 @@ class TrainRequest(Settings):
         description="Parameters under the names that the boosting library defines, including the objective.",
     )
     n_estimators: int = Field(default=100, ge=1, description="Number of boosting rounds.")
-    weight_col: str | None = Field(
-        default=None,
-        description="Name of the column that contains the weight of each row. None: all rows have the same weight.",
+    weight_col: str | None = optional(
+        "Name of the column that contains the weight of each row. None: all rows have the same weight."
     )
-    base_margin_col: str | None = Field(
-        default=None,
-        description="Name of the column that contains the score (margin) of each row from which boosting starts. "
-        "None: all rows start from the same score.",
+    base_margin_col: str | None = optional(
+        "Name of the column that contains the score (margin) of each row from which boosting starts. "
+        "None: all rows start from the same score."
     )
     base_margin_cols: tuple[str, ...] = Field(
         default=(),
@@ -90,10 +86,9 @@ class TrainRequest(Settings):
         "for a model with several outputs: one column per class, in the order of the classes. The default is no such "
         "column.",
     )
-    group_col: str | None = Field(
-        default=None,
-        description="Name of the column that assigns each row to a group, such as a query. All rows of a group stay "
-        "on one worker. A ranking objective needs this column. None: the rows have no groups.",
+    group_col: str | None = optional(
+        "Name of the column that assigns each row to a group, such as a query. All rows of a group stay "
+        "on one worker. A ranking objective needs this column. None: the rows have no groups."
     )
     init_model: str | None = Field(
         default=None,
@@ -116,11 +111,10 @@ class TrainRequest(Settings):
         description="Whether early stopping minimizes or maximizes the metric: minimize or maximize. None: as the "
         "metric demands. Only a custom_metric of XGBoost, which does not tell it, needs this.",
     )
-    missing: float | None = Field(
-        default=None,
-        description="Value of the numeric features that counts as missing, as nulls and NaN do, such as -999. The "
+    missing: float | None = optional(
+        "Value of the numeric features that counts as missing, as nulls and NaN do, such as -999. The "
         "model stores the value, so that predictions use it, too. Only with XGBoost. None: only nulls and NaN are "
-        "missing.",
+        "missing."
     )
     feature_weights: dict[str, float] | tuple[float, ...] = Field(
         default=(),
@@ -128,15 +122,13 @@ class TrainRequest(Settings):
         "per feature in the order of input_cols, or a mapping from names to weights, in which all other features have "
         "the weight 1. The default is the same weight for all features.",
     )
-    external_memory: bool | None = Field(
-        default=None,
-        description="Whether XGBoost keeps the quantised rows (the rows after conversion to histogram bins) on the "
-        "nodes' disks. None: only if the rows do not fit in memory.",
+    external_memory: bool | None = optional(
+        "Whether XGBoost keeps the quantised rows (the rows after conversion to histogram bins) on the "
+        "nodes' disks. None: only if the rows do not fit in memory."
     )
-    verbose_eval: bool | Annotated[int, Field(ge=0)] | None = Field(
-        default=None,
-        description="How often the metrics are printed: True prints them after every round, a number n after every n "
-        "rounds. False, 0 and None print no metrics.",
+    verbose_eval: bool | Annotated[int, Field(ge=0)] | None = optional(
+        "How often the metrics are printed: True prints them after every round, a number n after every n "
+        "rounds. False, 0 and None print no metrics."
     )
     scaling_config: ScalingConfig = Field(
         default_factory=ScalingConfig, description="Number of workers, and the CPUs and GPUs of each worker."
@@ -389,14 +381,12 @@ class TrainResult(BaseModel):
         default=0,
         description="Number of rounds in the model from which the training continued; 0 if it started anew.",
     )
-    best_iteration: int | None = Field(
-        default=None,
-        description="Number of the best round, from 0, if the training used early stopping; otherwise None. The rounds "
-        "of the model from which the training continued count, too.",
+    best_iteration: int | None = optional(
+        "Number of the best round, from 0, if the training used early stopping; otherwise None. The rounds "
+        "of the model from which the training continued count, too."
     )
-    best_score: float | None = Field(
-        default=None,
-        description="Value of the metric in the best round, if the training used early stopping; otherwise None.",
+    best_score: float | None = optional(
+        "Value of the metric in the best round, if the training used early stopping; otherwise None."
     )
     rounds: int = Field(description="Number of boosting rounds in the model.")
     rows: int = Field(description="Number of rows that the model was trained on.")

@@ -14,7 +14,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from shoal.data.dataset_spec import DatasetSpec
 from shoal.data.ingest import cpus_to_read
 from shoal.errors import InvalidArgumentError
-from shoal.option_validation import Settings, positive_or_all
+from shoal.option_validation import Settings, optional, positive_or_all
 from shoal.training.cluster import Node, limited, resources, workers_on
 from shoal.training.demand import GangClaim, GangDemand
 from shoal.training.gang.placement import GangShape
@@ -250,15 +250,13 @@ class FunctionRequest(Settings):
     scaling_config: AnyScaling = Field(
         default_factory=PyTorchScalingConfig, description="Number of workers, and the CPUs and GPUs of each worker."
     )
-    room_for: SpreadScalingConfig | None = Field(
-        default=None,
-        description="Number and size of further workers that the function starts itself. The run starts only if the "
-        "pool has room for these workers. None: the function starts no workers.",
+    room_for: SpreadScalingConfig | None = optional(
+        "Number and size of further workers that the function starts itself. The run starts only if the "
+        "pool has room for these workers. None: the function starts no workers."
     )
-    torch_distributor: Literal["local", "distributed"] | None = Field(
-        default=None,
-        description="Mode of the `TorchDistributor` that has created the request. The run then prints PySpark's lines "
-        "about the start and the end of the training. None: another program has created the request.",
+    torch_distributor: Literal["local", "distributed"] | None = optional(
+        "Mode of the `TorchDistributor` that has created the request. The run then prints PySpark's lines "
+        "about the start and the end of the training. None: another program has created the request."
     )
     run_config: RunConfig = Field(
         default_factory=RunConfig, description="Name of the pool that runs the function, and the limits of the run."
