@@ -210,6 +210,8 @@ def _sentence(model: type[BaseModel], problem: Mapping[str, Any]) -> str:
         return f'unknown option "{field}"{_hint(str(where[-1]), _names(model, where[:-1]))}'
     if kind == "literal_error" and isinstance(given, str):
         return unknown_value(field, redact_all(given), problem["ctx"]["expected"])
+    if kind == "model_type":
+        message = f"must be a dict with the fields of a {problem['ctx']['class_name']}"
     if isinstance(given, str) and kind == "tuple_type":
         message = 'must be a list such as ["a", "b"], not a text'
     if isinstance(given, str) and is_secret_name(str(where[-1])):
@@ -222,7 +224,10 @@ def _hint(name: str, legal: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, legal, n=1)
     if near:
         return f": did you mean {near[0]}?"
-    return f"; allowed options: {', '.join(legal)}" if legal else ""
+    if not legal:
+        return ""
+    library = "; parameters of the library belong into params" if "params" in legal else ""
+    return f"; allowed options: {', '.join(legal)}{library}"
 
 
 def _names(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:

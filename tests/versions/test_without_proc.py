@@ -76,6 +76,6 @@ def test_only_pools_of_this_host_are_refused(fresh_home, tmp_path):
     assert lines[0].startswith("ConnectionRefusedByClusterError: no Ray cluster answers")
     for line in lines[1:3]:
         assert line.startswith("InvalidArgumentError: local:// pools and embedded pools need Linux")
-        assert line.endswith("use a ray:// or kuberay:// pool")
+        assert line.endswith("use a ray:// pool")
     assert lines[3] == "[]"
     assert "local pools need Linux" in ran.stdout

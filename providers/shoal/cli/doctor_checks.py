@@ -76,11 +76,14 @@ def all_checks() -> Iterator[Finding]:
         yield Finding("shoal", "broken", f"the distribution {other} installs a package shoal, too", advice)
     yield _ray()
     for extra, modules, distributions, purpose in _PACKAGES:
-        found = next((version for name in distributions if (version := installed(name))), None)
-        if found is None or any(find_spec(module) is None for module in modules):
+        found = {name: version for name in distributions if (version := installed(name))}
+        if not found or any(find_spec(module) is None for module in modules):
             yield Finding(extra, "note", f"not installed (optional: {purpose})", pip_install(extra))
+        elif len(found) > 1:
+            advice = f"install one of them: `pip uninstall {' '.join(found)}`, then the one that you need"
+            yield Finding(extra, "note", f"{' and '.join(found)} have installed the same files", advice)
         else:
-            yield Finding(extra, "ok", found)
+            yield Finding(extra, "ok", *found.values())
     yield _bytecode()
     if Path("/proc/self/stat").exists() and Path("/proc/sys/kernel/random/boot_id").exists():
         yield Finding("/proc", "ok", "available")

@@ -491,7 +491,8 @@ class TestDriver:
             ({"m": None}, 'the base_margin "m" is null in 9 of 9 rows'),
             ({"m": 1.0, "a": "text"}, 'column "a" is of type'),
             # The name is wrong in the spec: the holdout is not to blame.
-            ({"label_col": "z"}, '/train has no column "z"; its columns are a, b, y, m'),
+            ({"input_cols": ("a", "b", "t")}, "if the column is a feature, add it to categorical_cols"),
+            ({"label_col": "z"}, '/train/1.parquet has no column "z"; its columns are a, b, y, m, t'),
         ],
     )
     def test_a_holdout_that_the_model_could_not_predict_is_refused_before_training(
@@ -499,10 +500,11 @@ class TestDriver:
     ):
         trained: list[object] = []
         monkeypatch.setattr("shoal.training.boosting.engine.train", trained.append)
-        wrong = {"label_col": columns.pop("label_col")} if "label_col" in columns else {}
+        wrong = {name: columns[name] for name in ("input_cols", "label_col") if name in columns}
+        columns = {name: value for name, value in columns.items() if name not in wrong}
         rows = pd.DataFrame({"a": 0.0, "b": 1.0, "y": np.arange(9.0)})
         (tmp_path / "train").mkdir()
-        rows.assign(a=0.5, m=1.0).to_parquet(tmp_path / "train" / "1.parquet")
+        rows.assign(a=0.5, m=1.0, t="text").to_parquet(tmp_path / "train" / "1.parquet")
         rows.assign(**columns).to_parquet(tmp_path / "holdout.parquet")
         register = Register(model="m", metric="rmse", holdout=DataConnector.from_parquet(tmp_path / "holdout.parquet"))
         dataset = DataConnector.from_parquet(tmp_path / "train").to_spec()

@@ -70,6 +70,11 @@ def test_every_public_name_is_there():
         _ = jobs.submitt
 
 
+@pytest.mark.parametrize("one", [{"paths": ["/data/valid"]}, DatasetSpec(paths=["/data/valid"])])
+def test_a_single_eval_set_gets_a_name(one):
+    assert JobSpec.parse(TRAIN | {"eval_set": one}).eval_set == {"eval": DatasetSpec(paths=["/data/valid"])}
+
+
 def test_the_json_of_a_spec_is_the_spec():
     spec = JobSpec.parse(
         TRAIN

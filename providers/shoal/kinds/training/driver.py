@@ -36,7 +36,7 @@ from shoal.training.boosting.library import library_of
 from shoal.training.boosting.messages import by_round
 from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainResult
-from shoal.training.boosting.rows import check_features, check_has_columns
+from shoal.training.boosting.rows import check_columns, check_features
 from shoal.training.host.imports import import_lean
 from shoal.training.reporting import Progress, bounded, metric_name
 from shoal.training.sizing.worker_memory import mib
@@ -231,7 +231,7 @@ def _checked(spec: JobSpec, place: AttemptContext, selected_on: DatasetSpec | No
     content = None if base is None else loading.load_init_model(base, spec.framework)
     trained_on, held_out, all_known = TrainingRows(), "", True
     if spec.register_as:
-        check_has_columns(spec, dataset)  # before the same name is missed in the holdout
+        check_columns(spec, dataset)  # before the holdout is blamed for the same column
         trained_on = training_record.of_datasets([(dataset, times)])
         if base is not None and place.run is not None:
             earlier = training_record.rows_of(place.run, base)

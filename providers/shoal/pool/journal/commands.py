@@ -474,7 +474,8 @@ def _require_below_max(pool: Pool, size: int, what: str) -> None:
     if size > pool.max_nodes:
         raise InvalidArgumentError(
             f'{what} of {size} is above MAX_NODES={pool.max_nodes} of pool "{pool.name}": raise the limit with '
-            f"`shoal pool alter {pool.name} --max-nodes {size}` or shoal.alter_pool({pool.name!r}, max_nodes={size})"
+            f"`shoal pool alter {pool.name} --max-nodes {size}` or shoal.alter_pool({pool.name!r}, max_nodes={size}), "
+            f"or with max_nodes={size} in the URI if you name the pool by one"
         )
 
 

@@ -184,7 +184,9 @@ class TrainRequest(Settings):
     def _eval_set(cls, value: Any) -> Any:
         if value is None:
             return {}
-        return {"eval": value} if isinstance(value, DatasetSpec) or hasattr(value, "to_spec") else value
+        # A dict has the datasets by name, or the fields of one.
+        is_one = isinstance(value, Mapping) and isinstance(value.get("paths") or value.get("sql"), Sequence)
+        return {"eval": value} if is_one or isinstance(value, DatasetSpec) or hasattr(value, "to_spec") else value
 
     @field_validator("init_model")
     @classmethod

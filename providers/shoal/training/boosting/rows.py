@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.boosting_libraries import loaded
 from shoal.data import checks
-from shoal.data.filters import check_present
 from shoal.data.numpy_columns import encoded, to_matrix, to_vector
 from shoal.data.parquet.source import ParquetSource, group_starts
 from shoal.data.planning import RowRange, Shard
@@ -307,7 +306,7 @@ def checked_data(
     train = DataConnector.from_spec(request.dataset)
     columns = (request.input_cols, request.label_col, request.extra_cols)
     categorical = request.categorical_cols
-    checks.validate_columns(train.source, *columns, categorical_cols=categorical, takes_categories=takes_categories)
+    check_columns(request, train, takes_categories=takes_categories)
     types = {name: train.schema().field(name).type for name in categorical}
     _check_values(request, train.source)
     eval_sets = {}
@@ -327,11 +326,16 @@ def checked_data(
     return train, eval_sets
 
 
-def check_has_columns(request: TrainRequest, dataset: DataConnector) -> None:
-    """Raise DataError if the training set has no column of a name that the training gives."""
-    present = dataset.schema().names
-    for name in request.columns.names:
-        check_present(f"the dataset {dataset.source.place}", name, present)
+def check_columns(request: TrainRequest, train: DataConnector, *, takes_categories: bool = True) -> None:
+    """Check that the training set has the columns that the training names, of types that can be trained on."""
+    checks.validate_columns(
+        train.source,
+        request.input_cols,
+        request.label_col,
+        request.extra_cols,
+        categorical_cols=request.categorical_cols,
+        takes_categories=takes_categories,
+    )
 
 
 def check_features(request: TrainRequest, schema: pa.Schema, source: ParquetSource) -> None:

@@ -13,7 +13,7 @@ from shoal.training.boosting.library import library_of
 from shoal.training.boosting.messages import Task
 from shoal.training.boosting.params import UserCode
 from shoal.training.boosting.request import TrainRequest
-from shoal.training.boosting.rows import check_has_columns, shard_datasets
+from shoal.training.boosting.rows import check_columns, shard_datasets
 from shoal.training.boosting.worker_fit import advice, fit_worker
 from shoal.training.cluster import Node
 from shoal.training.gang.placement import GangShape
@@ -89,7 +89,7 @@ class _Planner:
         self, request: TrainRequest, node: NodeMemory, largest: GangShape, learned: Learned, train: DataConnector
     ) -> None:
         self.request, self.node, self.learned, self.train = request, node, learned, train
-        check_has_columns(request, train)
+        check_columns(request, train)
         self.eval_sets = {
             name: train if spec == request.dataset else DataConnector.from_spec(spec)
             for name, spec in request.eval_set.items()
