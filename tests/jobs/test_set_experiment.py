@@ -32,15 +32,16 @@ def test_code_runs_after_the_import_of_a_module_and_not_when_it_is_looked_for(
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     seen: list[str] = []
     after_import("imported_late", lambda module: seen.append(module.NAME))
+    after_import("imported_late", lambda module: seen.append("too"))
 
     assert importlib.util.find_spec("imported_late") is not None
     assert importlib.util.find_spec("imported_never") is None
     assert seen == []
     module = importlib.import_module("imported_late")
-    assert seen == ["imported_late"]
+    assert seen == ["imported_late", "too"]
     assert module.__spec__.loader.get_source("imported_late") == "NAME = __name__"
     after_import("imported_late", lambda module: seen.append("at once"))
-    assert seen == ["imported_late", "at once"]
+    assert seen == ["imported_late", "too", "at once"]
     del sys.modules["imported_late"]
 
 

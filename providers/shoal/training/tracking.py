@@ -275,8 +275,9 @@ class _Finder(MetaPathFinder):
         """Return the spec of the module, with a loader that calls `act`; return None for all other modules."""
         if fullname != self._name:
             return None
-        for finder in sys.meta_path:
-            if finder is not self and (spec := finder.find_spec(fullname, path, target)) is not None:
+        # Only the finders behind this one: another `_Finder` for the same module would ask this one again.
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+            if (spec := finder.find_spec(fullname, path, target)) is not None:
                 if spec.loader is not None:
                     spec.loader = _Loader(spec.loader, self._act)
                 return spec

@@ -94,7 +94,7 @@ class KubeClient:
             body: Any = {"spec": {"resourceAttributes": asked | {"namespace": self._namespace}}}
             answer = self._call(
                 "create selfsubjectaccessreviews",
-                partial(self._json, self._authorization.create_self_subject_access_review, body),
+                partial(self._review, body),
                 missing=lambda error: error.status == HTTPStatus.FORBIDDEN,
             )
             if answer is None:  # An account may be forbidden to ask. The requests themselves then tell.
@@ -291,6 +291,10 @@ class KubeClient:
             lambda: self._json(getattr(self._coordination, f"{verb}_namespaced_lease"), *args, **options),
             missing,
         )
+
+    def _review(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask whether this account has a right. After a 401, `_call` asks again with another client."""
+        return self._json(self._authorization.create_self_subject_access_review, body)
 
     @classmethod
     def _json(cls, method: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
