@@ -199,11 +199,8 @@ def read(
             raise InvalidArgumentError(f"kind={shown(kind)} is not legal: use one of {known}") from None
     if since is not None:
         query = query.where(Action.at >= since)
-    with (store or Store()).reading(snapshot=False) as session:
-        return [
-            Entry(**{column.name: getattr(row, column.name) for column in fields(Entry)})
-            for row in session.scalars(query)
-        ]
+    found = (store or Store()).scalars(query)
+    return [Entry(**{column.name: getattr(row, column.name) for column in fields(Entry)}) for row in found]
 
 
 def _text(text: str) -> str:

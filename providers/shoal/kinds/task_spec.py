@@ -314,8 +314,8 @@ def _fields(
     if not isinstance(given, Mapping | None):
         raise InvalidArgumentError(
             f"spec={shown(given)} is not a spec: give a JobSpec, a FunctionJobSpec, or a dict with the fields of one "
-            "of them. Operators of Airflow read a file whose name ends with .json, .yaml or .yml; elsewhere, give its "
-            "content. A template renders to a text: give the result of an earlier task itself, as in spec=prepare()"
+            "of them. Only operators of Airflow read a file, and its name has to end with .json, .yaml or .yml. A "
+            "template renders to a text: give the result of an earlier task itself, as in spec=prepare()"
         )
     fields = {**(given or {}), **({"framework": framework} if framework else {})}
     if train_func is None:

@@ -635,9 +635,8 @@ def delete_waiting(store: Store, registry: Registry, model: str, replaced: Colle
 def _needed(store: Store, team: str | None) -> Attempts:
     """Return the attempts whose versions are kept: those that have not ended, and those of other teams."""
     is_foreign = false() if team in (None, ALL_TEAMS) else Job.team != team
-    with store.reading() as session:
-        rows = session.execute(select(Job.id, Job.attempt).where(or_(Job.state.in_(JOB_ACTIVE), is_foreign)))
-        return {(job_id, str(attempt)) for job_id, attempt in rows}
+    rows = store.rows(select(Job.id, Job.attempt).where(or_(Job.state.in_(JOB_ACTIVE), is_foreign)))
+    return {(job_id, str(attempt)) for job_id, attempt in rows}
 
 
 def _attempt(version: ModelVersion) -> tuple[str, str]:

@@ -511,8 +511,7 @@ def _promotion_of(store: Store, job: Job) -> Promotion:
     """Return the newest promotion of the version that a job has registered."""
     version = JobResult.model_validate(job.result).model_version if job.result else None
     query = select(Promotion).filter_by(job_id=job.id, attempt=job.attempt, version=version)
-    with store.reading() as session:
-        promotion = session.scalars(query.order_by(Promotion.id.desc()).limit(1)).first()
+    promotion = store.scalar(query.order_by(Promotion.id.desc()).limit(1))
     if promotion is None:
         raise InvalidArgumentError(
             f'job "{job.id}" (attempt {job.attempt}) has promoted no model: name the job of a promoted version, '

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -126,8 +126,7 @@ class Ledger:
 
     def before(self, promotion: Promotion) -> VersionId | None:
         """Return the version that gets the alias if a promotion is withdrawn (see `predecessor`)."""
-        with self.store.reading() as session:
-            return predecessor(promotion, session.scalars(self._rows().order_by(Promotion.id.desc())))
+        return predecessor(promotion, self.store.scalars(self._rows().order_by(Promotion.id.desc())))
 
     def confirmed(self, since: int) -> list[VersionId]:
         """Return the versions to which the confirmed promotions from a row on gave the model's alias, the newest
@@ -200,15 +199,14 @@ def predecessor(promotion: Promotion, promotions: Iterable[Promotion]) -> Versio
     return None
 
 
-def confirmed_promotions(store: Store, registry: str | None = None, model: str | None = None) -> list[Promotion]:
+def confirmed_promotions(store: Store, registry: str | None = None, model: str | None = None) -> Sequence[Promotion]:
     """Return the store's rows about confirmed promotions, the newest first."""
     query = select(Promotion).where(Promotion.state == PromotionState.CONFIRMED)
     if registry is not None:
         query = query.where(Promotion.registry_uri == registry)
     if model is not None:
         query = query.where(Promotion.model == model)
-    with store.reading() as session:
-        return list(session.scalars(query.order_by(Promotion.id.desc())))
+    return store.scalars(query.order_by(Promotion.id.desc()))
 
 
 def last_promotions(session: Session, registry: str, model: str) -> list[Promotion]:

@@ -414,8 +414,7 @@ def _last_promotions(store: Store) -> dict[tuple[str, str], tuple[float, str | N
     found: dict[tuple[str, str], tuple[float, str | None]] = {}
     for promotion in confirmed_promotions(store):
         found.setdefault((promotion.model, promotion.alias), (promotion.created_at, promotion.version))
-    with store.reading() as session:
-        for spec, created_at in session.execute(select(Job.spec, Job.created_at).order_by(Job.created_at)):
-            if register := spec.get("register"):
-                found.setdefault((register["model"], register["alias"]), (created_at, None))
+    for spec, created_at in store.rows(select(Job.spec, Job.created_at).order_by(Job.created_at)):
+        if register := spec.get("register"):
+            found.setdefault((register["model"], register["alias"]), (created_at, None))
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sqlalchemy import delete, select
 
 from shoal.state.schema import AirflowDeployment
@@ -38,7 +40,6 @@ def base_urls(store: Store) -> dict[str, str]:
     return {row.id: row.base_url for row in _rows(store)}
 
 
-def _rows(store: Store, deployment: str | None = None) -> list[AirflowDeployment]:
+def _rows(store: Store, deployment: str | None = None) -> Sequence[AirflowDeployment]:
     query = select(AirflowDeployment).order_by(AirflowDeployment.seen_at)
-    with store.reading(snapshot=False) as session:
-        return list(session.scalars(query if deployment is None else query.filter_by(id=deployment)))
+    return store.scalars(query if deployment is None else query.filter_by(id=deployment))

@@ -33,7 +33,7 @@ from shoal.data.connections import CONNECTION_PREFIX, STORAGE_PREFIX, split_stor
 from shoal.data.dataset_spec import is_relative
 from shoal.data.parquet.files import refuse_credentials
 from shoal.errors import InvalidArgumentError, ShoalError, shown
-from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri
+from shoal.pool.spec import PoolSpec, ScaleOptions, checked_size, is_uri, spec_of_row
 from shoal.secrets.redaction import has_credentials, redact
 from shoal.training.locations import SQLITE
 from shoal.training.pickling import code_digest
@@ -203,11 +203,8 @@ def pool_that_is_up(name: str) -> PoolSpec | None:
     from shoal.state import Store
     from shoal.state.schema import Pool, PoolState
 
-    with Store().reading() as session:
-        row = session.get(Pool, name)
-    if row is None or row.state is not PoolState.UP:
-        return None
-    return PoolSpec.model_validate(row.spec)
+    row = Store().get(Pool, name)
+    return None if row is None or row.state is not PoolState.UP else spec_of_row(row.spec)
 
 
 def job_pool(arguments: Arguments) -> PoolSpec | None:

@@ -126,8 +126,7 @@ def learned_memory(model: str, framework: str) -> Learned:
         .order_by(Job.created_at.desc())
         .limit(_LEARNED_JOBS)
     )
-    with Store().reading() as session:
-        results = [result or {} for (result,) in session.execute(query)]
+    results = [result or {} for result in Store().scalars(query)]
     names = "idle_memory_per_worker", "peak_memory_per_worker", "predicted_memory_per_worker"
     figures = [[max(result.get(name) or [0]) for name in names] for result in results]
     known = [(idle, (peak - idle) / (need - idle)) for idle, peak, need in figures if peak and need > idle]
@@ -137,8 +136,7 @@ def learned_memory(model: str, framework: str) -> Learned:
 def _memory_of_last_run(spec: FunctionJobSpec) -> int:
     """Return the highest memory of a worker and its processes in the last run of a function; 0 if there is none."""
     query = select(Job.result).where(*has_trained(spec)).order_by(Job.created_at.desc()).limit(1)
-    with Store().reading() as session:
-        found = session.scalar(query) or {}
+    found = Store().scalar(query) or {}
     usages = [each.get("memory_usage_megabytes", 0) * 10**6 for each in found.get("peak_usage_per_worker") or ()]
     return int(max([*(found.get("peak_memory_per_worker") or ()), *usages], default=0))
 
@@ -160,9 +158,8 @@ def memory_of(pool: PoolSpec, given: str | None = None, *, registers: bool = Fal
             return NodeMemory(memory_bytes(given), False, f"memory_per_node={given}")
         except ValueError as error:
             raise InvalidArgumentError(f"memory_per_node: {error}") from None
-    with Store().reading() as session:
-        nodes = session.query(Node.endpoint).filter(Node.pool == pool.name)
-        reported = [int((endpoint or {}).get("memory_bytes", 0)) for (endpoint,) in nodes]
+    endpoints = Store().scalars(select(Node.endpoint).where(Node.pool == pool.name))
+    reported = [int((endpoint or {}).get("memory_bytes", 0)) for endpoint in endpoints]
     if (found := node_memory(pool, min(filter(None, reported), default=0), registers=registers)) is None:
         raise InvalidArgumentError(
             f'the memory of the nodes of pool "{pool.name}" is not known before its first node is ready: give '
