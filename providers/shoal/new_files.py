@@ -67,7 +67,8 @@ def create_folder(folder: Path, mode: int = 0o700) -> None:
 @contextmanager
 def complete_file(filesystem: Any, path: str, *, is_local: bool) -> Iterator[Any]:
     """Yield the stream of a file on a filesystem of Arrow. A local file gets its name when it is complete, and has a
-    hidden name before. An object store cannot rename, so a file there has its name from the start.
+    hidden name before. An object store cannot rename: a file there has its name from the start, also if the block is
+    left by an exception, so its readers have to find out whether it is complete.
     """
     folder, _, name = path.rpartition("/")
     target = f"{folder}/.{name}.{uuid.uuid4().hex}" if is_local else path

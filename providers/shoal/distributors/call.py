@@ -151,7 +151,7 @@ class Call(Generic[T]):
             importlib.import_module(self.parts.spec.framework)
 
 
-def ran(prepared: Callable[[ExitStack], Call[T]]) -> T:
+def run_call(prepared: Callable[[ExitStack], Call[T]]) -> T:
     """Run a call, and return its value.
 
     Args:

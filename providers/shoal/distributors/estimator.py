@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Generic, Never, TypeVar
 from shoal.boosting_libraries import Framework
 from shoal.data.connector import DataConnector
 from shoal.data.frames import is_frame
-from shoal.distributors.call import Call, SubmittedCall, ran, same_arguments, submitted
-from shoal.errors import InvalidArgumentError
+from shoal.distributors.call import Call, SubmittedCall, run_call, same_arguments, submitted
+from shoal.errors import InvalidArgumentError, shown
 from shoal.jobs.kind import call_of
 from shoal.jobs.spec import NOT_STORED
 from shoal.kinds.training.spec import JobSpec
@@ -61,8 +61,8 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
     ) -> None:
         if unknown:
             raise InvalidArgumentError(
-                f"{type(self).__name__} has no argument {', '.join(unknown)}: give parameters of the library as "
-                f"params={unknown!r}"
+                f"{type(self).__name__} has no argument {', '.join(unknown)}: correct the name, or give a "
+                f"parameter of the library as params={shown(unknown)}"
             )
         library = library_of(self._framework)
         self.framework: Framework = self._framework
@@ -165,7 +165,7 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         arguments = dict(locals())  # the call's arguments, as no other name exists yet
         del arguments["self"]
         self._result = self._booster = None
-        return ran(partial(self._call, **arguments))
+        return run_call(partial(self._call, **arguments))
 
     @same_arguments(fit)
     def submit(self, **arguments: Any) -> SubmittedCall[BoosterT]:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from shoal.distributors.call import Call, ran, submitting
+from shoal.distributors.call import Call, run_call, submitting
 from shoal.distributors.estimator import BoostingEstimator, connector_of
 from shoal.errors import InvalidArgumentError, MissingExtraError
 from shoal.jobs.register import Register
@@ -112,7 +112,7 @@ def search(
         >>> found.best_params
         {'max_depth': 5, 'eta': 0.11}
     """
-    return ran(partial(_call, **locals()))  # the call's arguments, as no other name exists yet
+    return run_call(partial(_call, **locals()))  # the call's arguments, as no other name exists yet
 
 
 def _call(

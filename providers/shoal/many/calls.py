@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal
 
 from shoal.data.output_tables import kept_columns
-from shoal.distributors.call import Call, check_submit, ran, submitting
+from shoal.distributors.call import Call, check_submit, run_call, submitting
 from shoal.distributors.estimator import BoostingEstimator, connector_of
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.jobs.kind import call_of
@@ -76,7 +76,7 @@ def run(
         >>> results[7].value
         129.4
     """
-    return ran(partial(_call, **locals()))  # the call's arguments, as no other name exists yet
+    return run_call(partial(_call, **locals()))  # the call's arguments, as no other name exists yet
 
 
 def _call(
@@ -161,7 +161,7 @@ def train(
         >>> models[7].value
         <xgboost.core.Booster object at 0x7f...>
     """
-    return ran(partial(_train_call, **locals()))  # the call's arguments, as no other name exists yet
+    return run_call(partial(_train_call, **locals()))  # the call's arguments, as no other name exists yet
 
 
 def _train_call(

@@ -276,7 +276,9 @@ class _Finder(MetaPathFinder):
         if fullname != self._name:
             return None
         # Only the finders behind this one: another `_Finder` for the same module would ask this one again.
-        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
+        all_finders = sys.meta_path
+        behind = all_finders[all_finders.index(self) + 1 :] if self in all_finders else all_finders
+        for finder in behind:
             if (spec := finder.find_spec(fullname, path, target)) is not None:
                 if spec.loader is not None:
                     spec.loader = _Loader(spec.loader, self._act)

@@ -492,6 +492,7 @@ class TestDriver:
             ({"m": 1.0, "a": "text"}, 'column "a" is of type'),
             # The name is wrong in the spec: the holdout is not to blame.
             ({"input_cols": ("a", "b", "t")}, "if the column is a feature, add it to categorical_cols"),
+            ({"group_col": "z", "params": {"objective": "rank:ndcg"}}, '/train/1.parquet has no column "z"'),
             ({"label_col": "z"}, '/train/1.parquet has no column "z"; its columns are a, b, y, m, t'),
         ],
     )
@@ -500,7 +501,7 @@ class TestDriver:
     ):
         trained: list[object] = []
         monkeypatch.setattr("shoal.training.boosting.engine.train", trained.append)
-        wrong = {name: columns[name] for name in ("input_cols", "label_col") if name in columns}
+        wrong = {name: value for name, value in columns.items() if name in JobSpec.model_fields}
         columns = {name: value for name, value in columns.items() if name not in wrong}
         rows = pd.DataFrame({"a": 0.0, "b": 1.0, "y": np.arange(9.0)})
         (tmp_path / "train").mkdir()

@@ -199,7 +199,8 @@ def check_nodes(
 
 
 def pool_that_is_up(name: str) -> PoolSpec | None:
-    """Return the settings of a pool with its present MAX_NODES, from the store; None if the pool is not up."""
+    """Return the settings of a pool with its present MAX_NODES, from the store; None if the pool is not up, or
+    if this process lacks its backend."""
     from shoal.state import Store
     from shoal.state.schema import Pool, PoolState
 

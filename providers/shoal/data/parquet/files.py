@@ -43,7 +43,9 @@ _THREADS = 16
 def in_threads(name: str, read: Callable[[T], R], items: Collection[T]) -> list[R]:
     """Call a function with each item, with several items at a time, and return the results in the order of the
     items."""
-    with ThreadPoolExecutor(min(_THREADS, max(1, len(items))), thread_name_prefix=f"shoal-{name}") as threads:
+    if len(items) < 2:  # a thread costs time, and none can be started while Python ends
+        return [read(item) for item in items]
+    with ThreadPoolExecutor(min(_THREADS, len(items)), thread_name_prefix=f"shoal-{name}") as threads:
         return list(threads.map(read, items))
 
 

@@ -48,14 +48,14 @@ def work_folder_in(attempt_folder: str) -> str:
 
 def remove_tree(folder: str) -> None:
     """Remove a folder of the job with all its files, if it exists. A link is not followed."""
-    fs, root = locations.filesystem(folder)
-    if locations.is_local(fs):
+    filesystem, root = locations.filesystem(folder)
+    if locations.is_local(filesystem):
         if Path(root).is_dir() and not Path(root).is_symlink():
             shutil.rmtree(root)
         return
-    # The files are removed one by one, because `fs.rm` treats some characters of a name as a pattern.
-    for path in fs.find(root):
-        fs.rm_file(path)
+    # The files are removed one by one, because `rm` treats some characters of a name as a pattern.
+    for path in filesystem.find(root):
+        filesystem.rm_file(path)
 
 
 def file_name(bucket: int) -> str:

@@ -336,6 +336,8 @@ def check_columns(request: TrainRequest, train: DataConnector, *, takes_categori
         categorical_cols=request.categorical_cols,
         takes_categories=takes_categories,
     )
+    if request.group_col is not None:
+        checks.check_group(train.source, request.group_col)
 
 
 def check_features(request: TrainRequest, schema: pa.Schema, source: ParquetSource) -> None:

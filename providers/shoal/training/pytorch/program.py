@@ -21,6 +21,7 @@ from fnmatch import fnmatch
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from shoal.errors import InvalidArgumentError, TrainingError
@@ -474,8 +475,8 @@ def may_call_ray(program: bytes) -> bool:
         return True
     named = {argument for _, argument, _ in pickletools.genops(program) if isinstance(argument, str)}
     # Functions of ``__main__`` are pickled with their code.
-    modules = [sys.modules[name] for name in named - {"__main__"} if name in sys.modules]
-    files = {Path(module.__file__ or "") for module in modules if not is_installed(module)}
+    modules = [sys.modules.get(name) for name in named - {"__main__"}]
+    files = {Path(each.__file__ or "") for each in modules if isinstance(each, ModuleType) and not is_installed(each)}
     # A module may have no file, such as one in a zip archive, or its file may have been removed.
     return any(_RAY.search(file.read_bytes()) for file in files if file.suffix == ".py" and file.is_file())
 
