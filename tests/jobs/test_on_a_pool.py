@@ -541,6 +541,6 @@ def test_many_models_from_one_table_of_which_two_fail_alone(pool: ComputePool, t
     lines = jobs.summary(specs, [result for _, result in ended])
     models = [(line.model, line.outcome) for line in lines]
     assert models == [("kind-good", "promoted"), ("kind-null", "failed"), ("kind-absent", "failed")]
-    assert '"y"' in lines[1].sentence and "no rows" in lines[2].sentence
+    assert '"y"' in lines[1].sentence and "no row of" in lines[2].sentence
     assert ended[0][1].rows == 30
     assert len({job_id for job_id, _ in ended}) == 3
