@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from types import SimpleNamespace
 
 import pandas as pd
@@ -114,6 +115,7 @@ def test_every_option_of_the_example_configuration_exists():
             assert conf.has_option(section, option), f"[{section}] {option}"
 
 
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="signatures of Python's own classes differ")
 @pytest.mark.parametrize("name", reference.PAGES)
 def test_the_reference_has_everything_public(name):
     assert reference.path_of(name).read_text() == reference.PAGES[name](), "run `python -m tests.support.reference`"

@@ -149,7 +149,7 @@ def test_a_check_of_a_connection_writes_no_token(connect, fresh_home):
     assert spec_of(hook.get_connection("a_pool"), keep=False).token_file is None
     with pytest.MonkeyPatch.context() as patch:
         asked = []
-        patch.setattr(Cluster, "nodes", lambda self: asked.append(self._head._headers()["Authorization"]) or ["head"])
+        patch.setattr(Cluster, "nodes", lambda self: asked.append(self.head._headers()["Authorization"]) or ["head"])
         works, message = hook.test_connection()
     assert works and message.endswith("creates it; the cluster at http://10.0.0.5:8265 answers, and has 1 node")
     assert asked == ["Bearer secret"]

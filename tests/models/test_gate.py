@@ -249,6 +249,8 @@ class TestRowsThatTheChampionHasSeen:
     def test_a_late_run_is_compared_on_the_other_days(self, gate, flights, tmp_path, first, rounds, reason, rows):
         import xgboost
 
+        if reason == "better" and not xgboost.__version__.startswith("3.2."):
+            pytest.skip("which of the two models is better depends on the version of XGBoost")
         # A champion of 60 rounds overfits, so that it loses on new rows.
         holdout = self.window(flights, tmp_path, 60, 67).to_spec().model_copy(update={"time_col": "day"})
         later = self.window(flights, tmp_path, first, first + 60)

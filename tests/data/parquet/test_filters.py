@@ -308,6 +308,7 @@ def test_plans_splits_and_shards_count_the_matching_rows(write: Write, tmp_path:
 
 
 def test_every_rank_of_a_gang_has_the_same_number_of_batches(write: Write) -> None:
+    pytest.importorskip("torch")
     path = write("a.parquet", row_group_size=10, x=list(range(100)), keep=[i % 7 in (0, 3) for i in range(100)])
     connector = ShardedDataConnector.from_parquet(path, filters=[("keep", "=", True)])
     lengths, seen = [], set()

@@ -106,6 +106,7 @@ def test_files_of_pandas_whose_index_or_times_differ(tmp_path: Path, files: list
 
 
 def test_a_named_column_must_be_in_all_files(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     frame().set_index(KEYS).to_parquet(tmp_path / "0.parquet")
     frame().to_parquet(tmp_path / "1.parquet")
     connector = ShardedDataConnector.from_parquet(tmp_path)

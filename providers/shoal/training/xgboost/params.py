@@ -121,6 +121,8 @@ def is_stochastic(params: Mapping[str, Any]) -> bool:
     return (
         any(float(params.get(name, 1)) < 1 for name in _SAMPLING)
         or params.get("booster") == "dart"
+        # From XGBoost 3.4 on, "gbtree" drops trees, too.
+        or any(float(params.get(name, 0)) for name in ("rate_drop", "one_drop"))
         # Ranking objectives may choose pairs of rows at random, so they count as stochastic.
         or str(params.get("objective")).startswith("rank:")
     )
