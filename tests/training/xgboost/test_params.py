@@ -78,7 +78,13 @@ def test_what_workers_get() -> None:
 
 def test_when_xgboost_draws_lots() -> None:
     assert not is_stochastic({"objective": "binary:logistic", "subsample": 1.0, "max_depth": 3})
-    for params in ({"subsample": 0.5}, {"colsample_bynode": 0.9}, {"booster": "dart"}, {"objective": "rank:ndcg"}):
+    for params in (
+        {"subsample": 0.5},
+        {"colsample_bynode": 0.9},
+        {"booster": "dart"},
+        {"rate_drop": 0.1},
+        {"objective": "rank:ndcg"},
+    ):
         assert is_stochastic(params)
 
 
