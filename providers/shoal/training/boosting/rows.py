@@ -304,10 +304,8 @@ def checked_data(
     from shoal.data.connector import DataConnector
 
     train = DataConnector.from_spec(request.dataset)
-    columns = (request.input_cols, request.label_col, request.extra_cols)
-    categorical = request.categorical_cols
     check_columns(request, train, takes_categories=takes_categories)
-    types = {name: train.schema().field(name).type for name in categorical}
+    types = {name: train.schema().field(name).type for name in request.categorical_cols}
     _check_values(request, train.source)
     eval_sets = {}
     for name, spec in request.eval_set.items():
@@ -318,7 +316,7 @@ def checked_data(
         if connector is train:
             continue
         try:
-            checks.validate_columns(connector.source, *columns, categorical_cols=categorical, allow_all_null=True)
+            check_columns(request, connector, takes_categories=False, allow_all_null=True)
             checks.check_categories(connector.source, types)
             _check_values(request, connector.source)
         except DataError as exc:
@@ -326,18 +324,21 @@ def checked_data(
     return train, eval_sets
 
 
-def check_columns(request: TrainRequest, train: DataConnector, *, takes_categories: bool = True) -> None:
-    """Check that the training set has the columns that the training names, of types that can be trained on."""
+def check_columns(
+    request: TrainRequest, dataset: DataConnector, *, takes_categories: bool = True, allow_all_null: bool = False
+) -> None:
+    """Check that a dataset has the columns that the training names, of types that can be trained on."""
     checks.validate_columns(
-        train.source,
+        dataset.source,
         request.input_cols,
         request.label_col,
         request.extra_cols,
         categorical_cols=request.categorical_cols,
+        allow_all_null=allow_all_null,
         takes_categories=takes_categories,
     )
     if request.group_col is not None:
-        checks.check_group(train.source, request.group_col)
+        checks.check_group(dataset.source, request.group_col)
 
 
 def check_features(request: TrainRequest, schema: pa.Schema, source: ParquetSource) -> None:
@@ -386,8 +387,6 @@ def _check_values(request: TrainRequest, source: ParquetSource) -> None:
     if request.weight_col is not None:
         checks.check_no_nulls(source, request.weight_col, "weight")
         checks.check_weight(source, request.weight_col)
-    if request.group_col is not None:
-        checks.check_group(source, request.group_col)
 
 
 def refuse_long_eval_sets(eval_sets: Mapping[str, DataConnector], metrics: str) -> None:
