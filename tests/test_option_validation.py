@@ -25,7 +25,7 @@ TRAIN = {"dataset": {"paths": ["/data"]}, "input_cols": ["a"], "label_col": "y"}
             "unknown framework \"xgbost\": it can be 'xgboost' or 'lightgbm'; did you mean xgboost?",
         ),
         ({"dataset": ["/data"]}, "dataset=['/data']: must be a dict with the fields of a DatasetSpec"),
-        ({"max_depth": 4}, "; parameters of the library belong into params"),
+        ({"max_depth": 4}, "; parameters of the library belong in params"),
         ({"label_col": None}, "label_col=None: Input should be a valid string"),
         ({"n_estimators": 0}, "n_estimators=0: Input should be greater than or equal to 1"),
         (

@@ -226,7 +226,7 @@ def _hint(name: str, legal: Sequence[str]) -> str:
         return f": did you mean {near[0]}?"
     if not legal:
         return ""
-    library = "; parameters of the library belong into params" if {"params", "n_estimators"} <= {*legal} else ""
+    library = "; parameters of the library belong in params" if {"params", "n_estimators"} <= {*legal} else ""
     return f"; allowed options: {', '.join(legal)}{library}"
 
 

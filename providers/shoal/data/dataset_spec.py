@@ -93,7 +93,7 @@ class DatasetSpec(Settings):
         "Types of columns of csv and json files by name. The types of all other columns are found from the "
         "values of all rows.",
     )
-    delimiter: str = later_option("Character between two fields of csv files.", ",", min_length=1, max_length=1)
+    delimiter: str = later_option("Character between two fields of csv files.", default=",", min_length=1, max_length=1)
     stage: bool = later_option(
         "Whether the job copies all rows to Parquet files before it reads them. The row groups of the copy "
         "follow from the rows alone, so that equal rows in equal order train the same model whatever files they are "
@@ -153,8 +153,7 @@ class DatasetSpec(Settings):
         "None: the date or timestamp column of the filters, if there is one.",
     )
     torch: TorchDefaults = later_option(
-        "Default values of arguments of the connector's `to_torch_dataset`.",
-        TorchDefaults(),
+        "Default values of arguments of the connector's `to_torch_dataset`.", default=TorchDefaults()
     )
     staging: str | None = optional(
         "Directory of the Parquet files into which shoal has copied (staged) the rows. When the job ends, "

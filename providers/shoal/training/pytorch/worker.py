@@ -81,7 +81,7 @@ def environments(
         return [{"OMP_NUM_THREADS": str(threads), **_visible_gpus(machines, machine.node)} for machine in machines]
     nodes = list(dict.fromkeys(machine.node for machine in machines))
     for node in nodes:
-        gpus = [gpu for machine in machines if machine.node == node for gpu in machine.gpus]
+        gpus = _visible_gpus(machines, node).get("CUDA_VISIBLE_DEVICES", "").split(",")
         # NVIDIA's user guide of MIG, "CUDA_VISIBLE_DEVICES".
         if len(gpus) > 1 and any(gpu.startswith("MIG-") for gpu in gpus):
             raise UnusableGpuError(
