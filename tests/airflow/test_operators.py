@@ -375,7 +375,7 @@ REGISTER = {"model": "m", "metric": "rmse", "holdout": {"paths": ["/holdout"]}}
 
 @pytest.mark.parametrize("wanted", [None, True, "{{ dag_run.run_id == 'a_run' }}"])
 def test_a_training_without_new_rows_is_a_skipped_task(on_fake_head, spec, context, monkeypatch, wanted):
-    reason = "skipped: rows, holdout and settings are those of m version 3"
+    reason = "rows, holdout and settings are those of m version 3"
     monkeypatch.setitem(RESULT, "skipped", reason)
     driver = meanwhile(ended, JobState.SUCCEEDED)
     task = train({**spec.document(), "register": REGISTER}, skip_if_unchanged=wanted)

@@ -171,7 +171,7 @@ def test_two_scheduled_runs_move_the_window_and_the_third_has_nothing_new_and_is
     assert states["train"] == states["evaluate"] == states["promoted"] == states["kept"] == "skipped"
     assert states["clean_up_pool"] == "success"
     log = airflow.task_log(DUE, third, "train")
-    why = f"skipped: rows, holdout and settings are those of {specs[2]['register']['model']} version"
+    why = f"rows, holdout and settings are those of {specs[2]['register']['model']} version"
     assert any(f"{why} {results[1]['model_version']}" in line for line in log), log
     wait_until(is_given_back, "the pool as it was")
 

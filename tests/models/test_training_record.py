@@ -190,7 +190,7 @@ def test_the_third_run_without_new_rows_is_skipped(nights, tmp_path, capsys, sou
 
     assert (first.skipped, first.model_version, second.skipped, second.model_version) == (None, "1", None, "2")
     reason = (
-        f"skipped: rows, holdout and settings are those of {nights.model} version 2. To train anyway, set "
+        f"rows, holdout and settings are those of {nights.model} version 2. To train anyway, set "
         "skip_if_unchanged=False"
     )
     assert (third.skipped, third.model_version, third.promoted) == (reason, "2", None)

@@ -60,8 +60,8 @@ def test_a_report_has_metrics_curve_decision_and_links(monkeypatch):
 
 
 def test_a_report_without_curves_and_links_has_the_rest():
-    skipped = report(parse_spec(FIELDS), result_of(skipped="skipped: no new rows"), [], None)
-    assert skipped.startswith("# xgboost: y: skipped\n\nskipped: no new rows\n\n| job |  |")
+    skipped = report(parse_spec(FIELDS), result_of(skipped="no new rows"), [], None)
+    assert skipped.startswith("# xgboost: y: skipped\n\nno new rows\n\n| job |  |")
     assert "```" not in skipped and "](" not in skipped
 
 

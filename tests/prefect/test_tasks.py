@@ -325,7 +325,7 @@ class Skipped:
 
     def wait(self, *, on_progress, **_):
         metrics = {"auc": math.nan, "loss": -math.inf}
-        return result_of(model_version="3", skipped="skipped: no new rows since version 3", metrics=metrics)
+        return result_of(model_version="3", skipped="no new rows since version 3", metrics=metrics)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -352,7 +352,7 @@ def test_a_training_without_new_rows_is_a_skipped_task_run(up, monkeypatch, is_a
     assert (state.name, state.is_completed(), state.message) == (
         "Skipped",
         True,
-        "skipped: no new rows since version 3",
+        "no new rows since version 3",
     )
     assert (result["skipped"], result["model_version"]) == (state.message, "3")
     assert result["metrics"] == {"auc": "NaN", "loss": "-Infinity"}

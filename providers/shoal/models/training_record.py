@@ -261,7 +261,7 @@ def reason_to_skip(
     if different := fingerprints.differences(version.tags, register):
         print(f"not skipped: {' and '.join(different)} differ from those of {name}", flush=True)
         return None
-    reason = f"skipped: rows, holdout and settings are those of {name}. To train anyway, set skip_if_unchanged=False"
+    reason = f"rows, holdout and settings are those of {name}. To train anyway, set skip_if_unchanged=False"
     return str(version.version), reason
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from shoal import jobs
 from shoal.errors import ShoalError
+from shoal.installation import pip_install
 from shoal.jobs.files.artifacts import load_statistics
 from shoal.jobs.files.logs import log_path
 from shoal.jobs.journal import attempts, study_logs
@@ -54,7 +55,7 @@ def trials_view(store: Store, key: Key, job: Job, result: JobResult | None) -> d
     Returns:
         best: The trials that have ended, the best first, at most 200.
         plots: Title, text in place of the picture, and data of each plot; empty if no trial has a value.
-        lacks_optuna: Whether the importances of the parameters are missing, because Optuna is not installed here.
+        install: Command that installs Optuna, if the importances of the parameters are missing without it; else False.
     """
     if job.framework != TUNE:
         return None
@@ -77,8 +78,9 @@ def trials_view(store: Store, key: Key, job: Job, result: JobResult | None) -> d
         text = ", ".join(f"{name} {value:.0%}" for name, value in importances)
         data = {"kind": "bars", "names": [each[0] for each in importances], "values": [each[1] for each in importances]}
         plots.append(("Importance of the parameters (PED-ANOVA)", text, data))
+    install = can_estimate and not has_optuna and pip_install("tune")
     best = [*reversed(found)] if direction is None else best_first(found, direction)
-    return {"best": best[:_MOST_TRIALS], "plots": plots, "lacks_optuna": can_estimate and not has_optuna}
+    return {"best": best[:_MOST_TRIALS], "plots": plots, "install": install}
 
 
 def _history(complete: Sequence[Ended], name: str, direction: Direction | None) -> dict[str, Any]:

@@ -393,7 +393,7 @@ def _skipped(spec: JobSpec, place: AttemptContext, data: DataResult, fingerprint
     if found is None:
         return None
     version, reason = found
-    print(reason, flush=True)
+    print(f"skipped: {reason}", flush=True)
     with only_printed("the MLflow run could not be tagged as skipped"):
         run.client.set_tag(run.run_id, training_record.SKIPPED, reason)
     uri = f"models:/{register.model}/{version}"
