@@ -74,6 +74,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_entry_point_imports_nothing_from_the_current_folder(name: str, traps: Path, fresh_home: Path):
     environment = {**os.environ, "SHOAL_PYTHON": sys.executable, "PYTHONPATH": ""}
@@ -84,6 +85,7 @@ def test_an_entry_point_imports_nothing_from_the_current_folder(name: str, traps
     assert (imported(traps), "a trap" in ended.stderr) == ("", False)
 
 
+@pytest.mark.processes
 def test_a_pool_and_its_jobs_import_nothing_from_the_current_folder(traps: Path, fresh_home: Path):
     script = traps.parent / "project" / "train.py"
     script.parent.mkdir()

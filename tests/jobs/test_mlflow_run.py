@@ -393,6 +393,7 @@ assert [each.name for each in mlflow_run.connect(uri).search_experiments()] == [
 """
 
 
+@pytest.mark.processes
 def test_default_database_is_created_once_by_several_processes_after_one_was_killed(fresh_home: Path) -> None:
     subprocess.run([sys.executable, "-c", CREATE], check=True, timeout=120)
 
