@@ -189,8 +189,7 @@ def _end(store: Store, backend: Backend, pool: PoolRef, nodes: list[NodeRef]) ->
     left = {key: problem for key, problem in outcome.items() if problem}
     with transaction(store, JournalStep.CONFIRM) as session:
         rows.forget(session, [node_id for node_id, problem in outcome.items() if problem is None])
-        for node_id, problem in left.items():
-            rows.note_stuck(session, node_id, problem)
+        rows.note_stuck(session, left)
         rows.confirm(session, pool.spec.name, pool.decision, left.get(pool.id))
     return left
 

@@ -11,12 +11,12 @@ every step. So every change of a pool has to be part of a step, or the tests do 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.orm import Session, load_only
 
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
@@ -217,9 +217,12 @@ def forget(session: Session, gone: Sequence[str]) -> None:
     session.execute(delete(Node).where(Node.id.in_(gone), Node.state == NodeState.ENDING))
 
 
-def note_stuck(session: Session, node_id: str, problem: str) -> None:
-    """Record in a node's row the reason why the node cannot be ended."""
-    session.execute(update(Node).where(Node.id == node_id).values(error=problem))
+def note_stuck(session: Session, problems: Mapping[str, str]) -> None:
+    """Record in the rows of nodes, by their id, why they have not ended."""
+    # One statement for all: a pool may end a hundred nodes at a time, and looks at them again and again.
+    statement = update(Node).where(Node.id == bindparam("node")).values(error=bindparam("problem"))
+    if problems:
+        session.connection().execute(statement, [{"node": node, "problem": why} for node, why in problems.items()])
 
 
 def confirm(session: Session, name: str, number: int, problem: str | None) -> None:
