@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from alembic import command
+from alembic.autogenerate import compare_metadata
 from alembic.config import Config
+from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from shoal.errors import StoreError
@@ -37,6 +39,14 @@ def fresh_home(empty_home):
 @pytest.fixture
 def engine(either_store) -> sa.Engine:
     return databases.engine(default_url())
+
+
+def create_oldest(engine: sa.Engine) -> None:
+    """Create the tables of shoal 0.1.0."""
+    assert OLDEST == SCHEMA_VERSION, "the schema has changed: let the wheel of shoal 0.1.0 create these tables"
+    with engine.begin() as connection:
+        databases.upgrade(connection, None)
+        connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{OLDEST}'")
 
 
 def upgrade(engine: sa.Engine, revision: str) -> None:
@@ -111,7 +121,7 @@ def _length(kind: str) -> int:
 
 
 def test_migrations_only_add_or_widen(engine, later_schema):
-    upgrade(engine, OLDEST)
+    create_oldest(engine)
     assert revisions()[-1] == later_schema
     for revision in revisions():
         with engine.connect() as connection:
@@ -135,7 +145,7 @@ def consequences(engine: sa.Engine, statement: str) -> list[str]:
 
 
 def test_what_is_forbidden_is_found(engine):
-    upgrade(engine, OLDEST)
+    create_oldest(engine)
     for statement, said in [
         ("DROP TABLE demand", "table demand is gone"),
         ("ALTER TABLE jobs DROP COLUMN error", "column jobs.error is gone"),
@@ -147,7 +157,7 @@ def test_what_is_forbidden_is_found(engine):
 
 def test_postgresql_may_widen_a_type_and_nothing_else(on_postgresql, fresh_home):
     engine = databases.engine(default_url())
-    upgrade(engine, OLDEST)
+    create_oldest(engine)
     for change in ("ALTER COLUMN name TYPE VARCHAR(300)", "ALTER COLUMN name TYPE TEXT", "ADD COLUMN extra TEXT"):
         assert consequences(engine, f"ALTER TABLE locks {change}") == []
     assert consequences(engine, "ALTER TABLE locks ADD COLUMN extra TEXT NOT NULL DEFAULT ''") == []
@@ -193,7 +203,7 @@ def _rows(connection: sa.Connection, table: Any) -> list[tuple[Any, ...]]:
 
 
 def test_all_rows_survive_an_upgrade(engine, later_schema):
-    upgrade(engine, OLDEST)
+    create_oldest(engine)
     with engine.begin() as connection:
         before = described(connection)
         written = fill(connection)
@@ -211,6 +221,14 @@ def test_all_rows_survive_an_upgrade(engine, later_schema):
         # As today's code reads them.
         for mapper in Base.registry.mappers:
             assert len(session.scalars(sa.select(mapper.class_)).all()) == (mapper.local_table.name in written)
+
+
+def test_the_schema_is_what_the_migrations_make(engine):
+    """A column that was added to `schema` alone would be missing in every database there is."""
+    create_oldest(engine)
+    upgrade(engine, "head")
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
 
 
 def test_the_newest_migration_is_the_schemas_version():

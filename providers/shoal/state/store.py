@@ -164,7 +164,7 @@ class Store:
                         f"{shown_url(self.url)} was written by a version before 0.1.0, which was never released: set "
                         "SHOAL_HOME or SHOAL_STATE_URL to another store"
                     )
-                databases.upgrade(connection)
+                databases.upgrade(connection, version)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
