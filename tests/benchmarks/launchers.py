@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import ddp
+from tests.benchmarks import ddp, peers
 
 # Before Ray and Spark are imported: without these they may listen beyond loopback, and Ray report home.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
@@ -63,18 +63,28 @@ def shoal(workers: int) -> Iterator[Run]:
     """shoal on a Ray of its own."""
     import ray
 
+    ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    with tempfile.TemporaryDirectory() as artifacts:
+        yield _distributor(workers, artifact_location=artifacts)
+    ray.shutdown()
+
+
+@contextmanager
+def shoal_pool(workers: int) -> Iterator[Run]:
+    """shoal as its users have it: each training is a job on a pool of one node, which is up and has no Ray."""
+    with peers.own_pool(f"libraries=torch&cpus_per_node={workers}") as name:
+        yield _distributor(workers, pool_name=name, tracking=None)
+
+
+def _distributor(workers: int, **config: Any) -> Run:
     from shoal import RunConfig
     from shoal.distributors.pytorch import PyTorchDistributor, PyTorchScalingConfig
 
-    ray.init(address="local", num_cpus=workers, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    with tempfile.TemporaryDirectory() as artifacts:
+    def call(steps: int, notes: str) -> None:
+        scaling = PyTorchScalingConfig(num_nodes=1, num_workers_per_node=workers)
+        PyTorchDistributor(ddp.train, scaling, RunConfig(**config)).run(steps, notes)
 
-        def call(steps: int, notes: str) -> None:
-            scaling = PyTorchScalingConfig(num_nodes=1, num_workers_per_node=workers)
-            PyTorchDistributor(ddp.train, scaling, RunConfig(artifact_location=artifacts)).run(steps, notes)
-
-        yield _timed(call)
-    ray.shutdown()
+    return _timed(call)
 
 
 @contextmanager

@@ -90,19 +90,32 @@ def shoal(library: Library, workers: int, external_memory: bool = False, threads
 
 
 @contextmanager
-def shoal_pool(library: Library, workers: int) -> Iterator[Fit]:
-    """shoal as its users have it: each training is a job on a pool of one node, which is up and has no Ray."""
-    from shoal import ComputePool, RunConfig
+def own_pool(options: str) -> Iterator[str]:
+    """A pool of one node without Ray, in a home of its own; yields its name.
+
+    Args:
+        options: Further options of its URI.
+    """
+    from shoal import ComputePool
 
     # The pool's processes do not descend from this one. As their reaper, it gets them as children, and the benchmark
     # counts their memory.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as home:
         os.environ["SHOAL_HOME"] = home
-        pool = ComputePool(f"local://bench?ray=false&cpus_per_node={workers}").up()
-        config = RunConfig(pool_name=pool.name, tracking=None)  # the peers log no run, either
-        yield partial(_shoal_fit, library, workers, 1, False, config)
+        pool = ComputePool(f"local://bench?ray=false&{options}").up()
+        yield pool.name
         pool.down()
+
+
+@contextmanager
+def shoal_pool(library: Library, workers: int) -> Iterator[Fit]:
+    """shoal as its users have it: each training is a job on a pool of one node, which is up and has no Ray."""
+    from shoal import RunConfig
+
+    with own_pool(f"cpus_per_node={workers}") as name:
+        config = RunConfig(pool_name=name, tracking=None)  # the peers log no run, either
+        yield partial(_shoal_fit, library, workers, 1, False, config)
 
 
 def _shoal_fit(

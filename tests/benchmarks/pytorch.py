@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 from tests.benchmarks import launchers, torch_rows
 from tests.benchmarks.datasets import Data, synthetic
@@ -27,15 +28,17 @@ from tests.benchmarks.turns import Taken, take_turns
 TORCHRUN = "torchrun"
 SIDES: dict[str, Callable[[int], AbstractContextManager[Run]]] = {
     TORCHRUN: launchers.torchrun,
-    "shoal": launchers.shoal,
+    "shoal, a pool's job": launchers.shoal_pool,
+    "shoal, in a Ray cluster": launchers.shoal,
     "Ray Train": launchers.ray_train,
     "TorchDistributor": launchers.spark,
     "TorchDistributor, local mode": launchers.spark_driver,
 }
 WAYS = (torch_rows.IN_MEMORY, torch_rows.AT_ONCE, torch_rows.COLUMNS, torch_rows.STACKED)
-# The others have one turn: theirs take a minute, and their steps need not be told from torchrun's as finely as shoal's.
-_IN_TURNS = (TORCHRUN, "shoal")
+_ONCE = ("Ray Train", "TorchDistributor", "TorchDistributor, local mode")
+"""Sides with one turn: theirs take a minute, and their steps need not be told from torchrun's as finely as shoal's."""
 _WARMING_STEPS = 1
+_ROWS_TURNS = 3
 
 
 def rates(taken: Taken[Ran]) -> list[float]:
@@ -53,33 +56,33 @@ def measure(names: Sequence[str], workers: int, steps: int, repeat: int) -> dict
         repeat: Turns of torchrun and shoal; the others have one.
     """
     sides = {name: partial(Side, SIDES[name], workers) for name in names}
-    return take_turns(sides, _WARMING_STEPS, steps, repeat, once=set(SIDES) - set(_IN_TURNS))
+    return take_turns(sides, _WARMING_STEPS, steps, repeat, once=_ONCE)
 
 
 def show(taken: dict[str, Taken[Ran]], workers: int, steps: int) -> str:
     """A table of all sides, in Markdown."""
     torchrun = taken.get(TORCHRUN)
-    against = max(rates(torchrun)) if torchrun and torchrun.failure is None else None
+    against = median(rates(torchrun)) if torchrun and torchrun.failure is None else None
     rows = []
     for name, side in taken.items():
         if side.failure is not None:
             rows.append([name, "failed", side.failure.splitlines()[0][:60], "", "", "", "", ""])
             continue
-        best = min(side.turns, key=lambda turn: turn.first_step)
+        steps_per_second = rates(side)
         rows.append(
             [
                 name,
-                f"{best.first_step:.1f}",
-                f"{best.function:.1f}",
-                f"{max(rates(side)):.1f}",
-                f"{min(rates(side)):.1f}",
-                f"{max(rates(side)) / against:.2f}" if against else "",
-                f"{min(turn.seconds for turn in side.turns):.1f}",
+                f"{median(turn.first_step for turn in side.turns):.1f}",
+                f"{median(turn.function for turn in side.turns):.1f}",
+                f"{median(turn.seconds for turn in side.turns):.1f}",
+                f"{median(steps_per_second):.1f}",
+                f"{min(steps_per_second):.0f} to {max(steps_per_second):.0f}",
+                f"{median(steps_per_second) / against:.2f}" if against else "",
                 f"{side.peak_bytes >> 20:,}",
             ]
         )
-    head = [f"DDP, {workers} workers, {steps} steps", "s to first step", "to the function", "steps/s", "slowest turn",
-            "x torchrun", "s of the call", "peak MiB"]  # fmt: skip
+    head = [f"DDP, {workers} workers, {steps} steps", "s to first step", "to the function", "s of the call", "steps/s",
+            "least to most", "x torchrun", "peak MiB"]  # fmt: skip
     return table(head, rows)
 
 
@@ -109,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread (default 2)")
     parser.add_argument("--steps", type=int, default=300, help="steps that are timed (default 300)")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows that are read; 0: none (default 1,000,000)")
-    parser.add_argument("--repeat", type=int, default=3, help="turns, of which the best counts (default 3)")
+    parser.add_argument("--repeat", type=int, default=9, help="turns, of which the median counts (default 9)")
     args = parser.parse_args(argv)
     if args.sides:
         taken = measure(args.sides, args.workers, args.steps, args.repeat)
@@ -117,7 +120,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.rows:
         with tempfile.TemporaryDirectory(prefix="shoal-bench-") as folder:
             name = f"{args.rows / 1e6:g} M x {FEATURES}"
-            print(loop(synthetic(Path(folder, "rows"), name, args.rows, FEATURES, rounds=0), args.repeat))
+            print(
+                loop(
+                    synthetic(Path(folder, "rows"), name, args.rows, FEATURES, rounds=0), min(args.repeat, _ROWS_TURNS)
+                )
+            )
 
 
 if __name__ == "__main__":
