@@ -18,7 +18,7 @@ from shoal.errors import StoreError
 from shoal.state import Store, databases
 from shoal.state.databases import SCHEMA_VERSION
 from shoal.state.home import default_url
-from shoal.state.schema import Base
+from shoal.state.schema import Base, create_tables
 
 OLDEST = "0013"
 """Schema of shoal 0.1.0."""
@@ -45,7 +45,7 @@ def create_oldest(engine: sa.Engine) -> None:
     """Create the tables of shoal 0.1.0."""
     assert OLDEST == SCHEMA_VERSION, "the schema has changed: let the wheel of shoal 0.1.0 create these tables"
     with engine.begin() as connection:
-        databases.upgrade(connection, None)
+        create_tables(connection)
         connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{OLDEST}'")
 
 

@@ -301,16 +301,16 @@ def test_a_look_sees_one_instant(either_store):
         assert look.get_one(Lock, "counter").expires_at == 1
 
 
-def test_an_upgrade_that_fails_changes_nothing(either_store, monkeypatch):
-    from shoal.state import databases
+def test_tables_are_created_completely_or_not_at_all(either_store, monkeypatch):
+    from shoal.state import schema
 
-    def fail(connection, version) -> None:
-        upgrade(connection, version)
+    def fail(connection) -> None:
+        create_tables(connection)
         raise OperationalError("DDL", {}, Exception("cut off"))
 
-    upgrade = databases.upgrade
+    create_tables = schema.create_tables
     with monkeypatch.context() as patch:
-        patch.setattr(databases, "upgrade", fail)
+        patch.setattr(schema, "create_tables", fail)
         with pytest.raises(StoreError, match="cut off"):
             Store()
     store = Store(migrate=False)

@@ -492,23 +492,12 @@ SCRIPTS = Path(__file__).with_name("migrations")
 """Folder with the Alembic revisions."""
 
 
-def upgrade(connection: Connection, version: str | None) -> None:
-    """Create all tables in an empty database, or upgrade a database to the newest schema.
+def upgrade(connection: Connection) -> None:
+    """Upgrade the database to the newest schema.
 
     All changes are made in the caller's transaction. If one change fails, no change is made.
-
-    Args:
-        connection: The database.
-        version: Revision of its tables; None: it has none.
     """
-    if version is None:
-        from shoal.state.schema import Base
-
-        Base.metadata.create_all(connection, checkfirst=False)
-        connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
-        connection.exec_driver_sql(f"INSERT INTO alembic_version VALUES ('{SCHEMA_VERSION}')")
-        return
-    # Import Alembic only here, because the import takes 0.3 s.
+    # Import Alembic only here, because the import takes 0.3 s, and a store with the newest schema needs no migration.
     from alembic import command
     from alembic.config import Config
 

@@ -9,12 +9,25 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Dialect, Enum, ForeignKey, Index, Integer, LargeBinary, String, Text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Connection,
+    Dialect,
+    Enum,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import ForeignKeyConstraint
 from sqlalchemy.types import TypeDecorator
 
 from shoal.errors import InvalidArgumentError
+from shoal.state import databases
 from shoal.state.databases import storable
 
 
@@ -657,3 +670,10 @@ class Action(Base):
     operation_id: Mapped[str | None] = mapped_column(index=True)
     """Id of the operation. For each operation, one line is added at its request and one line at its end. None for
     actions that are complete at once."""
+
+
+def create_tables(connection: Connection) -> None:
+    """Create all tables in an empty database, and note the version of the schema as Alembic does."""
+    Base.metadata.create_all(connection, checkfirst=False)
+    connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+    connection.exec_driver_sql(f"INSERT INTO alembic_version VALUES ('{databases.SCHEMA_VERSION}')")

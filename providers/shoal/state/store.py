@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from shoal.errors import StoreError
-from shoal.state import databases
+from shoal.state import databases, schema
 from shoal.state.databases import explain, shown_url
 from shoal.state.home import default_url
 from shoal.state.private_folders import keep_file_private, make_file
@@ -164,7 +164,10 @@ class Store:
                         f"{shown_url(self.url)} was written by a version before 0.1.0, which was never released: set "
                         "SHOAL_HOME or SHOAL_STATE_URL to another store"
                     )
-                databases.upgrade(connection, version)
+                if version is None:
+                    schema.create_tables(connection)
+                else:
+                    databases.upgrade(connection)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
