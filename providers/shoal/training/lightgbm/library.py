@@ -169,15 +169,7 @@ class LightGBM(library.Library):
         merged = self.merged(request, user_code.objective)
         self.check_objective(request, merged)
         custom = user_code.objective is not None
-        params = lgb_params.worker_params(
-            merged,
-            request.input_cols,
-            threads=size.threads,
-            gpus=size.gpus_per_worker,
-            workers=size.num_workers,
-            categorical_cols=request.categorical_cols,
-            custom_objective=custom,
-        )
+        params = lgb_params.worker_params(merged, request, size, custom_objective=custom)
         if request.early_stopping_rounds and params.get("boosting") == "dart":
             raise InvalidArgumentError(
                 'boosting="dart" does not support early_stopping_rounds: dart changes earlier trees, so the model '
@@ -200,7 +192,7 @@ class LightGBM(library.Library):
             )
         outputs = int(params.get("num_class", 1))
         request.check_margins(outputs)
-        untrained, _ = lgb_params.check_params(params, request.input_cols, grouped=request.group_col is not None)
+        untrained, _ = lgb_params.check_params(params, request)
         if init_model is not None:
             if lgb_params.is_forest(params):
                 raise InvalidArgumentError(
@@ -213,7 +205,7 @@ class LightGBM(library.Library):
         return params, seed_in(merged, request.run_config.seed, lgb_params.NAMES)
 
     def metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> Directions:
-        return lgb_params.check_params(params, request.input_cols, grouped=request.group_col is not None)[1]
+        return lgb_params.check_params(params, request)[1]
 
     def prepare(self, on_all: library.OnAll, tasks: Sequence[Task]) -> list[Prepared]:
         """Make rank 0 find the bins from a sample of all workers' rows, and make all workers build their datasets."""

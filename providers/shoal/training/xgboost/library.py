@@ -124,9 +124,7 @@ class XGBoost(Library):
                 else f'label_lower_bound_col and label_upper_bound_col are only for objective="{_CENSORED}": set this '
                 "objective, or remove both"
             )
-        params = xgb_params.worker_params(
-            merged, threads=size.threads, gpus=size.gpus_per_worker, workers=size.num_workers
-        )
+        params = xgb_params.worker_params(merged, size)
         outputs = xgb_params.outputs_per_label(params)
         labels = max(1, len(request.label_cols))
         if labels > 1 and outputs > 1:
@@ -137,14 +135,7 @@ class XGBoost(Library):
         outputs *= labels
         request.check_margins(outputs)
         seed = seed_in(merged, request.run_config.seed, xgb_params.NAMES)
-        learner = xgb_params.check_params(
-            {**params, "seed": seed},
-            request.input_cols,
-            request.categorical_cols,
-            num_labels=labels,
-            grouped=request.group_col is not None,
-            evaluated=bool(request.eval_set),
-        )
+        learner = xgb_params.check_params({**params, "seed": seed}, request)
         if init_model is not None:
             init_model.check_learner(learner["objective"]["name"], outputs, learner["gradient_booster"]["name"])
         weights = request.weights_of_features
@@ -153,13 +144,7 @@ class XGBoost(Library):
         return params, seed
 
     def metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> Directions:
-        return xgb_params.metrics_of(
-            params,
-            request.input_cols,
-            request.categorical_cols,
-            num_labels=max(1, len(request.label_cols)),
-            grouped=request.group_col is not None,
-        )
+        return xgb_params.metrics_of(params, request)
 
     reads = 4
     reads_float32 = True
