@@ -283,6 +283,8 @@ class Library(ABC):
     """Beginnings of the canonical names of the objectives that rank the rows of a group."""
     multiclass: ClassVar[tuple[str, ...]] = ()
     """Canonical names of the objectives that need the number of classes."""
+    own_message: ClassVar[Callable[[BaseException], str]] = str
+    """Function that returns the message of an error of the library without the place in its code."""
     functions_tell_direction: ClassVar[bool] = False
     """Whether the metric functions of users tell whether a higher value is better."""
     combines_metrics: ClassVar[bool] = True
@@ -507,6 +509,26 @@ class Library(ABC):
             DataError: The model's categories are not known.
         """
         raise InvalidArgumentError(f"{self.title} cannot continue from a model: remove init_model")
+
+    def booster_to_continue(self, content: bytes, errors: tuple[type[Exception], ...]) -> Any:
+        """Return the booster from which a training continues.
+
+        Args:
+            content: The booster in the library's own format.
+            errors: What the library raises if it cannot load a booster.
+
+        Raises:
+            InvalidArgumentError: The library cannot load the booster.
+        """
+        if (why := self.why_unreadable(content)) is not None:
+            raise InvalidArgumentError(f"{self.title} cannot load init_model: {why}")
+        try:
+            return self.booster_of(content)
+        except errors as error:
+            raise InvalidArgumentError(
+                f"{self.title} cannot load init_model: {self.own_message(error)}. Use a model that {self.title} has "
+                "written"
+            ) from error
 
     def recognises(self, content: bytes) -> bool:
         """Return whether the first bytes of a file are those of the library's models, and of no other files."""

@@ -89,6 +89,7 @@ class LightGBM(library.Library):
     unsupported = lgb_params.UNSUPPORTED
     ranking = lgb_params.RANKING
     multiclass = ("multiclass", "multiclassova")
+    own_message = staticmethod(lgb_params.own_message)
     quantile_leaves = ("regression_l1", "quantile", "mape")
     functions_tell_direction = True
     combines_metrics = False
@@ -280,16 +281,8 @@ class LightGBM(library.Library):
         return str(booster.model_to_string(num_iteration=-1)).encode()
 
     def init_model(self, content: bytes) -> library.InitModel:
-        if (why := self.why_unreadable(content)) is not None:
-            raise InvalidArgumentError(f"LightGBM cannot load init_model: {why}")
-        try:
-            text = content.decode()
-            booster = lightgbm.Booster(model_str=text)
-        except (lightgbm.basic.LightGBMError, ValueError) as error:  # the text is no UTF-8, or its last line no JSON
-            raise InvalidArgumentError(
-                f"LightGBM cannot load init_model: {lgb_params.own_message(error)}. Use a model that LightGBM has "
-                "written"
-            ) from error
+        # ValueError: the text is no UTF-8, or its last line is no JSON.
+        booster = self.booster_to_continue(content, (lightgbm.basic.LightGBMError, ValueError))
         return library.InitModel(
             content=content,
             rounds=booster.current_iteration(),
@@ -302,7 +295,7 @@ class LightGBM(library.Library):
             objective=objective_line(booster),
             outputs=booster.num_model_per_iteration(),
             # The text has the same format for all kinds of boosting except random forests.
-            booster="rf" if re.search("^average_output$", text, re.MULTILINE) else "gbdt",
+            booster="rf" if re.search(b"^average_output$", content, re.MULTILINE) else "gbdt",
         )
 
     def output_of(self, params: Mapping[str, Any], *, custom_objective: bool) -> library.Output:

@@ -69,6 +69,7 @@ class XGBoost(Library):
     unsupported = xgb_params.UNSUPPORTED
     ranking = ("rank:",)
     multiclass = ("multi:softmax", "multi:softprob")
+    own_message = staticmethod(xgb_params.own_message)
     quantile_leaves = ("reg:absoluteerror", "reg:quantileerror")
     foreign_file = (
         "the file contains neither JSON nor UBJSON. If XGBoost has written it in its old binary format, which XGBoost "
@@ -242,11 +243,8 @@ class XGBoost(Library):
         """Load a trained XGBoost model from its bytes, which contain the best round but not the parameters."""
         # The machine that loads the model may have no GPU. The file contains the starting scores, one per output, and
         # XGBoost refuses a single number for several outputs of a loaded model.
-        params = {
-            name: value
-            for name, value in xgb_params.native(trained.params).items()
-            if name not in ("device", "base_score")
-        }
+        kept = trained.params.keys() - {"device", "base_score"}
+        params = xgb_params.native({name: value for name, value in trained.params.items() if name in kept})
         booster = xgboost.Booster(params, model_file=bytearray(trained.model))
         # XGBoost adds the objective's default metric to the booster at the first evaluation, even of no eval set.
         booster.eval_set([])
@@ -262,14 +260,7 @@ class XGBoost(Library):
         return bytes(booster.save_raw("ubj"))
 
     def init_model(self, content: bytes) -> InitModel:
-        if (why := self.why_unreadable(content)) is not None:
-            raise InvalidArgumentError(f"XGBoost cannot load init_model: {why}")
-        try:
-            booster = xgboost.Booster(model_file=bytearray(content))
-        except (xgboost.core.XGBoostError, UnicodeDecodeError) as error:
-            raise InvalidArgumentError(
-                f"XGBoost cannot load init_model: {xgb_params.own_message(error)}. Use a model that XGBoost has written"
-            ) from error
+        booster = self.booster_to_continue(content, (xgboost.core.XGBoostError, UnicodeDecodeError))
         categories = categories_of(booster)
         if categories and booster.attr(CATEGORIES_ATTRIBUTE) is None:
             booster = _without_own_categories(booster)

@@ -5,7 +5,6 @@ XGBoost does not combine all metrics of workers exactly, and it accepts only one
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import re
@@ -216,7 +215,7 @@ def _log_of_this_thread() -> Iterator[list[str]]:
     XGBoost has a callback for each thread, and sets one only in the thread that imports it. In all other threads it
     prints its warnings, so that neither Python's warnings nor this check would see them.
     """
-    library = importlib.import_module("xgboost.core")._LIB
+    library = xgboost.core._LIB
     lines: list[str] = []
     callback = type(library.callback)(lambda line: lines.append(line.decode(errors="replace")))
     library.XGBRegisterLogCallback(callback)
