@@ -182,7 +182,7 @@ def test_the_users_device(params: dict[str, Any], use_gpu: bool | None, device: 
     asked = TrainRequest(
         framework="lightgbm",
         dataset={"paths": ("a.parquet",)},
-        input_cols=tuple(request()),
+        input_cols=("a", "b"),
         label_col="y",
         params=params,
         scaling_config={"use_gpu": use_gpu},

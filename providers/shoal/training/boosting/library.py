@@ -283,8 +283,6 @@ class Library(ABC):
     """Beginnings of the canonical names of the objectives that rank the rows of a group."""
     multiclass: ClassVar[tuple[str, ...]] = ()
     """Canonical names of the objectives that need the number of classes."""
-    own_message: ClassVar[Callable[[BaseException], str]] = str
-    """Function that returns the message of an error of the library without the place in its code."""
     functions_tell_direction: ClassVar[bool] = False
     """Whether the metric functions of users tell whether a higher value is better."""
     combines_metrics: ClassVar[bool] = True
@@ -510,12 +508,15 @@ class Library(ABC):
         """
         raise InvalidArgumentError(f"{self.title} cannot continue from a model: remove init_model")
 
-    def booster_to_continue(self, content: bytes, errors: tuple[type[Exception], ...]) -> Any:
+    def booster_to_continue(
+        self, content: bytes, errors: tuple[type[Exception], ...], own_message: Callable[[BaseException], str]
+    ) -> Any:
         """Return the booster from which a training continues.
 
         Args:
             content: The booster in the library's own format.
             errors: What the library raises if it cannot load a booster.
+            own_message: Function that returns the message of such an error without the place in the library's code.
 
         Raises:
             InvalidArgumentError: The library cannot load the booster.
@@ -526,8 +527,7 @@ class Library(ABC):
             return self.booster_of(content)
         except errors as error:
             raise InvalidArgumentError(
-                f"{self.title} cannot load init_model: {self.own_message(error)}. Use a model that {self.title} has "
-                "written"
+                f"{self.title} cannot load init_model: {own_message(error)}. Use a model that {self.title} has written"
             ) from error
 
     def recognises(self, content: bytes) -> bool:

@@ -89,7 +89,6 @@ class LightGBM(library.Library):
     unsupported = lgb_params.UNSUPPORTED
     ranking = lgb_params.RANKING
     multiclass = ("multiclass", "multiclassova")
-    own_message = staticmethod(lgb_params.own_message)
     quantile_leaves = ("regression_l1", "quantile", "mape")
     functions_tell_direction = True
     combines_metrics = False
@@ -281,8 +280,8 @@ class LightGBM(library.Library):
         return str(booster.model_to_string(num_iteration=-1)).encode()
 
     def init_model(self, content: bytes) -> library.InitModel:
-        # ValueError: the text is no UTF-8, or its last line is no JSON.
-        booster = self.booster_to_continue(content, (lightgbm.basic.LightGBMError, ValueError))
+        errors = lightgbm.basic.LightGBMError, ValueError  # ValueError: no UTF-8, or the last line is no JSON
+        booster = self.booster_to_continue(content, errors, lgb_params.own_message)
         return library.InitModel(
             content=content,
             rounds=booster.current_iteration(),

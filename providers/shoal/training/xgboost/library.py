@@ -69,7 +69,6 @@ class XGBoost(Library):
     unsupported = xgb_params.UNSUPPORTED
     ranking = ("rank:",)
     multiclass = ("multi:softmax", "multi:softprob")
-    own_message = staticmethod(xgb_params.own_message)
     quantile_leaves = ("reg:absoluteerror", "reg:quantileerror")
     foreign_file = (
         "the file contains neither JSON nor UBJSON. If XGBoost has written it in its old binary format, which XGBoost "
@@ -260,7 +259,8 @@ class XGBoost(Library):
         return bytes(booster.save_raw("ubj"))
 
     def init_model(self, content: bytes) -> InitModel:
-        booster = self.booster_to_continue(content, (xgboost.core.XGBoostError, UnicodeDecodeError))
+        errors = xgboost.core.XGBoostError, UnicodeDecodeError
+        booster = self.booster_to_continue(content, errors, xgb_params.own_message)
         categories = categories_of(booster)
         if categories and booster.attr(CATEGORIES_ATTRIBUTE) is None:
             booster = _without_own_categories(booster)
