@@ -66,7 +66,9 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
             )
         library = library_of(self._framework)
         self.framework: Framework = self._framework
-        self.n_estimators = checked_rounds(n_estimators)
+        if isinstance(n_estimators, bool) or not isinstance(n_estimators, int) or n_estimators < 1:
+            raise InvalidArgumentError(f"n_estimators must be a positive whole number, not {n_estimators!r}")
+        self.n_estimators = n_estimators
         self.params: dict[str, Any] = library.merge_params(params, objective, n_estimators)
         self.scaling_config = scaling_config or self._scaling()
         self.user_code = UserCode.of(callbacks, objective, custom_metric)
@@ -284,17 +286,6 @@ class BoostingEstimator(Generic[BoosterT, ScalingT]):
         self._result, self._booster = result, None
         self._input_cols, self._base_margin_cols = input_cols, base_margin_cols
         return self.get_booster()
-
-
-def checked_rounds(n_estimators: int) -> int:
-    """Check that the number of boosting rounds is a positive whole number, and return the number.
-
-    Raises:
-        InvalidArgumentError: The number is not a positive whole number.
-    """
-    if isinstance(n_estimators, bool) or not isinstance(n_estimators, int) or n_estimators < 1:
-        raise InvalidArgumentError(f"n_estimators must be a positive whole number, not {n_estimators!r}")
-    return n_estimators
 
 
 def connector_of(argument: str, dataset: Dataset, staged: ExitStack) -> DataConnector:

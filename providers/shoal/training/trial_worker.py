@@ -246,8 +246,7 @@ class BoostingRunner:
                 raise PrunedError
 
         assert trial.checked is not None
-        result = trials.train(self._trainer, trial.checked, on_round)
-        return {"value": result.value, "metrics": result.metrics, "rounds": result.rounds}
+        return trials.train(self._trainer, trial.checked, on_round)
 
 
 class FunctionRunner:

@@ -91,7 +91,7 @@ def alone() -> None:
         assert (plan.compared_by, plan.direction) == ("mse", "minimize")
         context = GangContext()
         trial = plan.trials.train(plan.trials.trainer(context), plan.checked({"n_estimators": 5}), lambda *_: None)
-        assert trial.rounds == 5 and trial.value == pytest.approx(history[4])
+        assert trial["rounds"] == 5 and trial["value"] == pytest.approx(history[4])
 
         output = HistGradient().output_of({}, custom_objective=False)
         with pytest.raises(InvalidArgumentError, match="scikit-learn cannot continue from a model: remove init_model"):

@@ -8,6 +8,7 @@ import pytest
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.params import seed_in
 from shoal.training.boosting.request import TrainRequest
+from shoal.training.gang.placement import GangShape
 from shoal.training.lightgbm.library import LightGBM
 from shoal.training.lightgbm.params import (
     NAMES,
@@ -18,11 +19,14 @@ from shoal.training.lightgbm.params import (
     worker_params,
 )
 
-COLUMNS = ["a", "b"]
+
+def request(*input_cols: str, **fields: Any) -> TrainRequest:
+    fields = {"framework": "lightgbm", "dataset": {"paths": ("rows/",)}, "label_col": "y", **fields}
+    return TrainRequest(input_cols=input_cols or ("a", "b"), **fields)
 
 
 def made(params: dict[str, Any], workers: int = 2, gpus: int = 0) -> dict[str, Any]:
-    return worker_params(LightGBM().merge_params(params, None, 10), COLUMNS, threads=2, gpus=gpus, workers=workers)
+    return worker_params(LightGBM().merge_params(params, None, 10), request(), GangShape(workers, 2, gpus))
 
 
 def test_names_that_matter_early_are_lightgbms_own() -> None:
@@ -41,16 +45,16 @@ def test_whether_there_is_a_metric_to_watch() -> None:
 
 
 def test_columns_of_categories_and_columns_of_codes_are_not_mixed() -> None:
-    settings: dict[str, Any] = {"threads": 1, "gpus": 0, "workers": 1, "categorical_cols": ("b",)}
-    given = worker_params({}, COLUMNS, **settings)
+    asked = request(categorical_cols=("b",))
+    given = worker_params({}, asked, GangShape(1, 1))
     assert given["categorical_feature"] == ["b"]
-    check_params(given, COLUMNS)
+    check_params(given, asked)
     with pytest.raises(InvalidArgumentError, match=r"give all of them in fit\(categorical_cols=\)"):
-        worker_params({"cat_feature": "name:a"}, COLUMNS, **settings)
+        worker_params({"cat_feature": "name:a"}, asked, GangShape(1, 1))
 
 
 def test_what_workers_get() -> None:
-    custom = worker_params({}, COLUMNS, threads=2, gpus=0, workers=2, custom_objective=True)
+    custom = worker_params({}, request(), GangShape(2, 2), custom_objective=True)
     assert custom["objective"] == "none"
     given = made({"eta": 0.1, "n_jobs": 2, "sub_row": 0.5, "seed": 4})
     assert {"learning_rate": 0.1, "bagging_fraction": 0.5, "num_threads": 2}.items() <= given.items()
@@ -132,15 +136,15 @@ def test_params_that_workers_cannot_follow(params: dict, hint: str) -> None:
     ],
 )
 def test_good_params_pass(params: dict) -> None:
-    check_params(made(params), COLUMNS)
+    check_params(made(params), request())
 
 
 @pytest.mark.parametrize("objective", ["lambdarank", "rank_xendcg", "regression"])
 def test_rows_in_groups(objective: str) -> None:
     params = made({"objective": objective, "metric": "ndcg", "eval_at": [5]})
-    check_params(params, COLUMNS, grouped=True)
+    check_params(params, request(group_col="q"))
     with pytest.raises(TrainingError, match="query information"):
-        check_params(params, COLUMNS)
+        check_params(params, request())
 
 
 @pytest.mark.parametrize(
@@ -154,7 +158,7 @@ def test_rows_in_groups(objective: str) -> None:
 )
 def test_lightgbm_refuses_a_value(name: str, value: Any, said: str) -> None:
     with pytest.raises(TrainingError, match=f"LightGBM refuses the parameters: .*{said}") as caught:
-        check_params(made({name: value}), COLUMNS)
+        check_params(made({name: value}), request())
     assert caught.value.permanent
     assert ".cpp" not in str(caught.value)
     assert ".hpp" not in str(caught.value)
@@ -162,12 +166,12 @@ def test_lightgbm_refuses_a_value(name: str, value: Any, said: str) -> None:
 
 def test_a_metric_that_it_would_leave_out_without_a_word() -> None:
     with pytest.raises((InvalidArgumentError, TrainingError), match="rsme"):
-        check_params(made({"metric": ["l1", "rsme"]}), COLUMNS)
+        check_params(made({"metric": ["l1", "rsme"]}), request())
 
 
 def test_columns_that_would_be_renamed() -> None:
     with pytest.raises(InvalidArgumentError, match="rename"):
-        check_params(made({}), ["a b"])
+        check_params(made({}), request("a b"))
 
 
 @pytest.mark.parametrize(
@@ -178,7 +182,7 @@ def test_the_users_device(params: dict[str, Any], use_gpu: bool | None, device: 
     asked = TrainRequest(
         framework="lightgbm",
         dataset={"paths": ("a.parquet",)},
-        input_cols=tuple(COLUMNS),
+        input_cols=("a", "b"),
         label_col="y",
         params=params,
         scaling_config={"use_gpu": use_gpu},

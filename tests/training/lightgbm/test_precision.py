@@ -17,7 +17,9 @@ from shoal.data import DataConnector
 from shoal.training.boosting import rows as boosting_rows
 from shoal.training.boosting import worker_fit
 from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task
+from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.worker_load import stored_row_bytes
+from shoal.training.gang.placement import GangShape
 from shoal.training.lightgbm import library as of_lightgbm
 from shoal.training.lightgbm import worker
 from shoal.training.lightgbm.library import LightGBM
@@ -52,9 +54,10 @@ def train(
     connector: DataConnector, columns: Columns, stops: Sequence[int] = (ROUNDS,), **more: Any
 ) -> lightgbm.Booster:
     """Train in this process, with the functions of the driver and of one worker."""
-    params = worker_params(
-        LightGBM().merge_params({**PARAMS, **more}, None, ROUNDS), columns.features, threads=1, gpus=0, workers=1
-    )  # fmt: skip
+    asked = TrainRequest(
+        framework="lightgbm", dataset=connector.to_spec(), input_cols=columns.features, label_col=columns.label
+    )
+    params = worker_params(LightGBM().merge_params({**PARAMS, **more}, None, ROUNDS), asked, GangShape(1, 1))
     part = Part(connector, connector.plan(1, 0)[0])
     library = LightGBM()
 

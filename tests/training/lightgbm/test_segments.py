@@ -16,7 +16,9 @@ from shoal.data import DataConnector
 from shoal.errors import InvalidArgumentError
 from shoal.training.boosting.messages import Checkpoint, Columns, Part, Segment, Task
 from shoal.training.boosting.params import UserCode
+from shoal.training.boosting.request import TrainRequest
 from shoal.training.boosting.rows import ShardRows
+from shoal.training.gang.placement import GangShape
 from shoal.training.lightgbm.dataset import Binned, find_bins, sample
 from shoal.training.lightgbm.library import LightGBM, shares
 from shoal.training.lightgbm.params import worker_params
@@ -50,15 +52,10 @@ def queries(tmp_path: Path) -> Path:
 
 
 def trainer(rows: Path, params: dict[str, Any], user_code: UserCode, **columns: Any) -> Trainer:
-    given = worker_params(
-        LightGBM().merge_params(params, user_code.objective, ROUNDS),
-        COLUMNS,
-        threads=1,
-        gpus=0,
-        workers=1,
-        custom_objective=user_code.objective is not None,
-    )
     connector = DataConnector.from_parquet(rows)
+    asked = TrainRequest(framework="lightgbm", dataset=connector.to_spec(), input_cols=tuple(COLUMNS), label_col="y")
+    merged = LightGBM().merge_params(params, user_code.objective, ROUNDS)
+    given = worker_params(merged, asked, GangShape(1, 1), custom_objective=user_code.objective is not None)
     meant = Columns(tuple(COLUMNS), columns.pop("label", "y"), **columns)
     part = Part(connector, connector.plan(1, 0, meant.group)[0])
     others = replace(part, connector=DataConnector.from_parquet(rows))  # the training set stops no training

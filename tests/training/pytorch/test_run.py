@@ -233,7 +233,7 @@ def test_after_the_loss_of_a_node_the_loss_goes_on_on_what_is_left(
 def test_a_lost_node_is_waited_for(
     driver: TwoNodes, undisturbed: list[float], gangs: list[Gang], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempt, attempts = engine._Run._attempt, []
+    attempt, attempts = engine.Run._attempt, []
 
     def attempted(run: Any) -> Any:
         attempts.append(run)
@@ -241,7 +241,7 @@ def test_a_lost_node_is_waited_for(
             driver.replace_second()
         return attempt(run)
 
-    monkeypatch.setattr(engine._Run, "_attempt", attempted)
+    monkeypatch.setattr(engine.Run, "_attempt", attempted)
     training = distributor(functions.train, tmp_path, max_restarts=1, job_id="node")
     run = training.run(10, 64, deed="kill the node", at=6, folder=str(tmp_path))
     assert (run.result.num_workers, run.result.restarts, len(attempts)) == (2, 1, 3)

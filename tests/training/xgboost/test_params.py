@@ -8,15 +8,23 @@ import numpy as np
 import pytest
 import xgboost
 
+from shoal.data.dataset_spec import DatasetSpec
 from shoal.errors import InvalidArgumentError, TrainingError
 from shoal.training.boosting.params import json_params
 from shoal.training.boosting.request import TrainRequest
+from shoal.training.gang.placement import GangShape
 from shoal.training.xgboost.library import XGBoost
 from shoal.training.xgboost.params import (
     check_params,
     is_stochastic,
     worker_params,
 )
+
+EVAL_SET = {"eval": DatasetSpec(paths=("rows/",))}
+
+
+def request(*input_cols: str, **fields: Any) -> TrainRequest:
+    return TrainRequest(dataset={"paths": ("rows/",)}, input_cols=input_cols or ("a", "b"), label_col="y", **fields)
 
 
 def test_numpy_scalars_become_plain() -> None:
@@ -43,10 +51,9 @@ def test_numpy_scalars_become_plain() -> None:
 )
 def test_every_form_of_a_value_reaches_xgboost(params: dict[str, Any]) -> None:
     merged = XGBoost().merge_params(params, None, 10)
-    request = TrainRequest(dataset={"paths": ("rows/",)}, input_cols=("a", "b"), label_col="y", params=merged)
-    read = TrainRequest.model_validate_json(request.model_dump_json())
-    given = worker_params(XGBoost().merge_params(read.params, None, 10), threads=1, gpus=0)
-    check_params(given, ["a", "b"])
+    read = TrainRequest.model_validate_json(request(params=merged).model_dump_json())
+    given = worker_params(XGBoost().merge_params(read.params, None, 10), GangShape(1, 1))
+    check_params(given, request())
     features = np.random.default_rng(0).normal(size=(200, 2))
     matrix = xgboost.DMatrix(features, features @ [1, -1], feature_names=["a", "b"])
     config = json.loads(xgboost.Booster(given, [matrix]).save_config())
@@ -68,12 +75,12 @@ def test_metrics_and_what_is_no_value() -> None:
 
 
 def test_what_workers_get() -> None:
-    assert worker_params({"eta": 0.1, "n_jobs": 2}, threads=2, gpus=0) == {
+    assert worker_params({"eta": 0.1, "n_jobs": 2}, GangShape(1, 2)) == {
         "eta": 0.1,
         "nthread": 2,
         "device": "cpu",
     }
-    assert worker_params({"random_state": 1}, threads=2, gpus=1) == {"nthread": 2, "device": "cuda"}
+    assert worker_params({"random_state": 1}, GangShape(1, 2, 1)) == {"nthread": 2, "device": "cuda"}
 
 
 def test_when_xgboost_draws_lots() -> None:
@@ -91,7 +98,7 @@ def test_when_xgboost_draws_lots() -> None:
 @pytest.mark.parametrize("params", [{"nthread": 4}, {"n_jobs": 4}, {"tree_method": "exact"}, {"booster": "gblinear"}])
 def test_params_that_workers_cannot_follow(params: dict) -> None:
     with pytest.raises(InvalidArgumentError, match=next(iter(params))):
-        worker_params(params, threads=2, gpus=0)
+        worker_params(params, GangShape(1, 2))
 
 
 @pytest.mark.parametrize(
@@ -109,13 +116,16 @@ def test_params_that_workers_cannot_follow(params: dict) -> None:
     ],
 )
 def test_good_params_pass(params: dict) -> None:
-    check_params(worker_params(params, threads=1, gpus=0), ["a", "b"])
+    check_params(worker_params(params, GangShape(1, 1)), request())
 
 
 def test_params_of_categories() -> None:
-    check_params(worker_params({"max_cat_to_onehot": 2, "max_cat_threshold": 8}, threads=1, gpus=0), ["a", "b"], ["b"])
+    check_params(
+        worker_params({"max_cat_to_onehot": 2, "max_cat_threshold": 8}, GangShape(1, 1)),
+        request(categorical_cols=("b",)),
+    )
     with pytest.raises(InvalidArgumentError, match=r"name the columns in fit\(categorical_cols=\)"):
-        check_params({"enable_categorical": True}, ["a", "b"])
+        check_params({"enable_categorical": True}, request())
 
 
 @pytest.mark.parametrize(
@@ -131,7 +141,7 @@ def test_params_of_categories() -> None:
 )
 def test_xgboost_refuses_a_value(name: str, value: Any) -> None:
     with pytest.raises(TrainingError) as caught:
-        check_params({name: value}, ["a", "b"])
+        check_params({name: value}, request())
     assert caught.value.permanent
     message = str(caught.value)
     assert "XGBoost refuses the parameters" in message
@@ -141,7 +151,7 @@ def test_xgboost_refuses_a_value(name: str, value: Any) -> None:
 
 def test_its_message_names_the_parameter() -> None:
     with pytest.raises(TrainingError, match="max_depth"):
-        check_params({"max_depth": "deep"}, ["a"])
+        check_params({"max_depth": "deep"}, request("a"))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +160,7 @@ def test_its_message_names_the_parameter() -> None:
 )
 def test_unknown_parameters_are_errors(name: str, hint: str) -> None:
     with pytest.raises(InvalidArgumentError, match=hint) as caught:
-        check_params({name: 1, "eta": 0.1}, ["a"])
+        check_params({name: 1, "eta": 0.1}, request("a"))
     assert name in str(caught.value)
 
 
@@ -174,23 +184,27 @@ def test_a_metric_is_refused_exactly_if_plain_xgboost_refuses_it(params: dict[st
     if params.get("objective") == "survival:aft":
         matrix.set_float_info("label_lower_bound", labels + 1)
         matrix.set_float_info("label_upper_bound", labels + 2)
+    asked = request(group_col="q" if grouped else None)
+    evaluated = asked.model_copy(update={"eval_set": EVAL_SET})
     metrics = ("rmse", "logloss", "auc", "merror", "mlogloss", "ndcg@3", "aft-nloglik", "interval-regression-accuracy")
     for metric in metrics:
-        given = worker_params({**params, "eval_metric": ["mphe", metric]}, threads=1, gpus=0)
+        given = worker_params({**params, "eval_metric": ["mphe", metric]}, GangShape(1, 1))
         try:
             xgboost.train(given, matrix, 1, evals=[(matrix, "eval")], verbose_eval=False)
         except xgboost.core.XGBoostError:
             with pytest.raises(TrainingError, match=f'cannot compute eval_metric="{metric}" with objective=.*: use a'):
-                check_params(given, ["a", "b"], grouped=grouped, evaluated=True)
+                check_params(given, evaluated)
         else:
-            check_params(given, ["a", "b"], grouped=grouped, evaluated=True)
-        check_params(given, ["a", "b"], grouped=grouped)  # without an eval set, no metric is computed
+            check_params(given, evaluated)
+        check_params(given, asked)  # without an eval set, no metric is computed
     # The objective is a function, and the parameter is missing.
-    check_params(worker_params({"num_class": 3, "eval_metric": "mlogloss"}, threads=1, gpus=0), ["a"], evaluated=True)
+    check_params(
+        worker_params({"num_class": 3, "eval_metric": "mlogloss"}, GangShape(1, 1)), request("a", eval_set=EVAL_SET)
+    )
 
 
 def test_an_unknown_parameter_is_refused_in_every_thread() -> None:
     """XGBoost reports its warnings to Python only in the thread that has imported it."""
     with ThreadPoolExecutor(4) as threads:
-        checks = [threads.submit(check_params, {"maxdepth": 3}, ["a", "b"]) for _ in range(8)]
+        checks = [threads.submit(check_params, {"maxdepth": 3}, request()) for _ in range(8)]
         assert all("did you mean max_depth" in str(check.exception()) for check in checks)

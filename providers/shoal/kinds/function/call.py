@@ -94,7 +94,7 @@ class FunctionCall(KindCall[FunctionJobSpec, bytes, FunctionResult]):
 
     def run_here(self, env: Mapping[str, str], claim: Claim) -> FunctionResult:
         """Run the function in the connected Ray cluster."""
-        from shoal.training.pytorch.engine import run
+        from shoal.training.pytorch.engine import Run
 
         location = storage.root(self.spec.run_config.artifact_location)
-        return run(self.spec, self.code, claim=claim, location=location, env=env)
+        return Run(self.spec, self.code, claim=claim, location=location, env=env).result()

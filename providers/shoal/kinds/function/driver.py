@@ -85,7 +85,7 @@ class FunctionDriver(KindDriver[FunctionJobSpec, AttemptContext]):
         Raises:
             ShoalError: The job failed; the message has the cause.
         """
-        from shoal.training.pytorch.engine import run
+        from shoal.training.pytorch.engine import Run
 
         spec = self.spec
         trained_on = _check_holdout(spec, spec.register_as) if spec.register_as else TrainingRows()
@@ -100,19 +100,19 @@ class FunctionDriver(KindDriver[FunctionJobSpec, AttemptContext]):
                 tracked.log_params({**spec.hyper_params, "framework": spec.framework, "function": spec.name})
         program, root = _program(spec), storage.root(location)
         usage = _Usage(tracked, place.metrics.feed)
-        answer = run(
+        answer = Run(
             spec,
             program,
             claim=claim,
             location=root,
             env=place.environment,
-            metrics=place.metrics,
+            sink=place.metrics,
             on_progress=place.on_progress,
             on_note={MOVED_NOTE: partial(_move, place), USAGE_NOTE: usage.log},
             on_node=usage.log_node if tracked and spec.tracking and spec.tracking.system_metrics else None,
             may_publish=place.is_current,
             loses_folder=storage.is_of_attempt(place.environment["PWD"]),
-        )
+        ).result()
         place.stopwatch.worked(train_s=answer.seconds - answer.start_seconds)
         place.on_trained()
         results, digest = artifacts.save_results(folder, claim, answer)

@@ -508,6 +508,28 @@ class Library(ABC):
         """
         raise InvalidArgumentError(f"{self.title} cannot continue from a model: remove init_model")
 
+    def booster_to_continue(
+        self, content: bytes, errors: tuple[type[Exception], ...], own_message: Callable[[BaseException], str]
+    ) -> Any:
+        """Return the booster from which a training continues.
+
+        Args:
+            content: The booster in the library's own format.
+            errors: What the library raises if it cannot load a booster.
+            own_message: Function that returns the message of such an error without the place in the library's code.
+
+        Raises:
+            InvalidArgumentError: The library cannot load the booster.
+        """
+        if (why := self.why_unreadable(content)) is not None:
+            raise InvalidArgumentError(f"{self.title} cannot load init_model: {why}")
+        try:
+            return self.booster_of(content)
+        except errors as error:
+            raise InvalidArgumentError(
+                f"{self.title} cannot load init_model: {own_message(error)}. Use a model that {self.title} has written"
+            ) from error
+
     def recognises(self, content: bytes) -> bool:
         """Return whether the first bytes of a file are those of the library's models, and of no other files."""
         return False

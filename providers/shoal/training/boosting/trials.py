@@ -52,21 +52,6 @@ class TrialParams:
     direction: Direction | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TrialResult:
-    """Metrics of a trial.
-
-    Args:
-        value: Value of the deciding metric on the holdout, in the best round with early stopping, else in the last.
-        metrics: All metrics in that round.
-        rounds: Number of rounds up to and including that round.
-    """
-
-    value: float
-    metrics: dict[str, float]
-    rounds: int
-
-
 class Trainer(Protocol):
     """Interface of a library's module `trials`, whose class `Trials` trains in a worker and keeps the matrices."""
 
@@ -101,8 +86,12 @@ class BoostingTrials:
         """Return an object that trains in this worker."""
         return cast("Trainer", importlib.import_module(library_of(self.framework).worker).Trials(context))
 
-    def train(self, trainer: Trainer, trial: TrialParams, on_round: OnRound) -> TrialResult:
+    def train(self, trainer: Trainer, trial: TrialParams, on_round: OnRound) -> dict[str, Any]:
         """Train a trial in this worker.
+
+        Returns:
+            The ``value`` of the deciding metric on the holdout, in the best round with early stopping, else in the
+            last, all ``metrics`` in that round, and the number of ``rounds`` up to and including that round.
 
         Raises:
             PrunedError: The driver has ended the trial early.
@@ -119,7 +108,8 @@ class BoostingTrials:
                 history, best = boosted.checkpoint.history, boosted.best_iteration
                 place = -1 if best is None else best
                 metrics = {name: float(values[place]) for name, values in history[HOLDOUT].items()} if history else {}
-                return TrialResult(self.value(history, place), metrics, rounds if best is None else best + 1)
+                last = rounds if best is None else best + 1
+                return {"value": self.value(history, place), "metrics": metrics, "rounds": last}
 
     def direction(self, context: GangContext, trial: TrialParams) -> Direction | None:
         """Return the direction that the user's function tells of the deciding metric in a trial."""

@@ -143,16 +143,12 @@ class WorkerConnections:
         """Wait until the socket of a worker is closed, and let another worker join in its place."""
         with self._changed:
             self._joined.discard(rank)
-            return self._changed.wait_for(
-                lambda: all(connection.rank != rank for connection in self._connections.values()), timeout
-            )
+            return self._changed.wait_for(lambda: rank not in self.connected(), timeout)
 
     def wait_all_gone(self, timeout: float) -> bool:
         """Wait until the process of every connected worker has ended."""
         with self._changed:
-            return self._changed.wait_for(
-                lambda: all(connection.rank is None for connection in self._connections.values()), timeout
-            )
+            return self._changed.wait_for(lambda: not self.connected(), timeout)
 
     def hang_up(self) -> None:
         """Make the remaining workers end themselves, by closing one direction (driver to worker) of each socket.

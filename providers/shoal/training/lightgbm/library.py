@@ -169,15 +169,7 @@ class LightGBM(library.Library):
         merged = self.merged(request, user_code.objective)
         self.check_objective(request, merged)
         custom = user_code.objective is not None
-        params = lgb_params.worker_params(
-            merged,
-            request.input_cols,
-            threads=size.threads,
-            gpus=size.gpus_per_worker,
-            workers=size.num_workers,
-            categorical_cols=request.categorical_cols,
-            custom_objective=custom,
-        )
+        params = lgb_params.worker_params(merged, request, size, custom_objective=custom)
         if request.early_stopping_rounds and params.get("boosting") == "dart":
             raise InvalidArgumentError(
                 'boosting="dart" does not support early_stopping_rounds: dart changes earlier trees, so the model '
@@ -200,7 +192,7 @@ class LightGBM(library.Library):
             )
         outputs = int(params.get("num_class", 1))
         request.check_margins(outputs)
-        untrained, _ = lgb_params.check_params(params, request.input_cols, grouped=request.group_col is not None)
+        untrained, _ = lgb_params.check_params(params, request)
         if init_model is not None:
             if lgb_params.is_forest(params):
                 raise InvalidArgumentError(
@@ -213,7 +205,7 @@ class LightGBM(library.Library):
         return params, seed_in(merged, request.run_config.seed, lgb_params.NAMES)
 
     def metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> Directions:
-        return lgb_params.check_params(params, request.input_cols, grouped=request.group_col is not None)[1]
+        return lgb_params.check_params(params, request)[1]
 
     def prepare(self, on_all: library.OnAll, tasks: Sequence[Task]) -> list[Prepared]:
         """Make rank 0 find the bins from a sample of all workers' rows, and make all workers build their datasets."""
@@ -288,16 +280,8 @@ class LightGBM(library.Library):
         return str(booster.model_to_string(num_iteration=-1)).encode()
 
     def init_model(self, content: bytes) -> library.InitModel:
-        if (why := self.why_unreadable(content)) is not None:
-            raise InvalidArgumentError(f"LightGBM cannot load init_model: {why}")
-        try:
-            text = content.decode()
-            booster = lightgbm.Booster(model_str=text)
-        except (lightgbm.basic.LightGBMError, ValueError) as error:  # the text is no UTF-8, or its last line no JSON
-            raise InvalidArgumentError(
-                f"LightGBM cannot load init_model: {lgb_params.own_message(error)}. Use a model that LightGBM has "
-                "written"
-            ) from error
+        errors = lightgbm.basic.LightGBMError, ValueError  # ValueError: no UTF-8, or the last line is no JSON
+        booster = self.booster_to_continue(content, errors, lgb_params.own_message)
         return library.InitModel(
             content=content,
             rounds=booster.current_iteration(),
@@ -310,7 +294,7 @@ class LightGBM(library.Library):
             objective=objective_line(booster),
             outputs=booster.num_model_per_iteration(),
             # The text has the same format for all kinds of boosting except random forests.
-            booster="rf" if re.search("^average_output$", text, re.MULTILINE) else "gbdt",
+            booster="rf" if re.search(b"^average_output$", content, re.MULTILINE) else "gbdt",
         )
 
     def output_of(self, params: Mapping[str, Any], *, custom_objective: bool) -> library.Output:

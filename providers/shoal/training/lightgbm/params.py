@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, InvalidParamsError
 from shoal.lazy_imports import lightgbm, np
@@ -19,6 +19,10 @@ from shoal.training.boosting.params import (
     refuse_unsupported,
     unknown_hint,
 )
+
+if TYPE_CHECKING:
+    from shoal.training.boosting.request import TrainRequest
+    from shoal.training.gang.placement import GangShape
 
 # Aliases of the parameters that shoal needs before LightGBM is imported. LightGBM itself has the list of all other
 # aliases, which `resolved` uses.
@@ -134,14 +138,7 @@ def objective_of(params: Mapping[str, Any]) -> str:
 
 
 def worker_params(
-    params: Mapping[str, Any],
-    input_cols: Sequence[str],
-    *,
-    threads: int,
-    gpus: int,
-    workers: int,
-    categorical_cols: Sequence[str] = (),
-    custom_objective: bool = False,
+    params: Mapping[str, Any], request: TrainRequest, size: GangShape, *, custom_objective: bool = False
 ) -> dict[str, Any]:
     """Return the parameters that every worker passes to LightGBM, under canonical names and without the seed.
 
@@ -149,7 +146,7 @@ def worker_params(
         InvalidArgumentError: A parameter is unknown, contradicts another parameter or the scaling config, or is not
             possible in distributed training.
     """
-    given = resolved(params)
+    given, workers, threads = resolved(params), size.num_workers, size.threads
     if given.get("num_threads") not in (None, 0, threads):
         raise InvalidArgumentError(
             f"params contain num_threads={given['num_threads']!r}, but each worker has {threads} CPUs: "
@@ -157,7 +154,7 @@ def worker_params(
         )
     refuse_unsupported(UNSUPPORTED, given, workers)
     learner = str(given.get("tree_learner", "data"))
-    device = given.get("device_type", "cuda") if gpus else "cpu"
+    device = given.get("device_type", "cuda") if size.gpus_per_worker else "cpu"
     if device == "cuda" and workers > 1:
         raise InvalidArgumentError(
             f"LightGBM can use CUDA only in a single worker, but there are {workers} workers: set num_workers=1, or "
@@ -171,15 +168,15 @@ def worker_params(
             "estimator as objective"
         )
     rest = {name: value for name, value in given.items() if name != "seed"}
-    if categorical_cols:
+    if request.categorical_cols:
         if "categorical_feature" in rest:
             raise InvalidArgumentError(
                 "categorical columns are given both in params (categorical_feature) and in fit(categorical_cols=): "
                 "give all of them in fit(categorical_cols=) and remove categorical_feature from params"
             )
-        rest["categorical_feature"] = list(categorical_cols)
+        rest["categorical_feature"] = list(request.categorical_cols)
     elif "categorical_feature" in rest:
-        rest["categorical_feature"] = _categories(rest["categorical_feature"], input_cols)
+        rest["categorical_feature"] = _categories(rest["categorical_feature"], request.input_cols)
     if not rest.get("force_row_wise"):
         # Without force_col_wise, LightGBM measures two methods of building histograms, row-wise and column-wise, and
         # uses the faster method. The model depends on the method, so it would not be reproducible. shoal selects the
@@ -261,9 +258,7 @@ def segment_params(params: Mapping[str, Any], seed: int, index: int) -> dict[str
     return {**rest, **own, "seed": seed + index}
 
 
-def check_params(
-    params: Mapping[str, Any], input_cols: Sequence[str], *, grouped: bool = False
-) -> tuple[lightgbm.Booster, Directions]:
+def check_params(params: Mapping[str, Any], request: TrainRequest) -> tuple[lightgbm.Booster, Directions]:
     """Make LightGBM check the parameters in this process, before any worker starts.
 
     The check uses two rows and takes 2 ms.
@@ -276,7 +271,7 @@ def check_params(
         InvalidArgumentError: A column name contains a space, or LightGBM does not know a metric. Without this check,
             LightGBM would silently ignore an unknown metric.
     """
-    if spaced := [column for column in input_cols if re.search(r"\s", column)]:
+    if spaced := [column for column in request.input_cols if re.search(r"\s", column)]:
         raise InvalidArgumentError(
             f"the feature name {spaced[0]!r} contains a space, which LightGBM would replace by another character: "
             "rename the column"
@@ -289,10 +284,10 @@ def check_params(
     metrics: dict[str, Direction | None] = {}
     try:
         rows = lightgbm.Dataset(
-            np.zeros((2, len(input_cols))),
+            np.zeros((2, len(request.input_cols))),
             label=np.ones(2),
-            group=[2] if grouped else None,
-            feature_name=list(input_cols),
+            group=None if request.group_col is None else [2],
+            feature_name=list(request.input_cols),
             params={**probed, "verbosity": -1},
             categorical_feature=categories,
         ).construct()

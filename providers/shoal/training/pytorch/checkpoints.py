@@ -18,15 +18,11 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from shoal.errors import InvalidArgumentError, TrainingError
-from shoal.training.locations import Claim, copy_file, filesystem, is_local, make_folder, open_file
+from shoal.training.locations import Claim, copy_file, filesystem, is_local, make_folder, names_in, open_file
 from shoal.training.reporting import say
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
-
 
 _NAME = re.compile(r"(\d{8,})-([0-9a-f]{64})\.pt")
 _BLOCK_BYTES = 2**20
@@ -41,26 +37,19 @@ class Checkpoints:
     Args:
         folder: Directory or URI; does not need to exist.
         key: Secret key of the run.
-        known_seals: Seals (signatures) that the driver received last. A resumed run accepts only the checkpoints with
-            these seals, and newer checkpoints with a correct seal.
-        send_seals: Function that sends the seals of the kept checkpoints to the driver; called before the newest
-            checkpoint gets its final name.
 
     Attributes:
-        known_seals: Seals that the driver has received last.
+        known_seals: Seals (signatures) that the driver has received last. A resumed run accepts only the checkpoints
+            with these seals, and newer checkpoints with a correct seal.
+        send_seals: Function that sends the seals of the kept checkpoints to the driver; called before the newest
+            checkpoint gets its final name.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        key: bytes,
-        known_seals: Seals | None = None,
-        send_seals: Callable[[Seals], None] | None = None,
-    ) -> None:
+    def __init__(self, folder: str, key: bytes) -> None:
         self.folder = folder
-        self.known_seals: Seals = dict(known_seals or {})
+        self.known_seals: Seals = {}
         self._key = key
-        self.send_seals = send_seals
+        self.send_seals: Callable[[Seals], None] | None = None
         self._current: dict[int, str] = {}
         """Number and seal of the checkpoint that this process saved or loaded last."""
 
@@ -69,7 +58,7 @@ class Checkpoints:
         import torch
 
         fs, root = filesystem(self.folder)
-        found = self._found(fs, root)
+        found = self._found()
         number = max([*self.known_seals, *(other for other, _ in found)], default=0) + 1
         before = self._current or dict(sorted(self.known_seals.items())[-1:])
         local = is_local(fs)
@@ -111,7 +100,7 @@ class Checkpoints:
         """
         fs, root = filesystem(self.folder)
         refused = []
-        for number, seal in sorted(self._found(fs, root), reverse=True):
+        for number, seal in sorted(self._found(), reverse=True):
             # The checkpoint is copied to a temporary file, and only this copy is checked and loaded, because another
             # process could change the checkpoint itself between the check and the load.
             with tempfile.TemporaryFile() as copy:
@@ -137,17 +126,15 @@ class Checkpoints:
 
     def latest(self) -> int | None:
         """Return the number of the newest checkpoint in the run's checkpoint folder, or None if there is none."""
-        return max((number for number, _ in self._found(*filesystem(self.folder))), default=None)
+        return max((number for number, _ in self._found()), default=None)
 
-    def _found(self, fs: AbstractFileSystem, root: str) -> list[tuple[int, str]]:
+    def _found(self) -> list[tuple[int, str]]:
         """Return the number and the seal (signature) of each checkpoint that this run may load from a folder.
 
         A checkpoint is left out if it is older than all seals in `known_seals`, or if its seal differs from the known
         seal.
         """
-        if not fs.exists(root):
-            return []
-        names = (str(path).rpartition("/")[2] for path in fs.ls(root, detail=False))
+        names = names_in(self.folder)
         found = [(int(match[1]), match[2]) for name in names if (match := _NAME.fullmatch(name))]
         oldest = min(self.known_seals, default=0)
         known = self.known_seals

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -34,21 +34,15 @@ from shoal.training.run_config import Restarts, fewer_workers
 _LOST_FILES_SHOWN = 5
 
 
-def run(
-    request: FunctionRequest,
-    program: bytes,
-    *,
-    claim: Claim,
-    location: str,
-    env: Mapping[str, str] | None = None,
-    metrics: MetricSink | None = None,
-    on_progress: OnProgress | None = None,
-    on_note: Mapping[str, Callable[[int, Any], None]] | None = None,
-    on_node: Callable[[str, dict[str, float]], None] | None = None,
-    may_publish: Callable[[], bool] = lambda: True,
-    loses_folder: bool = False,
-) -> FunctionResult:
-    """Call a function in every worker, wait for all workers and publish the model folder.
+def import_ahead_for_workers(request: FunctionRequest) -> None:
+    """Import PyTorch in the template of the workers, while this process does other things."""
+    if not request.is_launcher:
+        import_ahead(request.demand().resolved, TORCH_MODULES, complete=True)
+
+
+@dataclass
+class Run:
+    """Run of a function in every worker; the constructor checks the location and the datasets.
 
     If the workers' working folder is removed after the run (`loses_folder`), what a script has written into it is kept
     in the model folder, or a line names the files.
@@ -57,51 +51,37 @@ def run(
         InvalidArgumentError: This process is not connected to Ray, the location cannot be written to, or the run must
             not replace the model folder or the checkpoint folder.
         DataError: A dataset cannot be used.
-        CapacityError: The active nodes are too small for the workers, or had no free room in time.
-        TrainingError: A rank raised an exception. The message names the rank that most likely caused the failure, and
-            the notes contain its traceback.
-        WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
+        CapacityError: The active nodes are too small for the workers.
         MissingExtraError: Ray is not installed, or PyTorch is not installed and the function runs on ranks.
     """
-    restarts = Restarts(request.run_config)
-    cluster.require_connection()
-    if find_spec("torch") is None and not request.is_launcher:
-        raise MissingExtraError("torch", "torch")
-    location = locations.local_path(location)
-    locations.try_out(location)
-    destination = Destination(location, claim, may_publish)
-    destination.check()
-    checkpoints = Checkpoints(f"{location.rstrip('/')}/checkpoints/{claim.job_id}", secrets.token_bytes(32))
-    claim.check(checkpoints.folder, shared=location)
-    display = Metrics(metrics, on_progress)
-    attempts = _Run(
-        request, program, claim, checkpoints, destination, env, display, on_note or {}, on_node, restarts, loses_folder
-    )
-    return attempts.result()
 
-
-def import_ahead_for_workers(request: FunctionRequest) -> None:
-    """Import PyTorch in the template of the workers, while this process does other things."""
-    if not request.is_launcher:
-        import_ahead(request.demand().resolved, TORCH_MODULES, complete=True)
-
-
-@dataclass
-class _Run:
     request: FunctionRequest
     program: bytes
+    _: KW_ONLY
     claim: Claim
-    checkpoints: Checkpoints
-    destination: Destination
-    env: Mapping[str, str] | None
-    metrics: Metrics
-    on_note: Mapping[str, Callable[[int, Any], None]]
-    on_node: Callable[[str, dict[str, float]], None] | None
-    restarts: Restarts
-    loses_folder: bool
+    location: str
+    env: Mapping[str, str] | None = None
+    sink: MetricSink | None = None
+    on_progress: OnProgress | None = None
+    on_note: Mapping[str, Callable[[int, Any], None]] = field(default_factory=dict)
+    on_node: Callable[[str, dict[str, float]], None] | None = None
+    may_publish: Callable[[], bool] = lambda: True
+    loses_folder: bool = False
 
     def __post_init__(self) -> None:
         request = self.request
+        self.restarts = Restarts(request.run_config)
+        cluster.require_connection()
+        if find_spec("torch") is None and not request.is_launcher:
+            raise MissingExtraError("torch", "torch")
+        location = locations.local_path(self.location)
+        locations.try_out(location)
+        self.destination = Destination(location, self.claim, self.may_publish)
+        self.destination.check()
+        folder = f"{location.rstrip('/')}/checkpoints/{self.claim.job_id}"
+        self.checkpoints = Checkpoints(folder, secrets.token_bytes(32))
+        self.claim.check(folder, shared=location)
+        self.metrics = Metrics(self.sink, self.on_progress)
         demand = request.demand()
         self._shape = demand.resolved()
         for further in demand.also:
@@ -109,7 +89,15 @@ class _Run:
         _check_data(request, self._shape.num_workers)
 
     def result(self) -> FunctionResult:
-        """Run the function to its end, and return its result; if a worker is lost, restart from the last checkpoint."""
+        """Run the function to its end, publish the model folder, and return the result; if a worker is lost, restart
+        from the last checkpoint.
+
+        Raises:
+            CapacityError: The active nodes had no free room in time.
+            TrainingError: A rank raised an exception. The message names the rank that most likely caused the failure,
+                and the notes contain its traceback.
+            WorkerLostError: Workers or nodes were lost more often than `max_restarts` allows.
+        """
         # See `train`: the folders of all checkpoints and of the job belong to shoal.
         self.claim.take(self.checkpoints.folder, shared=self.checkpoints.folder.rsplit("/", 2)[0])
         self._announce("Started")

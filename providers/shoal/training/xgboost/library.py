@@ -124,9 +124,7 @@ class XGBoost(Library):
                 else f'label_lower_bound_col and label_upper_bound_col are only for objective="{_CENSORED}": set this '
                 "objective, or remove both"
             )
-        params = xgb_params.worker_params(
-            merged, threads=size.threads, gpus=size.gpus_per_worker, workers=size.num_workers
-        )
+        params = xgb_params.worker_params(merged, size)
         outputs = xgb_params.outputs_per_label(params)
         labels = max(1, len(request.label_cols))
         if labels > 1 and outputs > 1:
@@ -137,14 +135,7 @@ class XGBoost(Library):
         outputs *= labels
         request.check_margins(outputs)
         seed = seed_in(merged, request.run_config.seed, xgb_params.NAMES)
-        learner = xgb_params.check_params(
-            {**params, "seed": seed},
-            request.input_cols,
-            request.categorical_cols,
-            num_labels=labels,
-            grouped=request.group_col is not None,
-            evaluated=bool(request.eval_set),
-        )
+        learner = xgb_params.check_params({**params, "seed": seed}, request)
         if init_model is not None:
             init_model.check_learner(learner["objective"]["name"], outputs, learner["gradient_booster"]["name"])
         weights = request.weights_of_features
@@ -153,13 +144,7 @@ class XGBoost(Library):
         return params, seed
 
     def metrics(self, request: TrainRequest, params: Mapping[str, Any], user_code: UserCode) -> Directions:
-        return xgb_params.metrics_of(
-            params,
-            request.input_cols,
-            request.categorical_cols,
-            num_labels=max(1, len(request.label_cols)),
-            grouped=request.group_col is not None,
-        )
+        return xgb_params.metrics_of(params, request)
 
     reads = 4
     reads_float32 = True
@@ -257,11 +242,8 @@ class XGBoost(Library):
         """Load a trained XGBoost model from its bytes, which contain the best round but not the parameters."""
         # The machine that loads the model may have no GPU. The file contains the starting scores, one per output, and
         # XGBoost refuses a single number for several outputs of a loaded model.
-        params = {
-            name: value
-            for name, value in xgb_params.native(trained.params).items()
-            if name not in ("device", "base_score")
-        }
+        kept = trained.params.keys() - {"device", "base_score"}
+        params = xgb_params.native({name: value for name, value in trained.params.items() if name in kept})
         booster = xgboost.Booster(params, model_file=bytearray(trained.model))
         # XGBoost adds the objective's default metric to the booster at the first evaluation, even of no eval set.
         booster.eval_set([])
@@ -277,14 +259,8 @@ class XGBoost(Library):
         return bytes(booster.save_raw("ubj"))
 
     def init_model(self, content: bytes) -> InitModel:
-        if (why := self.why_unreadable(content)) is not None:
-            raise InvalidArgumentError(f"XGBoost cannot load init_model: {why}")
-        try:
-            booster = xgboost.Booster(model_file=bytearray(content))
-        except (xgboost.core.XGBoostError, UnicodeDecodeError) as error:
-            raise InvalidArgumentError(
-                f"XGBoost cannot load init_model: {xgb_params.own_message(error)}. Use a model that XGBoost has written"
-            ) from error
+        errors = xgboost.core.XGBoostError, UnicodeDecodeError
+        booster = self.booster_to_continue(content, errors, xgb_params.own_message)
         categories = categories_of(booster)
         if categories and booster.attr(CATEGORIES_ATTRIBUTE) is None:
             booster = _without_own_categories(booster)

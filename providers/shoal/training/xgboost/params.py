@@ -5,13 +5,12 @@ XGBoost does not combine all metrics of workers exactly, and it accepts only one
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shoal.errors import InvalidArgumentError, InvalidParamsError
 from shoal.installation import pip_install
@@ -27,6 +26,10 @@ from shoal.training.boosting.params import (
     refuse_unsupported,
     unknown_hint,
 )
+
+if TYPE_CHECKING:
+    from shoal.training.boosting.request import TrainRequest
+    from shoal.training.gang.placement import GangShape
 
 NAMES = Names(
     "XGBoost",
@@ -144,7 +147,7 @@ def ignored_weights(params: Mapping[str, Any], weights: Sequence[float]) -> str 
     )
 
 
-def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int, workers: int = 1) -> dict[str, Any]:
+def worker_params(params: Mapping[str, Any], size: GangShape) -> dict[str, Any]:
     """Return the parameters that every worker passes to XGBoost, without the seed, which each worker adds.
 
     Raises:
@@ -152,14 +155,14 @@ def worker_params(params: Mapping[str, Any], *, threads: int, gpus: int, workers
             train.
     """
     for name in ("nthread", "n_jobs"):
-        if params.get(name) not in (None, threads):
+        if params.get(name) not in (None, size.threads):
             raise InvalidArgumentError(
-                f"params contain {name}={params[name]!r}, but each worker has {threads} CPUs: "
+                f"params contain {name}={params[name]!r}, but each worker has {size.threads} CPUs: "
                 f"remove {name} and set XGBScalingConfig(num_cpu_per_worker={params[name]!r})"
             )
-    refuse_unsupported(UNSUPPORTED, params, workers)
+    refuse_unsupported(UNSUPPORTED, params, size.num_workers)
     rest = {name: value for name, value in params.items() if name not in _SET_BY_SHOAL}
-    return {**native(rest), "nthread": threads, "device": "cuda" if gpus else "cpu"}
+    return {**native(rest), "nthread": size.threads, "device": "cuda" if size.gpus_per_worker else "cpu"}
 
 
 def outputs_per_label(params: Mapping[str, Any]) -> int:
@@ -168,16 +171,8 @@ def outputs_per_label(params: Mapping[str, Any]) -> int:
     return len(quantiles) if isinstance(quantiles, list | tuple) else max(1, int(params.get("num_class") or 1))
 
 
-def check_params(
-    params: Mapping[str, Any],
-    input_cols: Sequence[str],
-    categorical_cols: Sequence[str] = (),
-    *,
-    num_labels: int = 1,
-    grouped: bool = False,
-    evaluated: bool = False,
-) -> dict[str, Any]:
-    """Make XGBoost check the parameters in this process, before any worker starts.
+def check_params(params: Mapping[str, Any], request: TrainRequest) -> dict[str, Any]:
+    """Make XGBoost check the parameters of a request in this process, before any worker starts.
 
     The check uses two rows and takes 8 ms.
 
@@ -190,7 +185,7 @@ def check_params(
     # The check uses the CPU, because the driver's node may have no GPU.
     probed = {**params, "device": "cpu", "verbosity": 1}
     probed.setdefault("validate_parameters", True)
-    rows = _probe(params, input_cols, categorical_cols, num_labels=num_labels, grouped=grouped)
+    rows = _probe(params, request)
     known = set(NAMES.aliases)
 
     def noted(settings: dict[str, Any]) -> dict[str, Any]:
@@ -200,7 +195,7 @@ def check_params(
     with _log_of_this_thread() as lines:
         try:
             booster = xgboost.Booster(probed, [rows])
-            if num_labels > 1:
+            if len(request.label_cols) > 1:
                 booster.update(rows, 0)  # an objective that accepts one label only says so here
             config: dict[str, Any] = json.loads(booster.save_config(), object_hook=noted)
         except (xgboost.core.XGBoostError, ValueError, TypeError) as exc:
@@ -208,7 +203,7 @@ def check_params(
     lists = re.findall(r"Parameters: \{(.*?)\} are not used", " ".join(lines), re.DOTALL)
     if unused := re.findall(r'"([^"]+)"', " ".join(lists)):
         raise InvalidArgumentError("; ".join(_describe_unused(name, params, sorted(known)) for name in unused))
-    if evaluated:
+    if request.eval_set:
         _check_metrics(probed, rows)
     return dict(config["learner"])
 
@@ -220,7 +215,7 @@ def _log_of_this_thread() -> Iterator[list[str]]:
     XGBoost has a callback for each thread, and sets one only in the thread that imports it. In all other threads it
     prints its warnings, so that neither Python's warnings nor this check would see them.
     """
-    library = importlib.import_module("xgboost.core")._LIB
+    library = xgboost.core._LIB
     lines: list[str] = []
     callback = type(library.callback)(lambda line: lines.append(line.decode(errors="replace")))
     library.XGBRegisterLogCallback(callback)
@@ -230,28 +225,22 @@ def _log_of_this_thread() -> Iterator[list[str]]:
         library.XGBRegisterLogCallback(library.callback)
 
 
-def _probe(
-    params: Mapping[str, Any],
-    input_cols: Sequence[str],
-    categorical_cols: Sequence[str],
-    *,
-    num_labels: int,
-    grouped: bool,
-) -> xgboost.DMatrix:
+def _probe(params: Mapping[str, Any], request: TrainRequest) -> xgboost.DMatrix:
     """Return two rows with which XGBoost can check parameters and compute the metrics.
 
     Every objective accepts the labels 0 and 1. With several label columns, gradients are computed, too: then all labels
     are 1, because some objectives need positive labels.
     """
+    columns, labels = request.input_cols, len(request.label_cols)
     rows = xgboost.DMatrix(
-        np.zeros((2, len(input_cols)), np.float32),
-        label=np.ones((2, num_labels)) if num_labels > 1 else [0, 1],
-        feature_names=list(input_cols),
-        feature_types=feature_types(input_cols, categorical_cols),
-        enable_categorical=bool(categorical_cols),
+        np.zeros((2, len(columns)), np.float32),
+        label=np.ones((2, labels)) if labels > 1 else [0, 1],
+        feature_names=list(columns),
+        feature_types=feature_types(columns, request.categorical_cols),
+        enable_categorical=bool(request.categorical_cols),
         nthread=1,
     )
-    if grouped:
+    if request.group_col is not None:
         rows.set_group([2])
     if params.get("objective") == "survival:aft":
         rows.set_float_info("label_lower_bound", [1.0, 1.0])
@@ -293,16 +282,9 @@ def direction_of(metric: str) -> Direction | None:
     return "maximize" if name in _HIGHER_IS_BETTER else "minimize" if name in _LOWER_IS_BETTER else None
 
 
-def metrics_of(
-    params: Mapping[str, Any],
-    input_cols: Sequence[str],
-    categorical_cols: Sequence[str] = (),
-    *,
-    num_labels: int = 1,
-    grouped: bool = False,
-) -> Directions:
+def metrics_of(params: Mapping[str, Any], request: TrainRequest) -> Directions:
     """Return the metrics that XGBoost evaluates with these parameters, which :func:`check_params` has checked."""
-    rows = _probe(params, input_cols, categorical_cols, num_labels=num_labels, grouped=grouped)
+    rows = _probe(params, request)
     try:
         line = xgboost.Booster({**params, "device": "cpu", "verbosity": 0}, [rows]).eval(rows)
     except xgboost.core.XGBoostError:  # the metric of the objective does not suit the labels of the probe
