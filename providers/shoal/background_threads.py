@@ -35,6 +35,10 @@ class BackgroundThread(threading.Thread):
         self.stop = stop
 
 
+# `concurrent.futures` ends its threads earlier, by `threading._register_atexit`. At that time, the user's threads still
+# run, and may need the lease that a thread renews. Exit handlers run in reverse order of their registration, so this
+# handler runs before Airflow's, which is registered when Airflow is imported.
+@atexit.register
 def _end_threads() -> None:
     threads = [thread for thread in threading.enumerate() if isinstance(thread, BackgroundThread)]
     for thread in threads:
@@ -45,9 +49,3 @@ def _end_threads() -> None:
         thread.join(max(0.0, end - time.monotonic()))
         if thread.is_alive():
             log.warning("this process ends before its thread %s has ended: its last changes may be lost", thread.name)
-
-
-# `concurrent.futures` ends its threads earlier, by `threading._register_atexit`. At that time, the user's threads still
-# run, and may need the lease that a thread renews. Exit handlers run in reverse order of their registration, so this
-# handler runs before Airflow's, which is registered when Airflow is imported.
-atexit.register(_end_threads)

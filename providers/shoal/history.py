@@ -153,18 +153,8 @@ def record_end(session: Session, operation_id: str, outcome: str, *, at: float) 
     """Add a line about the end of an operation to the record. The line names the actor who requested the operation."""
     asked = session.scalars(select(Action).where(Action.operation_id == operation_id).order_by(Action.id)).first()
     if asked is not None:
-        session.add(
-            Action(
-                at=at,
-                actor=asked.actor,
-                kind=asked.kind,
-                pool=asked.pool,
-                subject=asked.subject,
-                detail=asked.detail,
-                outcome=_text(outcome),
-                operation_id=operation_id,
-            )
-        )
+        same = {name: getattr(asked, name) for name in ("actor", "kind", "pool", "subject", "detail", "operation_id")}
+        session.add(Action(at=at, outcome=_text(outcome), **same))
 
 
 def read(

@@ -12,7 +12,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -132,21 +132,18 @@ class NodeRegister:
         Returns:
             A descriptor. When it is closed, the CPUs are free again. None if the node has not as many free CPUs.
         """
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), ExitStack() as at_end:
             descriptor = os.open(self._file(node.id), os.O_RDWR)
-            try:
-                # The byte after those of the CPUs shows that the node is in use, also by workers that need no CPU.
-                _set_lock(descriptor, fcntl.F_RDLCK, node.cpus)
-                for cpu in range(node.cpus):
-                    if not cpus:
-                        break
-                    cpus -= _set_lock(descriptor, fcntl.F_WRLCK, cpu)
+            at_end.callback(os.close, descriptor)
+            # The byte after those of the CPUs shows that the node is in use, also by workers that need no CPU.
+            _set_lock(descriptor, fcntl.F_RDLCK, node.cpus)
+            for cpu in range(node.cpus):
                 if not cpus:
-                    return descriptor
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
+                    break
+                cpus -= _set_lock(descriptor, fcntl.F_WRLCK, cpu)
+            if not cpus:
+                at_end.pop_all()
+                return descriptor
         return None
 
     def _file(self, node_id: str) -> Path:

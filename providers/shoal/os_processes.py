@@ -161,9 +161,9 @@ def host_id() -> str:
     namespace and the boot id are included in the computation.
     """
     parts = [_machine_id() or hostname()]
-    namespace = _pid_namespace()
-    if namespace is not None and namespace != _INITIAL_PID_NAMESPACE:
-        parts += [namespace, boot_id()]
+    own = namespace("pid")
+    if own not in ("", _INITIAL_PID_NAMESPACE):
+        parts += [own, boot_id()]
     # The id is hashed because the manual page machine-id(5) asks programs not to show the machine-id itself.
     return sha256("/".join(["shoal", *parts]).encode()).hexdigest()[:16]
 
@@ -180,11 +180,12 @@ def _machine_id() -> str | None:
     return None
 
 
-def _pid_namespace() -> str | None:
+def namespace(kind: str) -> str:
+    """Return the id of this process's namespace of a kind, such as ``pid``; empty if the host has none."""
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return os.readlink(f"/proc/self/ns/{kind}")
     except OSError:
-        return None
+        return ""
 
 
 def python_command(*arguments: str, python: str = sys.executable) -> list[str]:

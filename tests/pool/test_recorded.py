@@ -20,7 +20,7 @@ from shoal.pool.reconciling import sweep
 from shoal.pool.selection import which_pool
 from shoal.pool.spec import PoolSpec
 from shoal.state import Store
-from shoal.state.home import home, lock_file
+from shoal.state.home import home
 from shoal.state.schema import Demand, Node, NodeState, Pool, PoolState
 
 
@@ -192,24 +192,6 @@ def test_a_name_that_leads_to_another_folder_removes_nothing(planted, tmp_path):
     (outside / "token").unlink()
     outside.rmdir()
     assert any("has a name that no call of shoal has given it" in each for each in did)
-
-
-def test_the_pools_of_a_home_of_the_version_before_stay_in_use(planted):
-    planted("local://mine?ray=false")
-    lock_file("reconciler").touch()
-
-    assert active(Store()) == ["mine"]
-    planted("local://later?ray=false")
-    planted("local://mine?ray=false&python=/another/python")
-    assert active(Store()) == []
-
-
-def test_a_new_home_adopts_nothing_when_its_reconciler_starts(planted):
-    planted("local://planted?ray=false")
-
-    reconciling.lock_path().touch()
-
-    assert active(Store()) == []
 
 
 def test_a_pool_whose_backend_is_not_installed_does_not_hide_other_pools(planted):

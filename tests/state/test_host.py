@@ -50,7 +50,7 @@ def test_two_pid_namespaces_differ(uncached, monkeypatch):
     """Their inodes: two that follow each other may get the same one, so they are told here."""
     found = set()
     for inode in (4026532001, 4026532002):
-        monkeypatch.setattr(os_processes, "_pid_namespace", lambda inode=inode: f"pid:[{inode}]")
+        monkeypatch.setattr(os_processes, "namespace", lambda kind, inode=inode: f"{kind}:[{inode}]")
         os_processes.host_id.cache_clear()
         found.add(os_processes.host_id())
     assert len(found) == 2

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from importlib import import_module
-from types import TracebackType
 from typing import Any
 
 from sqlalchemy import select
@@ -136,9 +135,7 @@ class PoolLease:
         self._renew_until(self._released)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.release()
 
     def _renew_until(self, ended: threading.Event) -> None:
@@ -288,10 +285,7 @@ class ComputePool:
         """
         with self._requests.changing() as session:
             was_down = rows.load(session, self.name).pool.state is PoolState.DOWN
-            if abandon:
-                commands.abandon(session, self.name, self._clock())
-            else:
-                commands.down(session, self.name, self._clock())
+            (commands.abandon if abandon else commands.down)(session, self.name, self._clock())
             if not was_down:
                 self._requests.record(session, ActionKind.STOPPED, "abandoned" if abandon else None)
             if abandon:

@@ -13,19 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import select
-
 from shoal.errors import shown
 from shoal.os_processes import host_id, hostname
 from shoal.pool.options import missing
 from shoal.pool.options.base import is_pool_name
 from shoal.pool.spec import PoolSpec
-from shoal.state import Store
 from shoal.state.home import home, is_own_store, store_tag, subfolder, write_file
 from shoal.state.schema import Pool
-
-RECONCILER = "reconciler"
-"""Name of the lock file of the reconciler."""
 
 _HARMLESS = frozenset({
     "min_nodes", "max_nodes", "cpus_per_node", "gpus_per_node", "object_store_mb", "idle_timeout", "ray",
@@ -40,7 +34,6 @@ def record(spec: PoolSpec) -> None:
     Raises:
         StoreError: The file cannot be written.
     """
-    adopt()
     _write(spec.name, _leading(spec.model_dump(mode="json")))
 
 
@@ -72,19 +65,14 @@ def refusal(pool: Pool, *, is_new: bool = False) -> str | None:
             f"the pool {shown(name)} in the store has a name that no call of shoal has given it: nothing is done with "
             "it; delete its row from the table pools"
         )
-    adopt()
     try:
-        text = _file(name).read_text()
+        kept = json.loads(_file(name).read_text())
     except FileNotFoundError:
         return None if is_new else (
             f'pool "{name}" is not recorded in {home()}, so shoal does nothing with it by itself here: if the pool is '
             f"yours, give its URI or name it, as in `shoal pool up {name}`; use a local:// pool with the SHOAL_HOME "
             "with which it was started"
         )  # fmt: skip
-    if not text:  # the pool was in the store when this home was upgraded
-        _write(name, settings)
-        return None
-    kept = json.loads(text)
     if kept == settings:
         return None
     other = sorted(key for key in kept.keys() | settings.keys() if kept.get(key) != settings.get(key))
@@ -93,22 +81,6 @@ def refusal(pool: Pool, *, is_new: bool = False) -> str | None:
         "does nothing with it by itself here: if the change is yours, give the pool's URI to a call on this host; if "
         f"not, remove the pool with `shoal pool delete {name} --abandon`"
     )
-
-
-def adopt() -> None:
-    """After an upgrade from a version without records, make an empty record for each pool in the store, so that pools
-    that are up stay in use. The settings are then those that the row has at the first look.
-
-    A home that had no reconciler on this store before has no such pools.
-    """
-    done = home() / f"recorded{store_tag()}"
-    if done.exists():
-        return
-    if any(home().glob(f"{RECONCILER}-*{store_tag()}.lock")):
-        for name in filter(is_pool_name, Store(migrate=False).scalars(select(Pool.name))):
-            subfolder("pools", name)
-            _file(name).touch()
-    done.touch()
 
 
 def _file(name: str) -> Path:

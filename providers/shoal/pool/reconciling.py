@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import func, select
@@ -36,7 +36,6 @@ from shoal import telemetry
 from shoal.errors import PoolNotFoundError, StoreError
 from shoal.os_processes import ProcessId, python_command
 from shoal.own_pauses import waited_since
-from shoal.pool import bound_host
 from shoal.pool.backends import all_backends, backend_of
 from shoal.pool.backends.interface import Backend, NodeRef, PoolRef, Seen
 from shoal.pool.backends.local.backend import inherited_environment
@@ -107,14 +106,13 @@ class Reading:
     @classmethod
     def of_all(cls, store: Store, names: Collection[str]) -> dict[str, Reading]:
         """Read the rows of several pools, with as many queries as for one."""
-        found = {}
         with store.reading() as session:
             now = time.time()
             ahead_s = stamps.shared_now(session, now) - now
-            for each in rows.load_all(session, names):
-                snapshot = replace(each, lasting=rows.lasting(session, each.pool.name, each.leases))
-                found[each.pool.name] = cls(snapshot, ahead_s, bool(usage.spent_leases(session, each, now)))
-        return found
+            return {
+                each.pool.name: cls(each, ahead_s, bool(usage.spent_leases(session, each, now)))
+                for each in rows.load_all(session, names)
+            }
 
     @property
     def ages(self) -> bool:
@@ -296,8 +294,7 @@ does not answer does not delay the other pools."""
 
 def lock_path() -> Path:
     """Return the path of the file that this process keeps locked while it reconciles pools."""
-    bound_host.adopt()  # before the lock of this version exists
-    return lock_file(bound_host.RECONCILER)
+    return lock_file("reconciler")
 
 
 def changes_seen(lock: Path) -> object:

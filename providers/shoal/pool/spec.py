@@ -63,21 +63,14 @@ class PoolSpec(PoolFields, Settings):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _not_bool(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation is not bool:
+    def _plain(cls, value: Any, info: ValidationInfo) -> Any:
+        name, is_timeout = str(info.field_name), info.field_name == "idle_timeout"
+        if isinstance(value, bool) and cls.model_fields[name].annotation is not bool:
             raise ValueError("true and false are not allowed as values of this option: give a number or a text")
-        return value
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _none(cls, value: Any, info: ValidationInfo) -> Any:
-        may_be_none = info.field_name == "idle_timeout" or info.field_name not in LocalOptions.model_fields
+        if is_timeout and (value == math.inf or (isinstance(value, str) and value.strip().lower() == "inf")):
+            return None
+        may_be_none = is_timeout or name not in LocalOptions.model_fields
         return None if may_be_none and isinstance(value, str) and value.lower() == "none" else value
-
-    @field_validator("idle_timeout", mode="before")
-    @classmethod
-    def _never(cls, value: Any) -> Any:
-        return None if value == math.inf or (isinstance(value, str) and value.strip().lower() == "inf") else value
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

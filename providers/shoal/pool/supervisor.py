@@ -91,29 +91,26 @@ def load_node(spec: PoolSpec) -> Start:
         libraries = [*asked, *(["ray"] if asked and spec.ray else []), *([MLFLOW_STORE] if "mlflow" in asked else [])]
         return JobServer(folder, token_path(spec.name).read_text().strip(), libraries)
 
-    if not spec.ray:
+    if spec.ray:
+        from shoal.pool.backends.local.raylet import Raylet
 
-        def start_without_ray(node: Node, spec: PoolSpec, register: str | None, folder: Path) -> Member:
-            if register is not None:
-                return NodeWithoutRay(node, NodeRegister(Path(register)), folder)
-            head = NodeWithoutRay(node, NodeRegister(NodeRegister.path_in(folder)), folder)
+    def start(node: Node, spec: PoolSpec, head: str | None, folder: Path) -> Member:
+        if not spec.ray:
+            member = NodeWithoutRay(node, NodeRegister(Path(head) if head else NodeRegister.path_in(folder)), folder)
+            if head:
+                return member
             jobs = job_server(spec, folder)
-            return Head(head, jobs, jobs.busy)
-
-        return start_without_ray
-    from shoal.pool.backends.local.raylet import Raylet
-
-    def start(node: Node, spec: PoolSpec, gcs: str | None, folder: Path) -> Member:
-        if gcs or spec.ray_dashboard:
-            return Raylet(node, spec, gcs, folder)
+            return Head(member, jobs, jobs.busy)
+        if head or spec.ray_dashboard:
+            return Raylet(node, spec, head, folder)
         # If the fork server of the job server has libraries to import, it does so while Ray starts.
-        jobs = job_server(spec, folder) if spec.libraries else None
+        early = job_server(spec, folder) if spec.libraries else None
         try:
-            raylet = Raylet(node, spec, gcs, folder)
-            return Head(raylet, jobs or job_server(spec, folder), raylet.busy)
+            raylet = Raylet(node, spec, head, folder)
+            return Head(raylet, early or job_server(spec, folder), raylet.busy)
         except BaseException:
-            if jobs:
-                jobs.close()
+            if early:
+                early.close()
             raise
 
     return start

@@ -5,11 +5,11 @@ pool (starts and ends its nodes), so it does not depend on the background reconc
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import select
@@ -58,12 +58,7 @@ class Waiting:
         self._clock = clock
         self._turn = Turn(name)
 
-    def for_operation(
-        self,
-        operation_id: str,
-        patience: float,
-        on_progress: OnProgress | None,
-    ) -> None:
+    def for_operation(self, operation_id: str, patience: float, on_progress: OnProgress | None) -> None:
         """Wait until an operation (a request to change the pool's size) has succeeded, or was rolled back or replaced.
 
         Raises:
@@ -325,9 +320,7 @@ class Requests:
         definer = python_holder() if job_of(self.holder) else self.holder
         if (pool := session.get(Pool, spec.name)) is not None:
             before = PoolSpec.model_validate(pool.spec).model_copy(update={"token_file": None})
-            # Lines of older versions contain the file.
-            recorded = re.sub("(?<=[?&])token_file=[^&]*&?", "", defined.detail or "").rstrip("?&") if defined else None
-            is_same = before == given or recorded == uri
+            is_same = before == given or (defined is not None and defined.detail == uri)
             if defined and not (is_same or may_redefine or definer_of(defined.actor) == definer_of(definer)):
                 raise errors.InvalidArgumentError(
                     f'pool "{self.name}" is {defined.detail}, as {defined.actor} has defined it, and not {uri}: write '
@@ -350,21 +343,12 @@ class Requests:
         detail: str | None = None,
         *,
         subject: str | None = None,
-        holder: str | None = None,
-        operation_id: str | None = None,
+        **others: str | None,
     ) -> None:
         """Add a line to the record of actions; see `shoal.history.record`. `subject` is the name of the changed
         object. If it is None, the changed object is the pool."""
-        history.record(
-            session,
-            kind,
-            subject or self.name,
-            holder=holder or self.holder,
-            at=self.clock(),
-            pool=self.name,
-            detail=detail,
-            operation_id=operation_id,
-        )
+        of_pool: dict[str, Any] = {"holder": self.holder, "at": self.clock(), "pool": self.name, "detail": detail}
+        history.record(session, kind, subject or self.name, **of_pool | others)
 
     def withdraw(self, operation_id: str, reason: str) -> bool:
         """Roll back an operation; return False if it has ended. The holder that has requested an operation may always

@@ -256,11 +256,8 @@ def node_ids() -> list[str]:
     """
     found = set()
     for root in _all_roots():
-        if why := why_not_mine(root):
+        if why := _why_not_ours(root):
             log.warning("%s %s: it is ignored", root, why)
-            continue
-        if not _is_marked(root):
-            log.warning("%s lacks the marker file of this home and store: it is ignored", root)
             continue
         for entry in _entries(root):
             if _NODE_ID.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
@@ -281,7 +278,7 @@ def remove_node_folders(node_id: str) -> str | None:
         folder = root / node_id
         # Skip a runtime root of another user or of another home folder, because it contains no folder of this node. An
         # error here would prevent the caller from recording the end of the node.
-        if not os.path.lexists(folder) or why_not_mine(root) or not _is_marked(root):
+        if not os.path.lexists(folder) or _why_not_ours(root):
             continue
         if folder.is_symlink() or not folder.is_dir():
             log.warning("%s is not a node's folder: it is ignored", folder)
@@ -355,7 +352,17 @@ def _newest(temp: Path) -> Path | None:
 
 
 def _why_unusable(root: Path) -> str | None:
-    return why_not_private(root) or (None if _is_marked(root) else "lacks the marker file of this home and store")
+    return why_not_private(root) or _why_not_ours(root)
+
+
+def _why_not_ours(root: Path) -> str | None:
+    """Return the reason why a folder is no runtime root of this user, home folder and store; None if it is one."""
+    if why := why_not_mine(root):
+        return why
+    with suppress(OSError, ValueError):
+        if json.loads((root / _MARKER).read_text()) == _mark():
+            return None
+    return "lacks the marker file of this home and store"
 
 
 def _make(temp: Path) -> Path:
@@ -379,14 +386,6 @@ def _make(temp: Path) -> Path:
 
 def _mark() -> dict[str, str]:
     return {"home": str(home().resolve()), "store": store_tag()}
-
-
-def _is_marked(root: Path) -> bool:
-    """Return whether the marker file of a runtime root names this home folder and this store."""
-    try:
-        return bool(json.loads((root / _MARKER).read_text()) == _mark())
-    except (OSError, ValueError):
-        return False
 
 
 def _record_file() -> Path:
@@ -420,7 +419,7 @@ def _drop_unused() -> None:
         recorded = _recorded()
         used = {_newest(root.parent) for root in recorded}
         for root in recorded:
-            if root not in used and why_not_mine(root) is None and _is_marked(root):
+            if root not in used and _why_not_ours(root) is None:
                 _remove_empty(root)
         if (left := [root for root in recorded if os.path.lexists(root)]) != recorded:
             _record(left)

@@ -10,7 +10,6 @@ them.
 
 from __future__ import annotations
 
-import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from typing import Any
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from shoal.os_processes import boot_id
+from shoal.os_processes import boot_id, namespace
 from shoal.own_pauses import paused_after, waited_since
 
 _ONE_INSTANT_S = 0.1
@@ -114,11 +113,7 @@ def _clock_id() -> str:
     Only readings of the same clock can be compared. Containers may have their own time namespace, and thus their own
     monotonic clock.
     """
-    try:
-        namespace = os.readlink("/proc/self/ns/time")
-    except OSError:
-        # Linux before 5.6 has no time namespaces. On such a host, all processes of a boot read the same clock, so the
-        # boot id identifies the clock.
-        namespace = ""
     # Without a boot id (on macOS), other processes' readings may be of an earlier boot, so none is comparable.
-    return f"{boot_id() or uuid.uuid4().hex}/{namespace}"
+    # Linux before 5.6 has no time namespaces. On such a host, all processes of a boot read the same clock, so the boot
+    # id identifies the clock.
+    return f"{boot_id() or uuid.uuid4().hex}/{namespace('time')}"

@@ -109,48 +109,46 @@ def _of_host(
     before: float,
     after: float,
 ) -> Iterator[Finding]:
+    def judged(name: str, status: Status, found: str, advice: str | None = None) -> Finding:
+        return Finding(f"{where}: {name}", status, found, None if status == "ok" else advice)
+
     for name, title in (("python", "Python"), ("shoal", "shoal")):
         theirs, ours = facts[name], mine.get(name)
         if theirs is None:
-            yield Finding(f"{where}: {title}", "broken", "not installed", f"install {name} {ours} there")
+            yield judged(title, "broken", "not installed", f"install {name} {ours} there")
         elif ours and versions.minor(theirs) != versions.minor(ours):
             advice = f"use {title} {versions.minor(ours)} there, or {versions.minor(theirs)} here"
-            yield Finding(f"{where}: {title}", "broken", f"{theirs}, and this process has {ours}", advice)
+            yield judged(title, "broken", f"{theirs}, and this process has {ours}", advice)
         else:
-            yield Finding(f"{where}: {title}", "ok", theirs)
+            yield judged(title, "ok", theirs)
     tested = versions.TESTED_RAY
-    is_tested = versions.minor(facts["ray"] or "") == tested
-    hint = None if is_tested else f"shoal is tested with Ray {tested}: use it if jobs fail"
-    yield Finding(f"{where}: Ray", "ok" if is_tested else "note", str(facts["ray"]), hint)
+    ray: Status = "ok" if versions.minor(facts["ray"] or "") == tested else "note"
+    yield judged("Ray", ray, str(facts["ray"]), f"shoal is tested with Ray {tested}: use it if jobs fail")
     there = {name: version for name, version in facts["libraries"].items() if version}
     if any(name not in _TOOLS for name in there):
-        listed = ", ".join(f"{name} {version}" for name, version in sorted(there.items()))
-        yield Finding(f"{where}: libraries", "ok", listed)
+        yield judged("libraries", "ok", ", ".join(f"{name} {version}" for name, version in sorted(there.items())))
     else:
         advice = f"install those that your jobs need, such as {pip_install('xgboost,mlflow,s3,postgres')}"
-        yield Finding(f"{where}: libraries", "note", "no training library", advice)
+        yield judged("libraries", "note", "no training library", advice)
     if facts["store"] is None:
-        yield Finding(f"{where}: store", "ok", "reached")
+        yield judged("store", "ok", "reached")
     # An unreachable store is a problem only on the head, because only the drivers of jobs need the store, and drivers
     # run on the head.
     elif where == "head":
         advice = "set SHOAL_STATE_URL in the environment of the head to the store of this process (PostgreSQL)"
-        yield Finding(f"{where}: store", "broken", redact(facts["store"]), advice)
+        yield judged("store", "broken", redact(facts["store"]), advice)
     if artifact_location is not None:
         error = facts["artifacts"] and redact(facts["artifacts"])
         advice = (
             "check address, rights and network; a job has the credentials of its submitter, this check only the node's"
         )
-        yield Finding(f"{where}: artifact_location", "note" if error else "ok", error or "writable", error and advice)
+        yield judged("artifact_location", "note" if error else "ok", error or "writable", advice)
     off = max(before - facts["time"], facts["time"] - after, 0.0)
     advice = f"set the clock of {facts['host']} (chrony or NTP): displayed times would mislead"
-    late = off > _CLOCK_S
-    yield Finding(f"{where}: clock", "note" if late else "ok", f"differs by {off:.0f} s", advice if late else None)
-    little = facts["shm_bytes"] < _SHM_WANTED
+    yield judged("clock", "note" if off > _CLOCK_S else "ok", f"differs by {off:.0f} s", advice)
+    free = facts["shm_bytes"]
     advice = "start the container with more shared memory, such as --shm-size=1g"
-    shm = f"{facts['shm_bytes'] / _MB:.0f} MB free"
-    yield Finding(f"{where}: /dev/shm", "note" if little else "ok", shm, advice if little else None)
+    yield judged("/dev/shm", "note" if free < _SHM_WANTED else "ok", f"{free / _MB:.0f} MB free", advice)
     disk = facts["disk_bytes"]
     status: Status = "broken" if disk < DISK_NEEDED else "note" if disk < DISK_WANTED else "ok"
-    advice = f"free some space on {facts['host']}"
-    yield Finding(f"{where}: disk", status, f"{disk / _GB:.1f} GB free", None if status == "ok" else advice)
+    yield judged("disk", status, f"{disk / _GB:.1f} GB free", f"free some space on {facts['host']}")

@@ -207,13 +207,10 @@ def advance(session: Session, snapshot: scaling_plan.Snapshot, now: float) -> In
         usage.end_expired(session, lease, now)
         session.delete(lease)
     if expired:
-        session.flush()
         snapshot = rows.load(session, snapshot.pool.name)
     if spent := usage.end_spent_leases(session, snapshot, now):
-        session.flush()
         snapshot = rows.load(session, snapshot.pool.name)
     if ended := [end_operation(session, snapshot, verdict, now) for verdict in scaling_plan.judge(snapshot, now)]:
-        session.flush()
         snapshot = rows.load(session, snapshot.pool.name)
     granted = scaling_plan.grantable(snapshot)
     for lease in granted:

@@ -11,9 +11,10 @@ every step. So every change of a pool has to be part of a step, or the tests do 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from itertools import chain
 from typing import Any, TypeVar
 
 from sqlalchemy import bindparam, delete, select, update
@@ -22,7 +23,7 @@ from sqlalchemy.orm import Session, load_only
 from shoal.errors import PoolDownError, PoolElsewhereError, PoolNotFoundError
 from shoal.os_processes import ProcessId, hostname
 from shoal.pool.bound_host import ANYWHERE, bind_here, is_here, unrecorded
-from shoal.pool.holder import job_of
+from shoal.pool.holder import job_holder, job_of
 from shoal.pool.journal import usage
 from shoal.pool.scaling_plan import Snapshot
 from shoal.state import Store, home, stamps
@@ -73,23 +74,14 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
     Raises:
         PoolNotFoundError: No pool has this name.
     """
+    session.flush()  # `get` does not, and would read the pool's old values
     pool = session.get(Pool, name, with_for_update=lock, populate_existing=True)
     if pool is None:
         raise PoolNotFoundError(name, pool_names(session))
     if lock:
         follow_clock(session, pool)
-    leases = tuple(session.scalars(select(Lease).where(Lease.pool == name).order_by(Lease.created_at)))
-    return Snapshot(
-        pool=pool,
-        demand=session.get(Demand, name),
-        leases=leases,
-        operations=tuple(
-            session.scalars(select(Operation).where(Operation.pool == name).order_by(Operation.created_at))
-        ),
-        nodes=tuple(session.scalars(select(Node).where(Node.pool == name).order_by(Node.created_at))),
-        works=_works(session, name),
-        lasting=lasting(session, name, leases),
-    )
+    [found] = _snapshots(session, [pool], {name} if _works(session, name) else set())
+    return found
 
 
 def read(store: Store, name: str) -> Snapshot:
@@ -113,40 +105,39 @@ def _works(session: Session, pool: str) -> bool:
 
 def load_all(session: Session, names: Collection[str] | None = None) -> list[Snapshot]:
     """Load the rows of all pools, or of those with the given names, in alphabetical order, with one query per table and
-    without locks.
-
-    The field `lasting` (leases that do not expire) of the snapshots is empty; see :func:`lasting`.
-    """
-
-    def of(table: type[_Row]) -> Iterable[_Row]:
-        query = select(table).order_by(table.created_at)
-        return session.scalars(query if names is None else query.where(table.pool.in_(names)))
-
-    pools = list(session.scalars(select(Pool).order_by(Pool.name)))
-    demands = {demand.pool: demand for demand in session.scalars(select(Demand))}
-    leases, operations, nodes = _by_pool(of(Lease)), _by_pool(of(Operation)), _by_pool(of(Node))
+    without locks."""
+    query = select(Pool).order_by(Pool.name)
+    pools = session.scalars(query if names is None else query.where(Pool.name.in_(names))).all()
     working = set(session.scalars(select(Job.pool).where(_UNFINISHED, Job.driver.is_(None)).distinct()))
     drivers = session.execute(select(Job.pool, Job.driver).where(_UNFINISHED, Job.driver.is_not(None)))
-    working |= {name for name, driver in drivers if _still_uses_pool(driver)}
+    return _snapshots(session, pools, working | {name for name, driver in drivers if _still_uses_pool(driver)})
+
+
+def _snapshots(session: Session, pools: Sequence[Pool], working: Collection[str]) -> list[Snapshot]:
+    """Load the rows of some pools; jobs use those in `working`."""
+    names = [pool.name for pool in pools]
+
+    def of(table: type[_Row]) -> dict[str, list[_Row]]:
+        found: dict[str, list[_Row]] = {name: [] for name in names}
+        for row in session.scalars(select(table).where(table.pool.in_(names)).order_by(table.created_at)):
+            found[row.pool].append(row)
+        return found
+
+    leases, operations, nodes = of(Lease), of(Operation), of(Node)
+    demands = {demand.pool: demand for demand in session.scalars(select(Demand).where(Demand.pool.in_(names)))}
+    lasting = _lasting(session, list(chain(*leases.values())))
     return [
         Snapshot(
             pool=pool,
             demand=demands.get(pool.name),
-            leases=tuple(leases.get(pool.name, ())),
-            operations=tuple(operations.get(pool.name, ())),
-            nodes=tuple(nodes.get(pool.name, ())),
+            leases=tuple(leases[pool.name]),
+            operations=tuple(operations[pool.name]),
+            nodes=tuple(nodes[pool.name]),
             works=pool.name in working,
+            lasting=lasting & {lease.id for lease in leases[pool.name]},
         )
         for pool in pools
-        if names is None or pool.name in names
     ]
-
-
-def _by_pool(rows: Iterable[_Row]) -> dict[str, list[_Row]]:
-    found: dict[str, list[_Row]] = {}
-    for row in rows:
-        found.setdefault(row.pool, []).append(row)
-    return found
 
 
 def _still_uses_pool(driver: dict[str, Any] | None) -> bool:
@@ -155,13 +146,14 @@ def _still_uses_pool(driver: dict[str, Any] | None) -> bool:
     return driver is None or not ProcessId.from_json(driver).known_dead()
 
 
-def lasting(session: Session, pool: str, leases: Sequence[Lease]) -> frozenset[str]:
+def _lasting(session: Session, leases: Collection[Lease]) -> frozenset[str]:
     """Return the ids of the leases that belong to an unfinished job, or to a job whose driver process still runs."""
-    of_jobs = {job_id: lease.id for lease in leases if (job_id := job_of(lease.holder)) is not None}
-    if not of_jobs:
+    ids = [job_id for lease in leases if (job_id := job_of(lease.holder)) is not None]
+    if not ids:
         return frozenset()
-    found = session.execute(select(Job.id, Job.state, Job.driver).where(Job.pool == pool, Job.id.in_(of_jobs)))
-    return frozenset(of_jobs[job_id] for job_id, state, driver in found if _keeps_lease(state, driver))
+    found = session.execute(select(Job.pool, Job.id, Job.state, Job.driver).where(Job.id.in_(ids)))
+    kept = {(pool, job_holder(job_id)) for pool, job_id, state, driver in found if _keeps_lease(state, driver)}
+    return frozenset(lease.id for lease in leases if (lease.pool, lease.holder) in kept)
 
 
 def _keeps_lease(state: JobState, driver: dict[str, Any] | None) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from email.utils import parsedate_to_datetime
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -22,7 +21,9 @@ from shoal.pool.spec import PoolSpec
 from shoal.pool.timeouts import CLUSTER_PATIENCE
 from shoal.secrets.redaction import redact
 
-_API = ("ray.io", "v1")
+_GROUPS = {"rayclusters": "ray.io", "leases": "coordination.k8s.io"}
+"""API group of each kind of objects that shoal changes. All of them have the version v1."""
+
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _RIGHT = re.compile(r'User ".*" cannot ')
 """Text of a refusal for lack of a right. The text of an admission policy or a quota has the same status, and no such
@@ -59,18 +60,12 @@ class KubeClient:
         self._connect()
 
     def _connect(self) -> None:
-        from kubernetes import client
-
-        kube = api_client(self._spec)
-        self._server = kube.configuration.host
-        self._core = client.CoreV1Api(kube)
-        self._custom = client.CustomObjectsApi(kube)
-        self._coordination = client.CoordinationV1Api(kube)
-        self._authorization = client.AuthorizationV1Api(kube)
+        self._kube = api_client(self._spec)
+        self._server = self._kube.configuration.host
 
     def ray_cluster(self) -> RayCluster | None:
         """Return the RayCluster, or None if it does not exist."""
-        found = self._send("get", self._spec.ray_cluster, missing=self._is_missing)
+        found = self._send("get", "rayclusters", self._spec.ray_cluster, missing=self._is_missing)
         return None if found is None else RayCluster.of(found)
 
     def check_rights(self, cluster: RayCluster) -> None:
@@ -80,10 +75,11 @@ class KubeClient:
             PoolUnreachableError: A right is missing.
         """
         # A pool cannot work without these rights. The rights to events and logs only explain more.
-        used = [("get patch", _API[0], "rayclusters", cluster.name), ("list", "", "pods", "")]
+        rayclusters, leases = ((group, kind) for kind, group in _GROUPS.items())
+        used = [("get patch", *rayclusters, cluster.name), ("list", "", "pods", "")]
         if self._spec.makes_cluster:
-            used += [("create", _API[0], "rayclusters", ""), ("delete", _API[0], "rayclusters", cluster.name)]
-            used.append(("create patch delete", "coordination.k8s.io", "leases", ""))
+            used += [("create", *rayclusters, ""), ("delete", *rayclusters, cluster.name)]
+            used.append(("create patch delete", *leases, ""))
         if cluster.has_token:
             used.append(("get", "", "secrets", cluster.token_secret))
         if way := access(self._spec, cluster.head_service):
@@ -91,10 +87,10 @@ class KubeClient:
         for verb, group, resource, name in ((verb, *right) for verbs, *right in used for verb in verbs.split()):
             kind, _, subresource = resource.partition("/")
             asked = {"verb": verb, "group": group, "resource": kind, "subresource": subresource, "name": name}
-            body: Any = {"spec": {"resourceAttributes": asked | {"namespace": self._namespace}}}
-            answer = self._call(
+            answer = self._ask(
                 "create selfsubjectaccessreviews",
-                partial(self._review, body),
+                *("AuthorizationV1Api", "create_self_subject_access_review"),
+                {"spec": {"resourceAttributes": asked | {"namespace": self._namespace}}},
                 missing=lambda error: error.status == HTTPStatus.FORBIDDEN,
             )
             if answer is None:  # An account may be forbidden to ask. The requests themselves then tell.
@@ -111,7 +107,7 @@ class KubeClient:
             ConflictError: The RayCluster has changed since it was read.
         """
         options |= {"field_manager": FIELD_MANAGER, "_content_type": "application/json-patch+json"}
-        return RayCluster.of(self._send("patch", self._spec.ray_cluster, patch, **options))
+        return RayCluster.of(self._send("patch", "rayclusters", self._spec.ray_cluster, patch, **options))
 
     def create_ray_cluster(self, body: dict[str, Any], **options: Any) -> None:
         """Create the RayCluster.
@@ -120,7 +116,7 @@ class KubeClient:
             ConflictError: It exists already.
             InvalidArgumentError: Its schema or an admission policy refuses it.
         """
-        self._send("create", body, field_manager=FIELD_MANAGER, **options)
+        self._send("create", "rayclusters", body, field_manager=FIELD_MANAGER, **options)
 
     def try_creation(self, body: dict[str, Any]) -> None:
         """Check that shoal has every right that it needs for the RayCluster, and that the RayCluster and its Lease may
@@ -132,9 +128,9 @@ class KubeClient:
     def delete_ray_cluster(self, cluster: RayCluster) -> None:
         """Delete the RayCluster in the version that was read, then the Lease that owns it. If the RayCluster has
         changed, the next round tries again."""
-        self._send("delete", cluster.name, body=_only(cluster.uid, cluster.version), missing=self._is_missing)
+        self._delete("rayclusters", cluster.name, body=_only(cluster.uid, cluster.version))
         if cluster.lease_name:
-            self._delete_lease(cluster.lease_name, body=_only(cluster.lease_uid))
+            self._delete("leases", cluster.lease_name, body=_only(cluster.lease_uid))
 
     def hold_lease(self, life: str) -> dict[str, str]:
         """Create or renew the Lease of the RayCluster, and return its name and uid."""
@@ -149,43 +145,36 @@ class KubeClient:
         name = scaling.name_of(self._spec.ray_cluster, life)
         patch = [{"op": "add", "path": "/spec/renewTime", "value": scaling.now()}]
         options: dict[str, Any] = {"missing": self._is_missing, "_content_type": "application/json-patch+json"}
-        found: dict[str, Any] | None = self._send_lease("patch", name, self._namespace, patch, **options)
+        found: dict[str, Any] | None = self._send("patch", "leases", name, patch, **options)
         return found
 
     def release_lease(self, life: str) -> None:
         """Delete the Lease of the RayCluster, after the RayCluster."""
-        self._delete_lease(scaling.name_of(self._spec.ray_cluster, life))
+        self._delete("leases", scaling.name_of(self._spec.ray_cluster, life))
 
     def leases(self) -> tuple[list[dict[str, Any]], datetime]:
         """Return the Leases of all RayClusters in the namespace that shoal has created, and the time of the API."""
         selector = ",".join(f"{key}={value}" for key, value in MADE.items())
 
-        def request() -> tuple[list[dict[str, Any]], datetime]:
-            list_leases: Callable[..., Any] = self._coordination.list_namespaced_lease
-            answer = list_leases(
-                self._namespace, label_selector=selector, _preload_content=False, _request_timeout=CLUSTER_PATIENCE
-            )
+        def read(answer: Any) -> tuple[list[dict[str, Any]], datetime]:
             return json.loads(answer.data)["items"], parsedate_to_datetime(answer.headers["Date"])
 
-        found: tuple[list[dict[str, Any]], datetime] = self._call("list leases", request)
+        found: tuple[list[dict[str, Any]], datetime] = self._send("list", "leases", label_selector=selector, read=read)
         return found
 
     def delete_lease(self, lease: Mapping[str, Any]) -> bool:
         """Delete a Lease in the version that was read. Return False if it was renewed meanwhile."""
         meta = lease["metadata"]
         try:
-            self._delete_lease(meta["name"], body=_only(meta["uid"], meta["resourceVersion"]))
+            self._delete("leases", meta["name"], body=_only(meta["uid"], meta["resourceVersion"]))
         except ConflictError:
             return False
         return True
 
     def _create_lease(self, life: str, **options: Any) -> dict[str, Any]:
         body = scaling.made(self._spec.ray_cluster, life)
-        found: dict[str, Any] = self._send_lease("create", self._namespace, body, **options)
+        found: dict[str, Any] = self._send("create", "leases", body, **options)
         return found
-
-    def _delete_lease(self, name: str, **options: Any) -> None:
-        self._send_lease("delete", name, self._namespace, missing=self._is_missing, **options)
 
     def pods(self) -> list[Pod]:
         """Return the pods of the RayCluster, the oldest first."""
@@ -207,18 +196,14 @@ class KubeClient:
         options: dict[str, Any] = {"watch": True, "allow_watch_bookmarks": True, "timeout_seconds": WATCH_LIFE}
         if version:
             options["resource_version"] = version
-        timeout = (CLUSTER_PATIENCE, WATCH_LIFE + CLUSTER_PATIENCE)
-        options |= {"_preload_content": False, "_request_timeout": timeout}
-        of_cluster = f"metadata.name={self._spec.ray_cluster}"
-
-        def request() -> Any:
-            if kind == "pods":
-                return self._core.list_namespaced_pod(self._namespace, label_selector=self._of_cluster, **options)
-            list_objects = self._custom.list_namespaced_custom_object
-            return list_objects(*_API, self._namespace, kind, field_selector=of_cluster, **options)
-
+        options |= {"_request_timeout": (CLUSTER_PATIENCE, WATCH_LIFE + CLUSTER_PATIENCE), "read": iter}
         what = f"watch {kind}"
-        lines = iter(self._call(what, request))
+        if kind == "pods":
+            list_pods = ("CoreV1Api", "list_namespaced_pod", self._namespace)
+            lines = self._ask(what, *list_pods, label_selector=self._of_cluster, **options)
+        else:
+            name = f"metadata.name={self._spec.ray_cluster}"
+            lines = self._send("list", kind, what=what, field_selector=name, **options)
         # Parsed inside of the call, because a connection that ends may cut a line.
         return iter(lambda: self._call(what, lambda: json.loads(next(lines, b"null"))), None)
 
@@ -238,9 +223,7 @@ class KubeClient:
 
     def token(self, secret: str) -> str:
         """Return Ray's token from a Secret."""
-        found = self._call(
-            "get secrets", lambda: self._json(self._core.read_namespaced_secret, secret, self._namespace)
-        )
+        found = self._ask("get secrets", "CoreV1Api", "read_namespaced_secret", secret, self._namespace)
         value = (found.get("data") or {}).get("auth_token")
         if value is None:
             raise PoolUnreachableError(
@@ -252,8 +235,9 @@ class KubeClient:
         """Return the last lines of a container's previous run, without credentials. Return an empty string if they
         cannot be read, because they only explain more."""
         try:
-            read, options = self._core.read_namespaced_pod_log, {"previous": True, "tail_lines": _LOG_LINES}
-            text = self._bytes(read, pod, self._namespace, container=container, **options).decode(errors="replace")
+            options: dict[str, Any] = {"previous": True, "tail_lines": _LOG_LINES, "read": lambda sent: sent.data}
+            what = ("get pods/log", "CoreV1Api", "read_namespaced_pod_log", pod, self._namespace)
+            text = self._ask(*what, container=container, **options).decode(errors="replace")
             lines = redact(_COLOURS.sub("", text)).splitlines()
             return " | ".join(line.strip() for line in lines if line)
         except Exception:  # the client raises its own errors and those of urllib3
@@ -263,49 +247,40 @@ class KubeClient:
         """Return the objects of one kind in the namespace, read in pages."""
         items: list[dict[str, Any]] = []
         while True:
-            found = self._call(
-                f"list {kind}s",
-                lambda: self._json(
-                    getattr(self._core, f"list_namespaced_{kind}"), self._namespace, limit=_PAGE, **options
-                ),
-            )
+            list_kind = ("CoreV1Api", f"list_namespaced_{kind}", self._namespace)
+            found = self._ask(f"list {kind}s", *list_kind, limit=_PAGE, **options)
             items += found["items"]
             options["_continue"] = found["metadata"].get("continue")
             if not options["_continue"]:
                 return items
 
-    def _send(self, verb: str, *args: Any, missing: Callable[[Any], bool] | None = None, **options: Any) -> Any:
-        """Send a request about RayClusters."""
-        return self._call(
-            f"{verb} rayclusters",
-            lambda: getattr(self._custom, f"{verb}_namespaced_custom_object")(
-                *_API, self._namespace, "rayclusters", *args, _request_timeout=CLUSTER_PATIENCE, **options
-            ),
-            missing,
-        )
+    def _send(self, verb: str, kind: str, *args: Any, what: str = "", **options: Any) -> Any:
+        """Send a request about RayClusters or Leases."""
+        method, of_kind = f"{verb}_namespaced_custom_object", (_GROUPS[kind], "v1", self._namespace, kind)
+        return self._ask(what or f"{verb} {kind}", "CustomObjectsApi", method, *of_kind, *args, **options)
 
-    def _send_lease(self, verb: str, *args: Any, missing: Callable[[Any], bool] | None = None, **options: Any) -> Any:
-        """Send a request about a Lease."""
-        return self._call(
-            f"{verb} leases",
-            lambda: self._json(getattr(self._coordination, f"{verb}_namespaced_lease"), *args, **options),
-            missing,
-        )
+    def _delete(self, kind: str, name: str, **options: Any) -> None:
+        self._send("delete", kind, name, missing=self._is_missing, **options)
 
-    def _review(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask whether this account has a right. After a 401, `_call` asks again with another client."""
-        return self._json(self._authorization.create_self_subject_access_review, body)
+    def _ask(
+        self,
+        what: str,
+        api: str,
+        method: str,
+        *args: Any,
+        missing: Callable[[Any], bool] | None = None,
+        read: Callable[[Any], Any] = lambda sent: dict(json.loads(sent.data)),
+        **options: Any,
+    ) -> Any:
+        """Call a method of one of the client's classes, and read the answer, by default as JSON. The client's own
+        classes of objects would refuse values that a later version of Kubernetes adds."""
+        from kubernetes import client
 
-    @classmethod
-    def _json(cls, method: Callable[..., Any], *args: Any, **options: Any) -> dict[str, Any]:
-        """Call a method of the client, and return the answer as JSON. The client's own classes would refuse values that
-        a later version of Kubernetes adds."""
-        return dict(json.loads(cls._bytes(method, *args, **options)))
+        def request() -> Any:
+            ask = getattr(getattr(client, api)(self._kube), method)
+            return read(ask(*args, **{"_preload_content": False, "_request_timeout": CLUSTER_PATIENCE, **options}))
 
-    @staticmethod
-    def _bytes(method: Callable[..., Any], *args: Any, **options: Any) -> bytes:
-        """Call a method of the client, and return the answer as it was sent."""
-        return bytes(method(*args, _preload_content=False, _request_timeout=CLUSTER_PATIENCE, **options).data)
+        return self._call(what, request, missing)
 
     def _call(self, what: str, request: Callable[[], Any], missing: Callable[[Any], bool] | None = None) -> Any:
         from kubernetes.client.exceptions import ApiException

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import cache
 from threading import Lock, Thread
 from time import monotonic
 
@@ -139,12 +140,7 @@ class PoolView:
             self._answered.discard(kind)
 
 
-_views: dict[str, PoolView] = {}
-
-
+@cache
 def view(spec: PoolSpec) -> PoolView:
     """Return what this process has seen of a pool."""
-    uri = spec.uri
-    if uri not in _views:
-        _views[uri] = PoolView(spec)
-    return _views[uri]
+    return PoolView(spec)
