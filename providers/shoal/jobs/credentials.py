@@ -297,15 +297,12 @@ def hand_over(submission_id: str, secrets: Secrets) -> None:
     if not secrets.given:
         return
     path = _path(submission_id)
-    # mkstemp creates the file with mode 0600 from the start, so that there is no moment when other users can read it.
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f"{submission_id}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(secrets.dumps())
+    # The temporary file has mode 0600 from the start, so that there is no moment when other users can read it.
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{submission_id}.") as file:
+        file.write(secrets.dumps())
+        file.flush()
         with suppress(FileExistsError):
-            os.link(temporary, path)
-    finally:
-        Path(temporary).unlink()
+            os.link(file.name, path)
 
 
 def take(submission_id: str) -> Secrets:
@@ -342,12 +339,6 @@ def discard_all(submission_id: str) -> None:
 
 def _path(submission_id: str) -> Path:
     return subfolder("credentials") / f"{submission_id}.json"
-
-
-def is_needed(store: Store, key: Key) -> bool:
-    """Return whether the driver of a pending attempt gets its credentials through the attempt's row in the store."""
-    query = select(Job.needs_credentials).where(Job.id == key.job_id, Job.attempt == key.attempt)
-    return bool(store.scalar(query.where(Job.state == JobState.PENDING)))
 
 
 def ask_for_credentials(store: Store, key: Key, driver_key: str) -> bool:
@@ -412,7 +403,8 @@ def receive(
             driver that gets this error must exit, because it would run the job without credentials.
         JobError: No process has sent the credentials in time, or they were not encrypted for this driver.
     """
-    if not is_needed(store, key):
+    job = store.get(Job, (key.job_id, key.attempt))
+    if job is None or job.state is not JobState.PENDING or not job.needs_credentials:
         return None
     driver_key = DriverKey()
     if not patiently(store, lambda: ask_for_credentials(store, key, driver_key.public)):

@@ -24,6 +24,7 @@ from shoal.errors import RegistryError
 from shoal.jobs.files.storage import default_database, default_uri
 from shoal.jobs.timeouts import MLFLOW_RETRIES
 from shoal.lazy_imports import mlflow, pa, pd
+from shoal.os_processes import variables_set
 from shoal.secrets.redaction import redact_all, redact_value
 from shoal.state.home import file_lock, subfolder
 from shoal.training.locations import SQLITE, absolute_database
@@ -155,19 +156,16 @@ def retry_briefly(environment: Mapping[str, str]) -> None:
     """Let requests to an MLflow server that is gone fail after about a minute, unless the user has set the number of
     retries.
     """
-    os.environ.setdefault(_RETRIES, environment.get(_RETRIES, str(MLFLOW_RETRIES)))
+    os.environ.update(_few_retries(environment))
 
 
-@contextmanager
-def retrying_briefly(environment: Mapping[str, str]) -> Iterator[None]:
+def retrying_briefly(environment: Mapping[str, str]) -> AbstractContextManager[None]:
     """Call `retry_briefly` for the `with` block only. Workers, which inherit variables, keep MLflow's own patience."""
-    given = os.environ.get(_RETRIES)
-    retry_briefly(environment)
-    try:
-        yield
-    finally:
-        if given is None:
-            del os.environ[_RETRIES]
+    return variables_set(_few_retries(environment))
+
+
+def _few_retries(environment: Mapping[str, str]) -> dict[str, str]:
+    return {_RETRIES: os.environ.get(_RETRIES, environment.get(_RETRIES, str(MLFLOW_RETRIES)))}
 
 
 def _opening() -> AbstractContextManager[object]:

@@ -20,13 +20,13 @@ from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import artifacts
 from shoal.jobs.handle import JobHandle
 from shoal.jobs.journal import attempts, job_queue
-from shoal.jobs.journal.attempts import Key, Order
+from shoal.jobs.journal.attempts import End, Key, Order
 from shoal.jobs.journal.owners import EngineTask, FlowTask, JobTakenError, TaskTry, jobs_of
 from shoal.jobs.journal.stages import Stage, is_waiting, stage_of
 from shoal.jobs.kind import parse_spec
 from shoal.jobs.reconcile import acts, rounds
 from shoal.jobs.reconcile.acts import Supplies
-from shoal.jobs.reconcile.decide import End, Silence
+from shoal.jobs.reconcile.decide import Silence
 from shoal.jobs.reconcile.look import Target, address, find_head, pool_endpoint
 from shoal.jobs.results import JobResult
 from shoal.jobs.scheduling import refuse_without_ray

@@ -36,6 +36,7 @@ from shoal.models.registry import (
     Registry,
     VersionId,
     aliases_of,
+    attempt_of,
     digest_tag,
     holdout_metrics,
     quoted,
@@ -376,9 +377,6 @@ def _number(value: float | str | None) -> float | None:
 _LOGGED_MODEL = re.compile(r"models:/(m-[^/]+)")
 """Pattern of the source of a version that was registered from a logged model."""
 
-Attempts = set[tuple[str, str]]
-"""Pairs of a job's id and an attempt's number."""
-
 
 @dataclass(frozen=True)
 class DeletedVersion:
@@ -516,7 +514,7 @@ def retain(
 
 
 def unneeded(
-    versions: Sequence[ModelVersion], kept: Collection[str], needed: Attempts, *, before: float, keep_last: int
+    versions: Sequence[ModelVersion], kept: Collection[str], needed: Collection[Key], *, before: float, keep_last: int
 ) -> list[ModelVersion]:
     """Return the versions of a model that may be deleted, the oldest first."""
     return [
@@ -525,7 +523,7 @@ def unneeded(
         if version.creation_timestamp / 1000 < before
         and str(version.version) not in kept
         and not _has_alias(version)
-        and _attempt(version) not in needed
+        and attempt_of(version) not in needed
     ]
 
 
@@ -579,8 +577,8 @@ class _Deletion:
                 if not all(lock.renew(session) for lock in locks):
                     return False
                 last = last_promotions(session, self.registry.uri, self.model)
-                job_id, attempt = _attempt(version)
-                job = session.get(Job, (job_id, int(attempt))) if attempt.isdigit() else None
+                key = attempt_of(version)
+                job = session.get(Job, (key.job_id, key.attempt)) if key else None
                 if promotions_of(VersionId.of(version), last):
                     return False
                 if job is not None and (job.state in JOB_ACTIVE or not may_change(job.team, self.team)):
@@ -621,9 +619,8 @@ class _Deletion:
 def delete_waiting(store: Store, registry: Registry, model: str, replaced: Collection[Key]) -> None:
     """Delete the versions that attempts have registered and that still wait for a decision: a further attempt of the
     job has replaced them."""
-    keys = {(key.job_id, str(key.attempt)) for key in replaced}
     try:
-        found = [each for each in registry.versions(model).get(model, []) if _attempt(each) in keys]
+        found = [each for each in registry.versions(model).get(model, []) if attempt_of(each) in replaced]
         waiting = [each for each in found if each.tags.get(REASON_TAG) == WAITING]
         aliases = {each.tags[ALIAS_TAG] for each in waiting}
         for version in _Deletion(store, registry, model, aliases, asking_team()).of(waiting):
@@ -632,16 +629,11 @@ def delete_waiting(store: Store, registry: Registry, model: str, replaced: Colle
         print(f"the versions of earlier attempts could not be deleted: {error}", flush=True)
 
 
-def _needed(store: Store, team: str | None) -> Attempts:
+def _needed(store: Store, team: str | None) -> set[Key]:
     """Return the attempts whose versions are kept: those that have not ended, and those of other teams."""
     is_foreign = false() if team in (None, ALL_TEAMS) else Job.team != team
     rows = store.rows(select(Job.id, Job.attempt).where(or_(Job.state.in_(JOB_ACTIVE), is_foreign)))
-    return {(job_id, str(attempt)) for job_id, attempt in rows}
-
-
-def _attempt(version: ModelVersion) -> tuple[str, str]:
-    tags: Mapping[str, str] = version.tags
-    return tags[JOB_TAG], tags.get(ATTEMPT_TAG, "")
+    return {Key(job_id, attempt) for job_id, attempt in rows}
 
 
 def _has_alias(version: ModelVersion) -> bool:

@@ -23,7 +23,7 @@ from shoal.lazy_imports import mlflow
 from shoal.models import comparison_report, loading, training_record
 from shoal.models import decision as decisions
 from shoal.models.holdout import Holdout, evaluate, on_common_keys, on_rows, on_unseen_rows
-from shoal.models.ledger import AnotherRound, Ledger, is_of, promotions_of
+from shoal.models.ledger import AnotherRound, Ledger, is_of, promotions_of, version_of
 from shoal.models.loading import Predictor
 from shoal.models.registry import DECISION_TAG, REASON_TAG, VersionId, aliases_of, holdout_metrics, newest_versions
 from shoal.models.training_record import Overlap, TrainingRows
@@ -374,7 +374,7 @@ class Contest:
     def _standing(self, alias: VersionId | None) -> _Standing:
         if self.since is None:
             return _Standing(alias, () if alias is None else (alias,))
-        promoted = self.ledger.confirmed(self.since)
+        promoted = [version_of(each) for each in self.ledger.history() if each.id >= self.since]
         rivals = tuple(each for each in dict.fromkeys(promoted) if each != self.challenger.version)
         return _Standing(alias, rivals, promoted[0] if promoted else None)
 

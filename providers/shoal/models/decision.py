@@ -296,8 +296,7 @@ def decide(
     unknown = _unknown_text(challenger.evaluation, champion)
 
     def decided(reason: Reason, why: str) -> DecisionResult:
-        sentence = f"{name} ({metric}={figure(challenger.value)}) {why}{note}{unknown}"
-        return DecisionResult(reason=reason, sentence=sentence)
+        return _decided(register, challenger, reason, f"{why}{note}{unknown}")
 
     if not math.isfinite(challenger.value):
         predicted = challenger.evaluation.predictions
@@ -348,6 +347,11 @@ def decide(
     return decided("better", f"replaces {against}{known}")
 
 
+def _decided(register: Register, challenger: Candidate, reason: Reason, why: str) -> DecisionResult:
+    named = f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
+    return DecisionResult(reason=reason, sentence=f"{named} {why}")
+
+
 def alias_moved(
     register: Register, challenger: Candidate, version: VersionId | None, when: str = "during"
 ) -> DecisionResult:
@@ -355,31 +359,27 @@ def alias_moved(
     promotion."""
     alias = f"the alias {register.alias}"
     moved = f"removed {alias}" if version is None else f"moved {alias} to version {version}"
-    sentence = f"{_named(register, challenger)} is not promoted: a person has {moved} {when} the promotion"
-    return DecisionResult(reason="alias_moved", sentence=sentence)
+    why = f"is not promoted: a person has {moved} {when} the promotion"
+    return _decided(register, challenger, "alias_moved", why)
 
 
 def promoted_before(register: Register, challenger: Candidate, previous: str | None) -> DecisionResult:
     """Return the decision about a challenger that the store's records of promotions already name as promoted."""
     instead = "" if previous is None else f" instead of version {previous}"
-    sentence = f"{_named(register, challenger)} was promoted to {register.alias}{instead} before"
-    return DecisionResult(reason="first" if previous is None else "better", sentence=sentence)
+    why = f"was promoted to {register.alias}{instead} before"
+    return _decided(register, challenger, "first" if previous is None else "better", why)
 
 
 def waiting(register: Register, challenger: Candidate, comparison: DecisionResult) -> DecisionResult:
     """Return the decision that a challenger waits until `promote_model` is called, with its comparison so far."""
-    waits = f"{_named(register, challenger)} waits for a decision, and the alias {register.alias} has not moved"
-    return DecisionResult(reason=WAITING, sentence=f"{waits}. Comparison at its registration: {comparison.sentence}")
+    waits = f"waits for a decision, and the alias {register.alias} has not moved"
+    return _decided(register, challenger, WAITING, f"{waits}. Comparison at its registration: {comparison.sentence}")
 
 
 def champion_unread(register: Register, challenger: Candidate, version: VersionId, why: str) -> DecisionResult:
     """Return the decision that a challenger is not promoted, because the champion cannot be evaluated."""
     kept = f"is not promoted, because {register.alias} version {version} could not be compared"
-    return DecisionResult(reason="champion_unread", sentence=f"{_named(register, challenger)} {kept}: {why}")
-
-
-def _named(register: Register, challenger: Candidate) -> str:
-    return f"{register.model} version {challenger.version} ({register.metric}={figure(challenger.value)})"
+    return _decided(register, challenger, "champion_unread", f"{kept}: {why}")
 
 
 def worse_slices(register: Register, challenger: Evaluation, champion: Evaluation) -> list[str]:

@@ -198,47 +198,38 @@ def check_holdout(
     # A promotion needs the digest of the holdout. If the holdout has filters, the digest is computed from all its rows,
     # so unreadable rows are found here, before the training.
     digest = holdout.connector.digest()
-    for rows, use in ((trained_on, _TRAINED), (selected_on, _SELECTED)):
+    for rows, *use in (
+        (trained_on, "the model is trained on", "training rows", "training"),
+        (selected_on, "the search chooses the parameters on", "holdout of the search", "the search"),
+    ):
         overlap = training_record.compare(rows or TrainingRows(), holdout.connector, holdout.time_col)
         if overlap and register.overlap == "refuse":
-            raise DataError(_refusal(overlap, use))
+            raise DataError(_refusal(overlap, *use))
     return digest
 
 
-@dataclass(frozen=True)
-class _Use:
-    """Words for rows on which a model should not be compared: what they are used for, their name, and where."""
-
-    clause: str
-    name: str
-    place: str
-
-
-_TRAINED = _Use("the model is trained on", "training rows", "training")
-_SELECTED = _Use("the search chooses the parameters on", "holdout of the search", "the search")
-
-
-def _refusal(overlap: Overlap, use: _Use) -> str:
-    """Return the error message for a holdout that contains rows that were used before, or rows from the same period."""
+def _refusal(overlap: Overlap, use: str, used: str, place: str) -> str:
+    """Return the error message for a holdout that contains rows that were used before, or rows from the same period:
+    for which use, the name of these rows, and where they were used."""
     if overlap.files:
         named = ", ".join(
             f"{each.rows} rows of {each.path}"
-            + ("" if each.recorded == each.path else f" (in {use.place}: {each.recorded})")
+            + ("" if each.recorded == each.path else f" (in {place}: {each.recorded})")
             for each in overlap.files[:_NAMED_FILES]
         )
         others = len(overlap.files) - _NAMED_FILES
         more = f" and {others} other files" if others > 0 else ""
         return (
-            f"the holdout has rows that {use.clause}, so the model's metric would be better than on new rows: "
+            f"the holdout has rows that {use}, so the model's metric would be better than on new rows: "
             f"{named}{more}. Name a holdout without these rows, or set "
             'register.overlap="flag" to compare the models nevertheless'
         )
     training, held_out = overlap.training, overlap.holdout
     assert training is not None and held_out is not None
     return (
-        f"the holdout has rows from the same period as the {use.name}, so they may be rows that {use.clause}: "
-        f"{training.column} is {training.first} to {training.last} in the {use.name}, and {held_out.first} to "
-        f"{held_out.last} in the holdout. Choose a holdout that begins after the {use.name} or ends before them, or "
+        f"the holdout has rows from the same period as the {used}, so they may be rows that {use}: "
+        f"{training.column} is {training.first} to {training.last} in the {used}, and {held_out.first} to "
+        f"{held_out.last} in the holdout. Choose a holdout that begins after the {used} or ends before them, or "
         'set register.overlap="flag" to compare the models nevertheless'
     )
 

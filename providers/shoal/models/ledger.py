@@ -128,11 +128,6 @@ class Ledger:
         """Return the version that gets the alias if a promotion is withdrawn (see `predecessor`)."""
         return predecessor(promotion, self.store.scalars(self._rows().order_by(Promotion.id.desc())))
 
-    def confirmed(self, since: int) -> list[VersionId]:
-        """Return the versions to which the confirmed promotions from a row on gave the model's alias, the newest
-        promotion first."""
-        return [version_of(each) for each in self.history() if each.id >= since]
-
     def unmatched(self, client: mlflow.MlflowClient) -> str | None:
         """Say that the registry does not have the version that shoal promoted last; None if it has this version."""
         newest = next(iter(self.history()), None)
@@ -201,11 +196,8 @@ def predecessor(promotion: Promotion, promotions: Iterable[Promotion]) -> Versio
 
 def confirmed_promotions(store: Store, registry: str | None = None, model: str | None = None) -> Sequence[Promotion]:
     """Return the store's rows about confirmed promotions, the newest first."""
-    query = select(Promotion).where(Promotion.state == PromotionState.CONFIRMED)
-    if registry is not None:
-        query = query.where(Promotion.registry_uri == registry)
-    if model is not None:
-        query = query.where(Promotion.model == model)
+    given = {name: each for name, each in (("registry_uri", registry), ("model", model)) if each is not None}
+    query = select(Promotion).filter_by(state=PromotionState.CONFIRMED, **given)
     return store.scalars(query.order_by(Promotion.id.desc()))
 
 
@@ -215,15 +207,8 @@ def last_promotions(session: Session, registry: str, model: str) -> list[Promoti
     For each alias, the result has the newest confirmed promotion. If a process died after it wrote a newer promotion
     and before it confirmed that promotion, the newer promotion is returned, too.
     """
-    query = (
-        select(Promotion)
-        .where(
-            Promotion.registry_uri == registry,
-            Promotion.model == model,
-            Promotion.state != PromotionState.WITHDRAWN,
-        )
-        .order_by(Promotion.id.desc())
-    )
+    query = select(Promotion).filter_by(registry_uri=registry, model=model)
+    query = query.where(Promotion.state != PromotionState.WITHDRAWN).order_by(Promotion.id.desc())
     last, done = [], set()
     for promotion in session.scalars(query):
         if promotion.alias not in done:

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit, urlunsplit
 from shoal.errors import MissingExtraError, RegistryError
 from shoal.jobs import mlflow_run
 from shoal.jobs.files.storage import default_uri
-from shoal.jobs.mlflow_run import JOB_TAG, answering, is_missing, legal_name, missing_ignored
+from shoal.jobs.journal.attempts import Key
+from shoal.jobs.mlflow_run import ATTEMPT_TAG, JOB_TAG, answering, is_missing, legal_name, missing_ignored
 from shoal.jobs.timeouts import REGISTRY_PATIENCE_S
 from shoal.lazy_imports import mlflow
 from shoal.secrets.redaction import redact_value
@@ -238,6 +239,12 @@ def aliases_of(model: RegisteredModel) -> dict[str, str]:
 def is_ours(version: ModelVersion) -> bool:
     """Return whether shoal has registered a version; False if another program has registered it, or if it is a copy."""
     return JOB_TAG in version.tags and not _COPY.fullmatch(version.source or "")
+
+
+def attempt_of(version: ModelVersion) -> Key | None:
+    """Return the attempt that has registered a version; None if the version's tags do not name one."""
+    job_id, attempt = version.tags.get(JOB_TAG), version.tags.get(ATTEMPT_TAG, "")
+    return Key(job_id, int(attempt)) if job_id and attempt.isdigit() else None
 
 
 def quoted(text: str) -> str:

@@ -12,12 +12,12 @@ from shoal.data.parquet.overlap import RecordedFile, SharedFile, record_rows, sh
 from shoal.errors import RegistryError
 from shoal.jobs.journal import attempts
 from shoal.jobs.journal.attempts import Key
-from shoal.jobs.mlflow_run import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, Run
+from shoal.jobs.mlflow_run import HOLDER_TAG, JOB_TAG, Run
 from shoal.jobs.register import Register
 from shoal.jobs.results import DATA_TAGS, PROMOTING
 from shoal.lazy_imports import mlflow, np
 from shoal.models.decision import Recency
-from shoal.models.registry import REASON_TAG, WITHDRAWN, digest_tag, newest_versions
+from shoal.models.registry import REASON_TAG, WITHDRAWN, attempt_of, digest_tag, newest_versions
 from shoal.state import Store
 from shoal.state.schema import JobState
 from shoal.training.tracking import MODEL_VERSION
@@ -242,7 +242,7 @@ def reason_to_skip(
     """
     try:
         known = newest_versions(run.client, register.model, _LOOKED_AT)
-        trained = (each for each in known if SETTINGS_TAG in each.tags and _succeeded(store, each.tags))
+        trained = (each for each in known if SETTINGS_TAG in each.tags and _succeeded(store, each))
         version = next(trained, None)
         repeat_reason = None if version is None else _reason_to_repeat(run, register, version)
     except (mlflow.MlflowException, RegistryError) as error:
@@ -285,8 +285,7 @@ def _reason_to_repeat(run: Run, register: Register, version: ModelVersion) -> st
     return f"version {alias}, which is newer, has the alias" if int(alias) > int(version.version) else None
 
 
-def _succeeded(store: Store, tags: Mapping[str, str]) -> bool:
+def _succeeded(store: Store, version: ModelVersion) -> bool:
     """Return whether the attempt that registered a version has succeeded. True if the attempt is not in the store."""
-    job_id, attempt = tags.get(JOB_TAG), tags.get(ATTEMPT_TAG, "")
-    state = attempts.state(store, Key(job_id, int(attempt))) if job_id and attempt.isdigit() else None
-    return state in (None, JobState.SUCCEEDED)
+    key = attempt_of(version)
+    return key is None or attempts.state(store, key) in (None, JobState.SUCCEEDED)

@@ -6,9 +6,9 @@ import time
 import pytest
 
 from shoal.jobs.driver.attempt_metrics import MetricSeries
-from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, why_end
+from shoal.jobs.driver.heartbeats import HeartbeatThread, why_end
 from shoal.jobs.journal import attempts
-from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.attempts import End, Key
 from shoal.state import Store
 from shoal.state.schema import Job, JobState
 from shoal.training.reporting import Progress
@@ -35,7 +35,7 @@ class TestWhyEnd:
 
         assert reason is not None
         assert reason.state is JobState.CANCELLED
-        assert "no process has polled the job for orphan_after=900 s" in reason.text
+        assert "no process has polled the job for orphan_after=900 s" in reason.error
 
     def test_a_detached_job_does_not(self):
         assert why(running(orphan_after=None), unpolled_for=1e9) is None
@@ -46,20 +46,20 @@ class TestWhyEnd:
 
         assert reason is not None
         assert reason.state is JobState.FAILED
-        assert "timeout=60 s" in reason.text
+        assert "timeout=60 s" in reason.error
 
     def test_its_budget_is_used_up(self):
         assert why(running(), RunConfig(budget_node_hours=2.0), used_node_hours=1.9) is None
         reason = why(running(), RunConfig(budget_node_hours=2.0), used_node_hours=2.5)
 
         assert reason is not None
-        assert (reason.state, reason.permanent) == (JobState.FAILED, True)
-        assert "used 2.5 node-hours, but run_config.budget_node_hours=2" in reason.text
+        assert (reason.state, reason.error_is_permanent) == (JobState.FAILED, True)
+        assert "used 2.5 node-hours, but run_config.budget_node_hours=2" in reason.error
 
     def test_its_row_says_so(self):
         job = running(state=JobState.CANCELLED, error="on request")
 
-        assert why(job) == Reason(JobState.CANCELLED, "on request")
+        assert why(job) == End(JobState.CANCELLED, "on request")
         assert why(None) is not None
 
 
@@ -92,7 +92,7 @@ class TestHeartbeats:
         passed[0] += 1000.0
         reason = thread.look()[1]
         assert reason is not None
-        assert "no process has polled the job" in reason.text
+        assert "no process has polled the job" in reason.error
 
     def test_a_timeout_counts_from_the_drivers_start(self, store):
         passed = [5000.0]
@@ -105,7 +105,7 @@ class TestHeartbeats:
         passed[0] += 1.0
         reason = thread.look()[1]
         assert reason is not None
-        assert "timeout=60 s" in reason.text
+        assert "timeout=60 s" in reason.error
 
     def test_it_leaves_a_sign_of_life_every_five_seconds_and_writes_nothing_between(self, store, monkeypatch):
         passed = [5000.0]
@@ -140,5 +140,5 @@ class TestHeartbeats:
 
         _, reason = HeartbeatThread(store, self.KEY, MetricSeries(self.KEY), RunConfig()).look()
 
-        assert reason == Reason(JobState.CANCELLED, "on request")
+        assert reason == End(JobState.CANCELLED, "on request")
         assert self.row(store).heartbeat_at is None

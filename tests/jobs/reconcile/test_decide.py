@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from shoal.jobs.reconcile.decide import Cancel, End, Facts, Silence, Step, View, for_host, for_waiter
+from shoal.jobs.journal.attempts import End
+from shoal.jobs.reconcile.decide import Cancel, Facts, Silence, Step, View, for_host, for_waiter
 from shoal.jobs.timeouts import (
     FAR_HEAD_PATIENCE_S,
     FAR_SUBMISSION_GRACE_S,
@@ -46,7 +47,7 @@ def test_a_head_that_is_gone_takes_its_jobs_along(silence, said):
 
     assert isinstance(lost, End)
     assert lost.state is JobState.FAILED
-    assert said in lost.reason
+    assert said in lost.error
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_a_driver_that_ended_without_a_word(ray_job, state, said):
 
     assert isinstance(lost, End)
     assert lost.state is state
-    assert said in lost.reason
+    assert said in lost.error
 
 
 def test_a_waiter_gives_the_submitter_time_to_send():

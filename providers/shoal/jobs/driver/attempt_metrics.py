@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session
@@ -120,12 +120,8 @@ class _Part:
         return len(self.points) >= _MOST_POINTS or sum(len(each.values) for each in self.points) >= _MOST_VALUES
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Points for one transaction: the parts with the number of their points, and their rows."""
-
-    parts: list[tuple[_Part, int]]
-    rows: list[dict[str, Any]]
+Batch = list[tuple[_Part, int, dict[str, Any]]]
+"""Points for one transaction: each part, the number of its points, and its row."""
 
 
 class MetricSeries:
@@ -170,28 +166,23 @@ class MetricSeries:
         """Encode the points that the store does not have, before the transaction that calls :meth:`write`."""
         with self._lock:
             parts = [(part, len(part.points)) for part in self._parts if part.stored < len(part.points)]
-        rows = [
-            {
-                "job_id": self._key.job_id,
-                "attempt": self._key.attempt,
-                "seq": part.seq,
-                "generation": part.generation,
-                "points": encoded(part.points[:number]),
-            }
-            for part, number in parts
-        ]
-        return Batch(parts, rows)
+
+        def row(part: _Part, number: int) -> dict[str, Any]:
+            points = encoded(part.points[:number])
+            return asdict(self._key) | {"seq": part.seq, "generation": part.generation, "points": points}
+
+        return [(part, number, row(part, number)) for part, number in parts]
 
     def write(self, batch: Batch, session: Session, job: Job) -> None:
         """Write prepared points; no other process writes this attempt's series."""
-        metric_points.write(session, batch.rows)
+        metric_points.write(session, [row for _, _, row in batch])
         if self.feed:
             job.metrics_in_mlflow = self.feed.sent
 
     def written(self, batch: Batch) -> None:
         """Note after the transaction that the store has the points, and forget the full parts."""
         with self._lock:
-            for part, number in batch.parts:
+            for part, number, _ in batch:
                 part.stored = max(part.stored, number)
             last = self._parts[-1:]
             self._parts = [part for part in self._parts if part in last or part.stored < len(part.points)]

@@ -19,7 +19,7 @@ from typing import Any
 from shoal.errors import ShoalError, StoreError
 from shoal.jobs.driver.attempt_metrics import MetricSeries
 from shoal.jobs.files.logs import write_rest
-from shoal.jobs.journal.attempts import Key, budget_spent
+from shoal.jobs.journal.attempts import End, Key, budget_spent
 from shoal.jobs.journal.steps import JobStep, transaction
 from shoal.jobs.timeouts import HEARTBEAT_S, ROW_CHECK_S, SIGTERM_GRACE_S
 from shoal.own_pauses import waited_since
@@ -34,35 +34,25 @@ from shoal.training.reporting import Progress
 from shoal.training.run_config import RunConfig
 
 
-@dataclass(frozen=True)
-class Reason:
-    """Reason why a driver has to end its job, and the final state that the job gets."""
-
-    state: JobState
-    text: str
-    permanent: bool = False
-    """Whether a further attempt would end for the same reason."""
-
-
 def why_end(
     job: Job | None, limits: RunConfig, *, unpolled_for: float, running_for: float, used_node_hours: float
-) -> Reason | None:
+) -> End | None:
     """Return the reason why a running job has to end; None if the job may go on."""
     if job is None:
-        return Reason(JobState.CANCELLED, "the job's row was removed from the store")
+        return End(JobState.CANCELLED, "the job's row was removed from the store")
     if job.state in JOB_ENDED:
-        return Reason(job.state, job.error or f"the state in the job's row is {job.state.value}")
+        return End(job.state, job.error or f"the state in the job's row is {job.state.value}")
     if job.orphan_after is not None and unpolled_for > job.orphan_after:
-        return Reason(
+        return End(
             JobState.CANCELLED,
             f"no process has polled the job for orphan_after={job.orphan_after:.0f} s: set orphan_after=None to "
             "let a job go on even if no process waits for it",
         )
     timeout, budget = limits.timeout, limits.budget_node_hours
     if timeout is not None and running_for > timeout:
-        return Reason(JobState.FAILED, f"the job ran longer than run_config.timeout={timeout:g} s: raise the timeout")
+        return End(JobState.FAILED, f"the job ran longer than run_config.timeout={timeout:g} s: raise the timeout")
     if budget is not None and used_node_hours >= budget:
-        return Reason(JobState.FAILED, budget_spent(used_node_hours, budget), permanent=True)
+        return End(JobState.FAILED, budget_spent(used_node_hours, budget), error_is_permanent=True)
     return None
 
 
@@ -98,7 +88,7 @@ class HeartbeatThread:
     limits: RunConfig
     _: KW_ONLY
     monotonic: Callable[[], float] = time.monotonic
-    reason: Reason | None = field(default=None, init=False)
+    reason: End | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._used_node_hours = 0.0
@@ -139,7 +129,7 @@ class HeartbeatThread:
         except ShoalError as error:
             print(f"the lease of {job.holder} could not be renewed: {error}", flush=True)
 
-    def look(self) -> tuple[Job | None, Reason | None]:
+    def look(self) -> tuple[Job | None, End | None]:
         """Read the job's row from the store; at most every 5 s, also write a heartbeat, the progress and new metrics.
 
         Returns:
@@ -154,7 +144,7 @@ class HeartbeatThread:
         batch = self.metrics.prepare() if beat else None
         with transaction(self.store, JobStep.BEAT) if beat else self.store.reading(snapshot=False) as session:
             job = session.get(Job, (self.key.job_id, self.key.attempt))
-            if batch and job is not None and job.state is JobState.RUNNING:
+            if batch is not None and job is not None and job.state is JobState.RUNNING:
                 job.heartbeat_at = time.time()
                 job.progress = self.progress or job.progress
                 self.metrics.write(batch, session, job)
@@ -165,7 +155,7 @@ class HeartbeatThread:
                 self._beat_at = now + HEARTBEAT_S
             else:
                 batch = None
-        if batch:
+        if batch is not None:
             self.metrics.written(batch)
         if job is not None and job.last_polled_at != self._last_polled_at:
             self._last_polled_at, self._polled_since = job.last_polled_at, now

@@ -20,7 +20,6 @@ import socket
 import sys
 import time
 import traceback
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,12 +32,12 @@ from shoal.jobs.credentials import AttemptTakenError, Secrets, receive
 from shoal.jobs.driver import leaving_nodes, table_versions
 from shoal.jobs.driver.attempt_context import AttemptContext, Stopwatch, before_work, only_printed
 from shoal.jobs.driver.attempt_metrics import MetricSeries, MlflowFeed
-from shoal.jobs.driver.heartbeats import HeartbeatThread, Reason, job_nodes
+from shoal.jobs.driver.heartbeats import HeartbeatThread, job_nodes
 from shoal.jobs.driver.leaving_nodes import LeavingWatch
 from shoal.jobs.files import staged_rows, storage
 from shoal.jobs.files.logs import log_path, teed, write_rest
 from shoal.jobs.journal import attempts, job_queue, metric_points
-from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.attempts import End, Key
 from shoal.jobs.journal.steps import JobStep, act, patiently
 from shoal.jobs.kind import driver_of, parse_spec
 from shoal.jobs.mlflow_run import ATTEMPT_TAG, HOLDER_TAG, JOB_TAG, Run, is_unreachable
@@ -69,7 +68,7 @@ from shoal.training.host.imports import before_forks, import_lean
 from shoal.training.host.own_process import ending_forks
 from shoal.training.tracking import ARTIFACTS
 
-_STOPPED = Reason(
+_STOPPED = End(
     JobState.CANCELLED,
     "the driver was stopped by SIGTERM, but the job was not cancelled with shoal: an operator, the operating system or "
     "a client of the head's Job API has sent the signal",
@@ -93,25 +92,6 @@ class _StopRequested(BaseException):
 
     The exception is a `BaseException`, so that no `except Exception` in the job's code catches it.
     """
-
-
-@dataclass(frozen=True)
-class _End:
-    """End of an attempt: the data that the driver writes into the attempt's row in the store.
-
-    Attributes:
-        state: Final state of the attempt.
-        error: Reason why the attempt failed or was cancelled.
-        error_is_permanent: Whether a further attempt would fail in the same way; None if the attempt did not fail.
-        result: Result of an attempt that has succeeded, or that has failed because too many of its parts have failed.
-        results_digest: SHA-256 of the file with a training function's return values.
-    """
-
-    state: JobState
-    error: str | None = None
-    error_is_permanent: bool | None = None
-    result: JobResult | None = None
-    results_digest: str | None = None
 
 
 class Driver:
@@ -183,20 +163,19 @@ class Driver:
         with only_printed(f"the MLflow run could not be marked {status}"):
             run.finish(status)
 
-    def _until_end(self) -> _End:
+    def _until_end(self) -> End:
         """Run the attempt until it ends or a SIGTERM stops it. Then ignore further SIGTERMs, and return the attempt's
         end."""
-        end: _End | None = None
+        end: End | None = None
         try:
             with ending_forks():
                 end = self._attempt()
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         except _StopRequested:
-            reason = self._heartbeats.reason or _STOPPED
-            end = end or _End(reason.state, error=reason.text, error_is_permanent=reason.permanent or None)
+            end = end or self._heartbeats.reason or _STOPPED
         return end
 
-    def _attempt(self) -> _End:
+    def _attempt(self) -> End:
         try:
             signal.signal(signal.SIGTERM, self._on_sigterm)
             self._connect(self._job.endpoint["gcs"])
@@ -206,7 +185,7 @@ class Driver:
             result = result.model_copy(update={"node_seconds": self._node_seconds()})
             state = JobState.FAILED if result.failure else JobState.SUCCEEDED
             is_permanent = False if result.failure else None
-            return _End(state, result.failure, is_permanent, result, results_digest)
+            return End(state, result.failure, is_permanent, result, results_digest)
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # user code may raise SystemExit when unpickled
             # If the SIGTERM handler raised `_StopRequested` inside Ray's compiled code, Ray has replaced the exception
             # by a SystemError. So `_StopRequested` is raised again here.
@@ -219,7 +198,7 @@ class Driver:
                 # The error's notes contain the traceback of each rank that failed, often in the user's code.
                 print(*getattr(error, "__notes__", ()), sep="\n", flush=True)
             cause = _cause(error)
-            return _End(
+            return End(
                 JobState.FAILED,
                 error=cause + self._expiry_hint(cause),
                 error_is_permanent=self._is_permanent(error),
@@ -290,7 +269,7 @@ class Driver:
             return ""
         return credentials.expiry_hint(cause, self._job.admitted_at - self._job.queued_at)
 
-    def _store_end(self, end: _End) -> bool:
+    def _store_end(self, end: End) -> bool:
         """Write the final state, the result and the error of the attempt into its row in the store.
 
         Credentials are removed from the error first, and a long error is shortened.
@@ -390,7 +369,7 @@ class Driver:
         The process that found the killed driver cannot end the run, because only drivers have MLflow and its
         credentials.
         """
-        previous = attempts.previous(self._store, self._key)
+        previous = self._store.get(Job, (self._key.job_id, self._key.attempt - 1))
         if previous is not None and previous.mlflow_run_id:
             points = metric_points.of_attempt(self._store, Key(self._key.job_id, previous.attempt))
             run.end_other(previous.mlflow_run_id, _RUN_STATUS[previous.state], points[previous.metrics_in_mlflow :])

@@ -125,7 +125,8 @@ def exist(result: JobResult, artifact_location: str | None) -> bool:
         shared = folders[0 if result.output_path else min(2, len(folders) - 1)]  # see `folder`
         return Path(path).exists() or not shared.exists()
     try:
-        return storage.exists(path)
+        filesystem, inner = locations.filesystem(path)
+        return bool(filesystem.exists(inner))
     except Exception:  # each storage raises other exceptions
         return True
 

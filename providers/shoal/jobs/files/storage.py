@@ -84,12 +84,6 @@ def discard_unfinished(folder: str) -> None:
             path.unlink(missing_ok=True)
 
 
-def exists(uri: str) -> bool:
-    """Return whether a file or folder exists at a URI."""
-    filesystem, path = locations.filesystem(uri)
-    return bool(filesystem.exists(path))
-
-
 def read(path: str) -> bytes:
     """Return the content of a file at a local path or a URI."""
     if "://" not in path:

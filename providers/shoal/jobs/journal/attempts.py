@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sqlalchemy import BigInteger, bindparam, case, func, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
@@ -30,6 +30,9 @@ from shoal.pool.journal.usage import SPENT_ADVICE, end_job
 from shoal.secrets.redaction import redact
 from shoal.state import Store, stamps
 from shoal.state.schema import JOB_ACTIVE, JOB_ENDED, ActionKind, Base, Job, JobState
+
+if TYPE_CHECKING:
+    from shoal.jobs.results import JobResult
 
 Choice = TypeVar("Choice", bool, dict[str, Any])
 
@@ -248,11 +251,6 @@ def first_asked(store: Store, job_id: str) -> float | None:
     return store.scalar(select(func.min(Job.created_at)).where(Job.id == job_id))
 
 
-def previous(store: Store, key: Key) -> Job | None:
-    """Return the row of the job's previous attempt; None if there is none."""
-    return store.get(Job, (key.job_id, key.attempt - 1))
-
-
 def newest(store: Store, *, pool: str | None, states: Collection[JobState], limit: int) -> list[Job]:
     """Return the rows of attempts, the newest first; the column `spec` is not read, because specs are large."""
     query = select(Job).order_by(Job.created_at.desc()).limit(limit).options(defer(Job.spec))
@@ -424,6 +422,25 @@ def _gang(gang: dict[str, Any], uses_gpu: bool | None) -> dict[str, Any]:
     Without this number, a job that uses no GPUs could wait in the queue until GPUs are free.
     """
     return gang if uses_gpu is None else gang | {"gpus": int(uses_gpu)}
+
+
+@dataclass(frozen=True)
+class End:
+    """End of an attempt: its final state, and the data that are written into its row with it.
+
+    Attributes:
+        state: Final state of the attempt.
+        error: Reason why the attempt failed or was cancelled.
+        error_is_permanent: Whether a further attempt would fail in the same way; None if the attempt did not fail.
+        result: Result of an attempt that has succeeded, or that has failed because too many of its parts have failed.
+        results_digest: SHA-256 of the file with a training function's return values.
+    """
+
+    state: JobState
+    error: str | None = None
+    error_is_permanent: bool | None = None
+    result: JobResult | None = None
+    results_digest: str | None = None
 
 
 def end(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,34 +19,7 @@ class JobTakenError(JobError):
 
 
 @dataclass(frozen=True)
-class EngineTask(ABC):
-    """One try of a workflow engine's task that submits a job.
-
-    Attributes:
-        key: Name of the task, the same in all its tries.
-    """
-
-    key: str
-
-    @abstractmethod
-    def check(self, job: Job) -> None:
-        """Check that this try may use a job that it has found."""
-
-    @abstractmethod
-    def takes_over(self, job: Job) -> bool:
-        """Return whether this try takes over a job of this task. If not, it ends the job and submits a new one."""
-
-    @abstractmethod
-    def differs_from(self, job: Job) -> bool:
-        """Return whether a job was submitted with another function or other arguments."""
-
-    @abstractmethod
-    def columns(self) -> dict[str, Any]:
-        """Return the columns of a job's row that say to which task and try the job belongs."""
-
-
-@dataclass(frozen=True)
-class TaskTry(EngineTask):
+class TaskTry:
     """One try of a task that the engine always calls by the same name, such as a task of Airflow.
 
     Attributes:
@@ -62,6 +34,7 @@ class TaskTry(EngineTask):
             compared.
     """
 
+    key: str
     number: int
     cleared: int = 0
     durable: bool = True
@@ -104,7 +77,7 @@ class TaskTry(EngineTask):
 
 
 @dataclass(frozen=True)
-class FlowTask(EngineTask):
+class FlowTask:
     """A task run of a flow run that may be repeated as a whole, such as one of Prefect.
 
     A repeated flow run calls its tasks under new names. So a task run takes over the job of an equal task run of an
@@ -123,6 +96,7 @@ class FlowTask(EngineTask):
         name: Name of the flow and of the task, as users know them.
     """
 
+    key: str
     holder: str
     flow_try: str
     run: str
@@ -161,6 +135,11 @@ class FlowTask(EngineTask):
     @property
     def _run(self) -> str:
         return f"{self.flow_try} {self.run}"
+
+
+EngineTask = TaskTry | FlowTask
+"""One try of a workflow engine's task that submits a job. If it does not take over a job of the task, it ends this job
+and submits a new one."""
 
 
 def jobs_of(store: Store, holder: str, task: TaskTry) -> list[Job]:

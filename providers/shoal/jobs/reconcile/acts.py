@@ -14,12 +14,13 @@ from shoal.jobs import credentials, remote_files
 from shoal.jobs.credentials import Secrets
 from shoal.jobs.files import artifacts, staged_rows, storage
 from shoal.jobs.journal import attempts, job_queue
+from shoal.jobs.journal.attempts import End
 from shoal.jobs.journal.job_queue import Admission
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.journal.steps import JobStep, act
 from shoal.jobs.kind import parse_spec
 from shoal.jobs.reconcile import look
-from shoal.jobs.reconcile.decide import End, Silence
+from shoal.jobs.reconcile.decide import Silence
 from shoal.jobs.reconcile.look import HeadBusyError, HeadGoneError, JobClient, Target, address, find_head
 from shoal.jobs.timeouts import STOP_PATIENCE_S
 from shoal.pool.endpoint import LIBRARIES, NO_GCS, Endpoint, driver_command, is_on_loopback
@@ -186,7 +187,7 @@ class Cancellation:
 def record(target: Target, job: Job, end: End) -> bool:
     """Record the end of an attempt, unless its state has changed since the given row was read."""
     if not attempts.end(
-        target.store, target.key, end.state, target.clock(), seen={job.state}, error=end.reason, actor=target.actor
+        target.store, target.key, end.state, target.clock(), seen={job.state}, error=end.error, actor=target.actor
     ):
         return False
     _tidy(target, job)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from shoal.jobs import timeouts
+from shoal.jobs.journal.attempts import End
 from shoal.jobs.journal.stages import is_waiting
 from shoal.os_processes import how_ended
 from shoal.pool.backends.ray_http import RayJob, last_line
@@ -82,19 +83,6 @@ class Step(Enum):
     """Send the attempt to the pool's head, because the process that had to do it has not."""
     ADMIT = auto()
     """Let the attempt leave the queue if the pool has room for it, and send it."""
-
-
-@dataclass(frozen=True)
-class End:
-    """Record the end of the attempt, because it has no driver any more, or must not get one.
-
-    Attributes:
-        state: Final state to record.
-        reason: Explanation that is stored as the attempt's error.
-    """
-
-    state: JobState
-    reason: str
 
 
 @dataclass(frozen=True)

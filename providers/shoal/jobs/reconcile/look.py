@@ -281,11 +281,6 @@ POLLS_PER_ORPHAN_AFTER = 3
 """Updates of `last_polled_at` within a short `orphan_after`, so that two of them may fail."""
 
 
-def turn_check_s(position: int) -> float:
-    """Return the seconds after which a process whose job waits in the queue checks again whether the job may start."""
-    return timeouts.TURN_CHECK_S + timeouts.TURN_CHECK_PER_PLACE_S * position
-
-
 class PollTimer:
     """Timer that tells a waiting process when to update the job's `last_polled_at`.
 

@@ -18,14 +18,14 @@ from shoal.errors import ShoalError, StoreError, TeamError
 from shoal.jobs import credentials
 from shoal.jobs.files.retention import discard_leftovers
 from shoal.jobs.journal import attempts, job_queue
-from shoal.jobs.journal.attempts import Key
+from shoal.jobs.journal.attempts import End, Key
 from shoal.jobs.journal.stages import is_waiting
 from shoal.jobs.reconcile import acts, decide, look
 from shoal.jobs.reconcile.acts import Supplies
-from shoal.jobs.reconcile.decide import PATIENCE_S, Cancel, End, Facts, Step
-from shoal.jobs.reconcile.look import PollTimer, Target, turn_check_s
+from shoal.jobs.reconcile.decide import PATIENCE_S, Cancel, Facts, Step
+from shoal.jobs.reconcile.look import PollTimer, Target
 from shoal.jobs.scheduling import Place
-from shoal.jobs.timeouts import QUEUE_PERIOD_S, TURN_PATIENCE_S
+from shoal.jobs.timeouts import QUEUE_PERIOD_S, TURN_CHECK_PER_PLACE_S, TURN_CHECK_S, TURN_PATIENCE_S
 from shoal.os_processes import ProcessId
 from shoal.own_pauses import waited_since
 from shoal.pool.api import ComputePool
@@ -61,7 +61,7 @@ class Waiter:
     @property
     def turn_check_s(self) -> float:
         """Return the seconds until the next round of an attempt that waits in the queue."""
-        return turn_check_s(self.place.position if self.place else 1)
+        return TURN_CHECK_S + TURN_CHECK_PER_PLACE_S * (self.place.position if self.place else 1)
 
     def poll(self) -> Job:
         """Poll the job (update its `last_polled_at`) if the last poll is old enough, and return the job's row."""
