@@ -279,18 +279,13 @@ def _texts(table: pa.Table) -> list[str]:
 
 def _table(outcomes: Sequence[Outcome], key_type: pa.DataType) -> pa.Table:
     values = [None if each.value is None else each.value.content for each in outcomes]
-    columns = {
+    same = ("status", "attempts", "rows", "seconds", "error", "log")
+    columns = {name: [getattr(each, name) for each in outcomes] for name in same} | {
         "key": key_column((each.key for each in outcomes), key_type),
-        "status": [each.status for each in outcomes],
-        "attempts": [each.attempts for each in outcomes],
-        "rows": [each.rows for each in outcomes],
-        "seconds": [each.seconds for each in outcomes],
         "metrics": [json.dumps(each.metrics) for each in outcomes],
-        "error": [each.error for each in outcomes],
         "kind": [None if each.value is None else each.value.kind for each in outcomes],
         "sha256": [None if value is None else hashlib.sha256(value).hexdigest() for value in values],
         "size_bytes": [0 if value is None else len(value) for value in values],
-        "log": [each.log for each in outcomes],
         "value": values,
     }
     return pa.table(columns, _schema(key_type))
