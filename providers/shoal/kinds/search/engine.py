@@ -196,18 +196,16 @@ def _search(
     on_end: Callable[[Ended], None],
 ) -> Search:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = code.sampler or sampler_named(spec.sampler)
     study = optuna.create_study(
         storage=storage,
         study_name=STUDY,
-        sampler=sampler,
+        sampler=code.sampler or sampler_named(spec.sampler),
         pruner=pruner,
         direction=direction,
         load_if_exists=True,
     )
     return Search(
         study,
-        sampler,
         _suggest(spec, code),
         check,
         spec.trials,
