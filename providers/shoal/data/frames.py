@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.filters import check_unique
 from shoal.data.ingest import connected_ray
 from shoal.data.parquet.files import check_parents, is_local, need, resolve
 from shoal.data.parquet.footers import wrap_read_errors
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.row_writer import GROUP_ROWS, check_unique, write_rows, write_tables
+from shoal.data.row_writer import GROUP_ROWS, write_rows, write_tables
 from shoal.data.staged_data import staged
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import fs, pa

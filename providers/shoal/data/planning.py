@@ -521,12 +521,6 @@ class GangPosition:
     seed: int = 0
     """Seed of the shard plan, the same in all workers."""
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
-            raise InvalidArgumentError(
-                f"rank must be from 0 to {self.world_size - 1} in a gang of {self.world_size} workers, not {self.rank}"
-            )
-
 
 ALONE = GangPosition(rank=0, world_size=1)
 
