@@ -156,19 +156,16 @@ def _check_pandas_type(column: str, dtype: Any) -> None:
     advice = {
         "IntervalDtype": "replace it by its bounds (.left and .right of its values), or by numbers or text",
         "PeriodDtype": "convert it to timestamps (.dt.to_timestamp()), numbers or text",
+        "complex": "write its real and its imaginary part into two columns",
     }
     categories = getattr(dtype, "categories", None)
     for each in (dtype, getattr(categories, "dtype", None)):
-        kind = type(each).__name__
-        if getattr(each, "kind", "") == "c":
-            text = "write its real and its imaginary part into two columns"
-        elif kind in advice:
-            text = advice[kind]
-        else:
-            continue
-        raise DataError(
-            f'column "{column}" of the DataFrame is of type {dtype}, which cannot be written as Parquet: {text}'
-        )
+        kind = "complex" if getattr(each, "kind", "") == "c" else type(each).__name__
+        if kind in advice:
+            raise DataError(
+                f'column "{column}" of the DataFrame is of type {dtype}, which cannot be written as Parquet: '
+                f"{advice[kind]}"
+            )
 
 
 @contextlib.contextmanager
