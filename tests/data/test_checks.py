@@ -186,11 +186,8 @@ def test_empty_files(write: Write, tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (([], "y"), "input_cols is empty"),
-        (("x", "y"), "must be a list"),
         ((["x", "x"], "y"), "more than once in input_cols"),
         ((["x", "y"], "y"), "also in input_cols"),
-        (([1], "y"), "must be a str"),
-        ((["x"], "y", "w"), "extra_cols must be a list"),
     ],
 )
 def test_contradictory_arguments(write: Write, arguments: tuple[object, ...], message: str) -> None:
@@ -199,13 +196,11 @@ def test_contradictory_arguments(write: Write, arguments: tuple[object, ...], me
         validate_columns(connector.source, *arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("named", "message"), [(["z"], '"z", which is not among'), (["y"], '"y"'), ("x", "must be a list")]
-)
-def test_categorical_columns_are_input_columns(write: Write, named: object, message: str) -> None:
+@pytest.mark.parametrize(("named", "message"), [(["z"], '"z", which is not among'), (["y"], '"y"')])
+def test_categorical_columns_are_input_columns(write: Write, named: list[str], message: str) -> None:
     connector = DataConnector.from_parquet(write("a.parquet", x=[1], y=[1]))
     with pytest.raises(InvalidArgumentError, match=message):
-        validate_columns(connector.source, ["x"], "y", categorical_cols=named)  # type: ignore[arg-type]
+        validate_columns(connector.source, ["x"], "y", categorical_cols=named)
 
 
 def test_null_label_is_found_in_the_footer(write: Write) -> None:

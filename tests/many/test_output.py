@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shoal.kinds.partitions import partition_process
-from shoal.kinds.partitions.partition_messages import Begun, Ended, Message
+from shoal.kinds.partitions.partition_messages import Begun, Message, Outcome
 from shoal.kinds.partitions.partition_process import LOG_BYTES, ForkedProcess
 from shoal.secrets.known_secrets import KnownSecrets
 from tests.support.waiting import wait_until
@@ -28,7 +28,7 @@ def test_output_that_is_read_late_belongs_to_its_partition(monkeypatch: pytest.M
             # More than is kept, and together less than a pipe holds, so the process ends before the output is read.
             print("hunter22xyz" * (LOG_BYTES // 4) * (key == 1) + f" of {key}")
             print("password=four words of a\tpassword\n" * (LOG_BYTES // 32) * (key == 2), end="")
-            yield Ended("succeeded", 0.0)
+            yield Outcome(key, "succeeded", 1, 1, 0.0)
         done.touch()
 
     # The process is forked, so it has these, too.
@@ -39,7 +39,7 @@ def test_output_that_is_read_late_belongs_to_its_partition(monkeypatch: pytest.M
         logs = []
         for message in process.messages(None, None):  # type: ignore[arg-type]
             wait_until(done.exists, "the end of all partitions")
-            if isinstance(message, Ended):
+            if isinstance(message, Outcome):
                 logs.append(process.log(KnownSecrets(["hunter22xyz"])))
     finally:
         process.end()

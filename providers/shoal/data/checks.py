@@ -32,8 +32,8 @@ def validate_columns(
 
     With `takes_categories`, an error about a column may advise to add the column to `categorical_cols`.
     """
-    check_roles(input_cols, label_col, extra_cols, categorical_cols)
-    names = _used_columns(input_cols, label_col, extra_cols)
+    check_roles(input_cols, label_col, categorical_cols)
+    names = list(dict.fromkeys([*input_cols, *([label_col] if label_col is not None else []), *extra_cols]))
     reference = source.reference()
     schema = source.schema()
 
@@ -302,21 +302,11 @@ def check_bounds(lower: np.ndarray, upper: np.ndarray, columns: Sequence[str], p
         )
 
 
-def check_roles(
-    input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str], categorical_cols: Sequence[str]
-) -> None:
-    """Check that column arguments are lists of names, and that no column has two roles, such as feature and label."""
-    arguments = {"input_cols": input_cols, "extra_cols": extra_cols, "categorical_cols": categorical_cols}
-    for argument, columns in arguments.items():
-        if isinstance(columns, str):
-            raise InvalidArgumentError(
-                f'{argument} must be a list of column names, such as ["{columns}"], not "{columns}"'
-            )
+def check_roles(input_cols: Sequence[str], label_col: str | None, categorical_cols: Sequence[str]) -> None:
+    """Check that there are input columns, that no column is feature and label, and that all categorical columns are
+    features."""
     if not input_cols:
         raise InvalidArgumentError("input_cols is empty: name at least one column to train on")
-    for name in _used_columns(input_cols, label_col, extra_cols):
-        if not isinstance(name, str):
-            raise InvalidArgumentError(f"a column name must be a str, not {name!r}")
     if label_col is not None and label_col in input_cols:
         raise InvalidArgumentError(f'the label "{label_col}" is also in input_cols: remove the label from input_cols')
     for name in input_cols:
@@ -328,11 +318,6 @@ def check_roles(
                 f'categorical_cols names "{name}", which is not among input_cols: add it to input_cols, or remove it '
                 "from categorical_cols"
             )
-
-
-def _used_columns(input_cols: Sequence[str], label_col: str | None, extra_cols: Sequence[str]) -> list[str]:
-    """Return the names of the input columns, the label column and the extra columns in one list, without duplicates."""
-    return list(dict.fromkeys([*input_cols, *([label_col] if label_col is not None else []), *extra_cols]))
 
 
 def _check_categorical(path: str, name: str, type_: pa.DataType) -> None:

@@ -447,7 +447,7 @@ class DataConnector:
                 f"DataConnector.from_{what}, or, to plan a training with XGBoost or LightGBM, give the number of rows"
             )
         kind = ShardedDataConnector if spec.sharded else DataConnector
-        source = ParquetSource(spec.files, (), spec.filters, lister=lister_of(spec))
+        source = ParquetSource(spec.files, spec.filters, lister=lister_of(spec))
         if spec.time_split is not None:
             source = source.restricted_to(spec.time_split.filters(source))
         source.splits = tuple(Split(split.weights, split.index, split.seed) for split in spec.splits)

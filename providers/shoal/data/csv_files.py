@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from shoal.data.filters import check_unique
 from shoal.data.listing import DataFile
 from shoal.data.parquet.files import list_files, resolve
 from shoal.data.row_writer import write_rows
@@ -109,8 +110,7 @@ def _header(file: DataFile, delimiter: str) -> list[str]:
     for number, name in enumerate(names, 1):
         if not name:
             raise DataError(f"{file.path}: column {number} has no name in the header: name it, or leave it out")
-        if names.count(name) > 1:
-            raise DataError(f'{file.path} has several columns named "{name}": rename all but one')
+    check_unique(names, f"{file.path} has")
     others = [other for other in ",;\t|" if other in names[0]]
     if len(names) == 1 and others:
         raise DataError(

@@ -31,6 +31,13 @@ def check_present(path: str, name: str, present: Sequence[str]) -> None:
     raise DataError(f'{path} has no column "{name}"{hint}')
 
 
+def check_unique(names: Sequence[str], found: str = "the data has", hint: str = "rename all but one") -> None:
+    """Check that no two columns have the same name."""
+    for name in names:
+        if names.count(name) > 1:
+            raise DataError(f'{found} several columns named "{name}": {hint}')
+
+
 Operator = Literal["=", "!=", "<", ">", "<=", ">=", "in", "not in"]
 Scalar = bool | int | float | str
 Term = tuple[str, Operator, Scalar | tuple[Scalar, ...]]

@@ -7,11 +7,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from shoal.data.filters import check_unique
 from shoal.data.ingest import connected_ray
 from shoal.data.parquet.files import check_parents, is_local, need, resolve
 from shoal.data.parquet.footers import wrap_read_errors
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.row_writer import GROUP_ROWS, check_unique, write_rows, write_tables
+from shoal.data.row_writer import GROUP_ROWS, write_rows, write_tables
 from shoal.data.staged_data import staged
 from shoal.errors import DataError, InvalidArgumentError
 from shoal.lazy_imports import fs, pa
@@ -155,19 +156,16 @@ def _check_pandas_type(column: str, dtype: Any) -> None:
     advice = {
         "IntervalDtype": "replace it by its bounds (.left and .right of its values), or by numbers or text",
         "PeriodDtype": "convert it to timestamps (.dt.to_timestamp()), numbers or text",
+        "complex": "write its real and its imaginary part into two columns",
     }
     categories = getattr(dtype, "categories", None)
     for each in (dtype, getattr(categories, "dtype", None)):
-        kind = type(each).__name__
-        if getattr(each, "kind", "") == "c":
-            text = "write its real and its imaginary part into two columns"
-        elif kind in advice:
-            text = advice[kind]
-        else:
-            continue
-        raise DataError(
-            f'column "{column}" of the DataFrame is of type {dtype}, which cannot be written as Parquet: {text}'
-        )
+        kind = "complex" if getattr(each, "kind", "") == "c" else type(each).__name__
+        if kind in advice:
+            raise DataError(
+                f'column "{column}" of the DataFrame is of type {dtype}, which cannot be written as Parquet: '
+                f"{advice[kind]}"
+            )
 
 
 @contextlib.contextmanager

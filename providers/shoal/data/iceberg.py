@@ -53,7 +53,6 @@ class IcebergFiles(TableLister):
     def find_version(self) -> tuple[int | str, str]:
         """Return the id of the snapshot that is read now, with the schema if it is not that of the snapshot. Ids of
         snapshots are random, so the table needs no id."""
-        need("pyiceberg", "pyarrow", "numpy", extra="iceberg")
         with _pyiceberg_errors(self.path):
             snapshot, schema = self._select(self._load())
         if snapshot is None:
@@ -66,7 +65,6 @@ class IcebergFiles(TableLister):
         Raises:
             DataError: There is no such table or snapshot, or the table uses a feature that shoal does not support.
         """
-        need("pyiceberg", "pyarrow", "numpy", extra="iceberg")
         with _pyiceberg_errors(self.path):
             table = self._load()
             snapshot, schema = self._select(table)
@@ -238,7 +236,9 @@ class IcebergFiles(TableLister):
 
 @contextlib.contextmanager
 def _pyiceberg_errors(place: str) -> Iterator[None]:
-    """Convert an exception that pyiceberg raises to a DataError that names the table."""
+    """Check that pyiceberg is installed, and convert an exception that it raises to a DataError that names the
+    table."""
+    need("pyiceberg", "pyarrow", "numpy", extra="iceberg")
     from pyiceberg import __version__
     from pyiceberg.exceptions import RESTError
 

@@ -11,7 +11,7 @@ import hashlib
 import heapq
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import isfinite
@@ -229,6 +229,18 @@ def plan_shards(row_groups: Sequence[RowGroup], num_workers: int, seed: int) -> 
 def range_of(group: RowGroup) -> RowRange:
     """Return the range of all rows of a row group."""
     return RowRange(group.path, group.index, 0, group.rows)
+
+
+def gathered(ranges: Iterable[RowRange], least: int) -> Iterator[list[RowRange]]:
+    """Yield successive row ranges together, as few as have `least` rows; the last ones may have fewer."""
+    together: list[RowRange] = []
+    for part in ranges:
+        together.append(part)
+        if sum(each.rows for each in together) >= least:
+            yield together
+            together = []
+    if together:
+        yield together
 
 
 def _assign_divided(groups: Sequence[RowGroup], num_workers: int) -> list[list[RowRange]]:
@@ -508,12 +520,6 @@ class GangPosition:
     """Number of workers in the gang."""
     seed: int = 0
     """Seed of the shard plan, the same in all workers."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rank < self.world_size:
-            raise InvalidArgumentError(
-                f"rank must be from 0 to {self.world_size - 1} in a gang of {self.world_size} workers, not {self.rank}"
-            )
 
 
 ALONE = GangPosition(rank=0, world_size=1)

@@ -13,8 +13,8 @@ from importlib.util import find_spec
 from itertools import chain, cycle, repeat, takewhile
 from typing import Any, TypeVar
 
-from shoal.data.filters import check_present
-from shoal.data.query_text import ROWS, as_table, check_result_names, used_names, without_end
+from shoal.data.filters import check_present, check_unique
+from shoal.data.query_text import ROWS, as_table, used_names, without_end
 from shoal.errors import DataAccessError, DataError
 from shoal.lazy_imports import pa, pc
 
@@ -86,7 +86,7 @@ def read_tables(
     cursor.execute(f"SET TRANSACTION {mode}")
     sql = _with_values(url, statement, params)
     schema = cursor.adbc_execute_schema(sql)
-    check_result_names(schema.names)
+    check_unique(schema.names, "the query returns", "rename all but one with AS")
     names = used_names(schema.names, columns)
     types = {field.name: field.metadata[b"POSTGRESQL:type"].decode() for field in schema}
     if not _SERVED.issuperset(types[name] for name in names):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from shoal.errors import DataError
-
 ROWS = "shoal_rows"
 """Alias of the user's query when it is a subquery in the FROM clause of another query."""
 
@@ -30,13 +28,6 @@ def as_table(sql: str) -> str:
 def without_end(sql: str) -> str:
     """Return a query without a ``;`` at its end."""
     return sql.rstrip().removesuffix(";")
-
-
-def check_result_names(names: Sequence[str]) -> None:
-    """Check that no two columns of a query's result have the same name."""
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f'the query returns several columns named "{name}": rename all but one with AS')
 
 
 def used_names(names: Sequence[str], used: Sequence[str] | None) -> list[str]:

@@ -4,10 +4,11 @@ rows in equal order give equal row groups, and so equal shards and models, whate
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import itemgetter
 
+from shoal.data.filters import check_unique
 from shoal.data.parquet.files import join, resolve
 from shoal.data.parquet.footers import open_parquet
 from shoal.data.parquet.rows_digest import STORED, RowsDigest, is_list, kind_of
@@ -20,13 +21,6 @@ GROUP_ROWS = 32_768
 """Largest number of rows of a row group."""
 GROUP_BYTES = 32 * 2**20
 """Largest size of the values of a row group, as `_row_bytes` counts them. A larger row is a row group of its own."""
-
-
-def check_unique(names: Sequence[str]) -> None:
-    """Check that no two columns have the same name."""
-    for name in names:
-        if names.count(name) > 1:
-            raise DataError(f'the data has several columns named "{name}": rename all but one')
 
 
 def write_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, directory: str, number: int = 0) -> int:

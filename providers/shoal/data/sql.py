@@ -13,10 +13,10 @@ from itertools import islice, repeat, takewhile
 from typing import Any
 
 from shoal.data.connections import CONNECTION_PREFIX
-from shoal.data.filters import check_present
+from shoal.data.filters import check_present, check_unique
 from shoal.data.parquet.files import need
 from shoal.data.postgresql import read_tables
-from shoal.data.query_text import ROWS, as_table, check_result_names, is_select, used_names, without_end
+from shoal.data.query_text import ROWS, as_table, is_select, used_names, without_end
 from shoal.data.row_writer import write_tables
 from shoal.data.staged_data import staged
 from shoal.errors import DataAccessError, DataError, InvalidArgumentError, shown
@@ -286,7 +286,7 @@ def _run(
     if not result.returns_rows:
         raise InvalidArgumentError("the query is not a statement that returns rows: pass a SELECT statement")
     names = [str(name) for name in result.keys()]  # noqa: SIM118 - not a dict
-    check_result_names(names)
+    check_unique(names, "the query returns", "rename all but one with AS")
     return _tables(result, execute, names, used_names(names, columns))
 
 

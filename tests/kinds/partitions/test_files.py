@@ -93,11 +93,12 @@ def test_a_file_that_lacks_partitions_is_not_complete(root: str) -> None:
     assert complete_files(work.results, pa.int64()) == {}
 
 
-def test_kept_outcomes_that_are_gone_or_damaged_are_called_again(root: str) -> None:
+def test_kept_outcomes_that_are_gone_or_damaged_are_called_again(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
+    monkeypatch.setattr(result_files, "monotonic", lambda: now)
     _, work = attempt(root, 1)
     work.prepare("key", [])
-    writer = ResultWriter(work.results, 0, pa.int64(), clock=lambda: now)
+    writer = ResultWriter(work.results, 0, pa.int64())
     writer.add(outcome(1))
     now += KEEP_EVERY_S
     writer.keep()
@@ -111,15 +112,18 @@ def test_kept_outcomes_that_are_gone_or_damaged_are_called_again(root: str) -> N
     assert list(kept_outcomes(work.results, pa.int64())) == [0], "only a complete file replaces kept outcomes"
 
 
-def test_outcomes_of_an_unfinished_bucket_are_kept_every_few_seconds_and_continued(root: str) -> None:
+def test_outcomes_of_an_unfinished_bucket_are_kept_every_few_seconds_and_continued(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 100.0
+    monkeypatch.setattr(result_files, "monotonic", lambda: now)
     first, work = attempt(root, 1)
     work.prepare("key", [])
 
     def kept() -> dict[int, pa.Table]:
         return kept_outcomes(work.results, pa.int64())
 
-    writer = ResultWriter(work.results, 0, pa.int64(), clock=lambda: now)
+    writer = ResultWriter(work.results, 0, pa.int64())
     writer.expect(4)
     writer.add(outcome(1, b"one"))
     now += KEEP_EVERY_S - 0.1
@@ -132,7 +136,7 @@ def test_outcomes_of_an_unfinished_bucket_are_kept_every_few_seconds_and_continu
     now += KEEP_EVERY_S
     writer.add(outcome(3, b"three"))  # and the worker is killed
     storage.write(f"{work.results}/kept-00000-half.parquet", b"half")
-    other = ResultWriter(work.results, 0, pa.int64(), clock=lambda: now)  # of a worker that was thought to be lost
+    other = ResultWriter(work.results, 0, pa.int64())  # of a worker that was thought to be lost
     other.add(outcome(3, b"three"))
     now += KEEP_EVERY_S
     other.keep()

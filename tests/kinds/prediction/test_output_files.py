@@ -266,7 +266,8 @@ def test_a_worker_that_ends_in_the_middle_of_a_file_leaves_none_that_counts(tmp_
 
     parquet.write_table(pa.table({"a": list(range(300))}), tmp_path / "rows.parquet", row_group_size=100)
     source = ParquetSource(tmp_path / "rows.parquet")
-    assignment = worker.Assignment("models:/m/1", source, (), ("a",), "prediction", "memory://worker/out")
+    spec = PredictJobSpec(model="models:/m/1", dataset=DATASET, output_path="/out")
+    assignment = worker.Assignment(spec, "models:/m/1", source, ("a",), "memory://worker/out")
     [[file]] = plan_files(source.row_groups(), 1)
     batches = []
 

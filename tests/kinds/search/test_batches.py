@@ -25,7 +25,7 @@ def searched(pruner: optuna.pruners.BasePruner, order: int, *, losses: int = 0) 
     def suggest(trial: Any) -> dict[str, float]:
         return {name: trial.suggest_float(name, -5, 5) for name in "xz"}
 
-    search = Search(study, sampler, suggest, lambda params: None, TRIALS, seed=1, batch=WORKERS)
+    search = Search(study, suggest, lambda params: None, TRIALS, seed=1, batch=WORKERS)
     running: dict[int, list[Any]] = {}
 
     def ask(rank: int, outcome: dict[str, Any] | None = None) -> None:

@@ -109,7 +109,7 @@ def attempt(store: Store, workers: int, batch: int | None, sampler: Any, die_at:
             storage=storage_of(journal), study_name=STUDY, pruner=pruner, sampler=sampler, load_if_exists=True
         )
         search = Search(
-            study, sampler, lambda trial: {"x": trial.suggest_float("x", -5, 5), "y": trial.suggest_int("y", 1, 3)},
+            study, lambda trial: {"x": trial.suggest_float("x", -5, 5), "y": trial.suggest_int("y", 1, 3)},
             lambda params: None, TRIALS, seed=3, batch=batch, flush=journal.flush,
         )  # fmt: skip
         found = Workers(search, workers)

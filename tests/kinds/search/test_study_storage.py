@@ -81,11 +81,11 @@ def test_a_study_in_the_store_is_the_study_in_memory(either_store, store):
 def test_the_trials_are_read_without_optuna_as_with_it(store):
     key = running(store)
     journal = StudyJournal(store, key, 1)
-    study = optuna.create_study(storage=storage_of(journal), study_name=STUDY)
+    sampler = optuna.samplers.RandomSampler()
+    study = optuna.create_study(storage=storage_of(journal), study_name=STUDY, sampler=sampler)
     ended: list[Ended] = []
     search = Search(
         study,
-        optuna.samplers.RandomSampler(),
         lambda trial: {"x": trial.suggest_float("x", 0, 1), "two": 2},
         lambda params: None,
         trials=5,

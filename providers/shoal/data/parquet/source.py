@@ -42,13 +42,13 @@ class ParquetSource:
     Args:
         paths: One or several files, directories or globs: local paths or URIs. Hive partitions (``month=1/``) become
             columns.
-        splits: Random splits that are applied one after the other; see :meth:`split`.
-        filters: Filters of the rows, which are applied before the splits; None for all rows. See
+        filters: Filters of the rows, which are applied before splits; None for all rows. See
             :mod:`shoal.data.parquet.filter_matching`.
         lister: Lister of the table at the path; None if the paths are Parquet files. The digest of a table is always
             computed from the values.
 
     Attributes:
+        splits: Random splits that are applied one after the other; see :meth:`split`.
         staged_copy: The :class:`shoal.data.staged_data.StagedCopy` that prevents the removal of staged files
             while this source exists; None if this process does not hold staged files.
         is_table: Whether the files belong to a table, whose schema is that of the dataset.
@@ -56,18 +56,13 @@ class ParquetSource:
     """
 
     def __init__(
-        self,
-        paths: Path | Iterable[Path],
-        splits: Sequence[Split] = (),
-        filters: Filters | None = None,
-        *,
-        lister: TableLister | None = None,
+        self, paths: Path | Iterable[Path], filters: Filters | None = None, *, lister: TableLister | None = None
     ) -> None:
         several = list(paths) if isinstance(paths, Iterable) and not isinstance(paths, str) else [paths]
         if not several:
             raise InvalidArgumentError("a dataset needs at least one path")
         self.paths = tuple(normalise(path) for path in several)
-        self.splits = tuple(splits)
+        self.splits: tuple[Split, ...] = ()
         self.filters = filters
         self.lister: TableLister | ParquetPaths = lister or ParquetPaths(self.paths)
         self.is_table = lister is not None

@@ -20,7 +20,7 @@ from typing import Any
 from shoal.data.parquet.files import is_local, resolve
 from shoal.data.parquet.schema import plain_type
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning import RowGroup, RowRange
+from shoal.data.planning import RowGroup, RowRange, gathered, range_of
 from shoal.kinds.partitions.keys import Key, bucket_of, encoded, key_text
 from shoal.lazy_imports import np, pa
 from shoal.new_files import complete_file
@@ -59,17 +59,8 @@ class Chunk:
 def chunks_of(row_groups: Sequence[RowGroup]) -> tuple[Chunk, ...]:
     """Divide the row groups of a dataset into chunks, in the order of the dataset."""
     least = max(_LEAST_CHUNK_ROWS, -(-sum(group.rows for group in row_groups) // _MOST_CHUNKS))
-    chunks: list[Chunk] = []
-    pending: list[RowRange] = []
-    for group in row_groups:
-        if group.rows:
-            pending.append(RowRange(group.path, group.index, 0, group.rows))
-        if pending and sum(part.rows for part in pending) >= least:
-            chunks.append(Chunk(len(chunks), tuple(pending)))
-            pending = []
-    if pending:
-        chunks.append(Chunk(len(chunks), tuple(pending)))
-    return tuple(chunks)
+    ranges = [range_of(group) for group in row_groups if group.rows]
+    return tuple(Chunk(number, tuple(together)) for number, together in enumerate(gathered(ranges, least)))
 
 
 def number_of_buckets(rows: int) -> int:

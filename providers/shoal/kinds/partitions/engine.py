@@ -22,7 +22,7 @@ from shoal.jobs.files import storage
 from shoal.kinds.partitions import result_files, worker
 from shoal.kinds.partitions.bucket_rows import BatchInfo, chunks_of, dealt, largest_first, number_of_buckets, read_index
 from shoal.kinds.partitions.keys import key_type, keys_in, shown_key
-from shoal.kinds.partitions.partition_messages import PartitionProgram, Work
+from shoal.kinds.partitions.partition_messages import PartitionProgram
 from shoal.kinds.partitions.spec import PartitionsJobSpec
 from shoal.lazy_imports import pa
 from shoal.secrets.hidden_output import SECRETS
@@ -294,11 +294,7 @@ class _Partitions:
                     f"the rows that the workers have written are missing in {self.work.rows}: set artifact_location "
                     "to a directory or URI that all nodes can reach"
                 )
-            left = {bucket: places for bucket, places in batches.items() if bucket not in done}
-            kept = result_files.kept_outcomes(self.work.results, self._key_type)
-            kept = {bucket: table for bucket, table in kept.items() if bucket in left}
-            counts = _counted([*done.values(), *kept.values()])
-            found = self._process(gang, restarts, left, kept, counts)
+            found = self._process(gang, restarts, batches, done)
             peaks = [max(pair) for pair in zip(peaks or found, found, strict=True)]
         except BaseException:
             gang.end()
@@ -334,25 +330,22 @@ class _Partitions:
         return gang.run(worker.divide, tasks, timeout=restarts.timeout)
 
     def _process(
-        self,
-        gang: Gang,
-        restarts: Restarts,
-        left: Mapping[int, Sequence[BatchInfo]],
-        kept: Mapping[int, pa.Table],
-        counts: Counter[str],
+        self, gang: Gang, restarts: Restarts, batches: Mapping[int, Sequence[BatchInfo]], done: Mapping[int, pa.Table]
     ) -> list[int]:
-        """Have the buckets processed, and report the progress."""
+        """Have the buckets processed that are not done, and report the progress."""
+        left = {bucket: places for bucket, places in batches.items() if bucket not in done}
+        kept = result_files.kept_outcomes(self.work.results, self._key_type)
+        kept = {bucket: table for bucket, table in kept.items() if bucket in left}
+        counts = _counted([*done.values(), *kept.values()])
         claims = self.work.new_claims()
         assignment = worker.Assignment(
+            self._source,
+            self.columns,
+            self.spec.by,
+            self.work.rows,
+            self.spec.run_config.seed,
+            self._size.threads,
             self.program,
-            Work(
-                self._source,
-                self.columns,
-                self.spec.by,
-                self.work.rows,
-                self.spec.run_config.seed,
-                self._size.threads,
-            ),
             self._key_type,
             self.work.results,
             claims,

@@ -312,15 +312,9 @@ def signature_of(schema: pa.Schema, by: Sequence[str], input_cols: Sequence[str]
 def _check_feature(name: str, type_: pa.DataType) -> None:
     kind = pa.types
     value = type_.value_type if kind.is_dictionary(type_) else type_
-    allowed = (
-        kind.is_boolean,
-        kind.is_integer,
-        kind.is_floating,
-        kind.is_string,
-        kind.is_large_string,
-        kind.is_timestamp,
-    )
-    if not any(check(value) for check in allowed):
+    is_text = kind.is_string(value) or kind.is_large_string(value)
+    is_number = kind.is_boolean(value) or kind.is_integer(value) or kind.is_floating(value)
+    if not (is_text or is_number or kind.is_timestamp(value)):
         raise DataError(
             f'the column "{name}" is of type {type_}, which a model in MLflow cannot take: convert it to a number, a '
             "text or a timestamp, or remove register"

@@ -79,7 +79,8 @@ class Work:
         rows_folder: Folder of the rows that were divided into buckets.
         seed: Seed of the run.
         threads: Number of threads of each function.
-        function: Function that is called with the rows and the key of a partition; None until a worker has loaded it.
+        function: Function that is called with the rows and the key of a partition; pickled until a worker has loaded
+            it.
     """
 
     source: ParquetSource
@@ -88,7 +89,7 @@ class Work:
     rows_folder: str
     seed: int
     threads: int
-    function: Any = None
+    function: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,34 +126,8 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """The function has returned or failed."""
-
-    status: Status
-    seconds: float
-    metrics: dict[str, float] = field(default_factory=dict)
-    error: str = ""
-    value: ModelBytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class BucketEnded:
-    """All partitions of the bucket have ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class BucketFailed:
-    """The rows of the bucket could not be read."""
-
-    error: str
-
-
-Message = Read | Begun | Ended | BucketEnded | BucketFailed
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of a partition, which is written into a result file.
+    """The function has returned or failed. The worker adds the log, and writes the outcome into a result file.
 
     Args:
         key: Key of the partition.
@@ -171,10 +146,20 @@ class Outcome:
     attempts: int
     rows: int
     seconds: float
-    metrics: dict[str, float]
-    error: str
-    log: str
-    value: ModelBytes | None
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+    log: str = ""
+    value: ModelBytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BucketEnded:
+    """All partitions of the bucket have ended, or its rows could not be read because of an error."""
+
+    error: str = ""
+
+
+Message = Read | Begun | Outcome | BucketEnded
 
 
 @dataclass(frozen=True)

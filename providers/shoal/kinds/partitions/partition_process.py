@@ -21,6 +21,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -74,14 +75,14 @@ def serve(work: messages.Work, worker: ProcessChannel, output: int) -> NoReturn:
                 bucket: messages.Bucket = pickle.loads(worker.receive())
                 try:
                     for message in _processed(work, reader, bucket):
-                        if isinstance(message, messages.Begun | messages.Ended):
+                        if isinstance(message, messages.Begun | messages.Outcome):
                             os.write(output, MARK)
                         send(message)
                     send(messages.BucketEnded())
                 except OSError:
                     raise
                 except Exception as error:
-                    send(messages.BucketFailed("".join(traceback.format_exception_only(error)).strip()))
+                    send(messages.BucketEnded("".join(traceback.format_exception_only(error)).strip()))
                 memory.trim()
     finally:
         _flush()
@@ -179,8 +180,9 @@ class _Partitions:
 
 def _called(
     work: messages.Work, partitions: _Partitions, context: messages.PartitionContext, text: str
-) -> messages.Ended:
+) -> messages.Outcome:
     """Call the function for a partition."""
+    ended = partial(messages.Outcome, context.key, attempts=context.attempt, rows=partitions.rows[text])
     began = time.perf_counter()
     try:
         table = described(partitions.table(text, context.key), work.source)
@@ -195,14 +197,15 @@ def _called(
             value = work.function(rows, context.key)
             seconds = time.perf_counter() - began
             content = _content(value)
-        return messages.Ended("succeeded", seconds, context.metrics, value=content)
+        return ended(status="succeeded", seconds=seconds, metrics=context.metrics, value=content)
     except CapacityError as error:
-        return messages.Ended("failed", 0.0, error=str(error))
+        return ended(status="failed", seconds=0.0, error=str(error))
     except BaseException as error:  # also SystemExit and KeyboardInterrupt, which would end this process
         # Without the frame of this function, which is none of the user's.
         traceback.print_exception(error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
         summary = "".join(traceback.format_exception_only(error)).strip()
-        return messages.Ended("failed", time.perf_counter() - began, context.metrics, error=summary)
+        seconds = time.perf_counter() - began
+        return ended(status="failed", seconds=seconds, metrics=context.metrics, error=summary)
     finally:
         messages.set_context(None)
         _flush()
@@ -347,13 +350,13 @@ class ForkedProcess:
         deadline: float | None = None
         while True:
             message = self._receive(deadline, timeout, meanwhile)
-            if isinstance(message, messages.BucketEnded):
+            if isinstance(message, messages.BucketEnded) and not message.error:
                 return
             if isinstance(message, messages.Begun):
                 self._next_part()
                 self._log = None
                 deadline = None if timeout is None else time.monotonic() + timeout
-            elif isinstance(message, messages.Ended):
+            elif isinstance(message, messages.Outcome):
                 self._log = self._next_part()
                 deadline = None
             yield message

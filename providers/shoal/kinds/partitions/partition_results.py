@@ -324,20 +324,13 @@ class PartitionResults:
     def to_pandas(self) -> pd.DataFrame:
         """Return a table of all partitions: key, status, rows, seconds, attempts, error, and a column for each metric,
         ``metric/<name>``. It has no values and logs."""
-        return pd.DataFrame(
-            [
-                {
-                    "key": each.key,
-                    "status": each.status,
-                    "rows": each.rows,
-                    "seconds": each.seconds,
-                    "attempts": each.attempts,
-                    "error": each.error,
-                    **{f"metric/{name}": value for name, value in each.metrics.items()},
-                }
-                for each in self
-            ]
-        )
+        names = ("key", "status", "rows", "seconds", "attempts", "error")
+        rows = [
+            {name: getattr(each, name) for name in names}
+            | {f"metric/{name}": value for name, value in each.metrics.items()}
+            for each in self
+        ]
+        return pd.DataFrame(rows)
 
     def require_all(self) -> None:
         """Do nothing if all partitions have succeeded.

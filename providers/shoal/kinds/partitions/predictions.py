@@ -108,9 +108,6 @@ class PartitionPrediction(PartitionFunction):
     predict_fn: Callable[..., Any] | None
     _models: PartitionResults | None = field(default=None, init=False)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_models": None}
-
     def prepare(self, keys: pa.DataType, by: Sequence[str]) -> None:
         """Read the manifest, import the libraries of the models, and check that their keys are of the same kind."""
         self._keys, self._by = keys, tuple(by)

@@ -7,10 +7,10 @@ import hashlib
 import io
 import json
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from shoal.data.parquet.files import is_local, resolve
@@ -139,25 +139,16 @@ class ResultWriter:
         bucket: Number of the bucket.
         key_type: Type of the keys.
         kept: Names of the files in which an earlier worker has kept outcomes of the bucket.
-        clock: Function that returns the seconds of a clock that never jumps.
 
     Attributes:
         ended: Texts of the keys of these outcomes.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        bucket: int,
-        key_type: pa.DataType,
-        kept: Sequence[str] = (),
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, folder: str, bucket: int, key_type: pa.DataType, kept: Sequence[str] = ()) -> None:
         self._folder = folder
         self._filesystem, self._root = resolve(folder)
         self._bucket = bucket
         self._key_type = key_type
-        self._clock = clock
         self._kept = [f"{self._root}/{name}" for name in kept]
         self._earlier = _kept_tables(self._filesystem, self._kept, key_type)
         self.ended = frozenset(text for table in self._earlier for text in _texts(table))
@@ -178,7 +169,7 @@ class ResultWriter:
         """Add the outcome of a partition."""
         size = len(outcome.log) + (len(outcome.value.content) if outcome.value else 0)
         if not self._unkept:
-            self._unkept_since = self._clock()
+            self._unkept_since = monotonic()
         self._unkept.append(outcome)
         self._unkept_bytes += size
         self._pending.append(outcome)
@@ -189,7 +180,7 @@ class ResultWriter:
 
     def keep(self) -> None:
         """Write the outcomes that are only in memory into a small file, if it is time."""
-        is_due = self._unkept_bytes >= _MOST_UNKEPT_BYTES or self._clock() - self._unkept_since >= KEEP_EVERY_S
+        is_due = self._unkept_bytes >= _MOST_UNKEPT_BYTES or monotonic() - self._unkept_since >= KEEP_EVERY_S
         if not self._unkept or not is_due:
             return
         name = _kept_name(self._bucket)
@@ -198,7 +189,7 @@ class ResultWriter:
                 write(_table(self._unkept, self._key_type))
         except OSError as error:
             say(f"outcomes of partitions could not be kept, which is tried again later: {error}")
-            self._unkept_since = self._clock()
+            self._unkept_since = monotonic()
             return
         self._kept.append(f"{self._root}/{name}")
         self._unkept, self._unkept_bytes = [], 0
@@ -279,18 +270,13 @@ def _texts(table: pa.Table) -> list[str]:
 
 def _table(outcomes: Sequence[Outcome], key_type: pa.DataType) -> pa.Table:
     values = [None if each.value is None else each.value.content for each in outcomes]
-    columns = {
+    same = ("status", "attempts", "rows", "seconds", "error", "log")
+    columns = {name: [getattr(each, name) for each in outcomes] for name in same} | {
         "key": key_column((each.key for each in outcomes), key_type),
-        "status": [each.status for each in outcomes],
-        "attempts": [each.attempts for each in outcomes],
-        "rows": [each.rows for each in outcomes],
-        "seconds": [each.seconds for each in outcomes],
         "metrics": [json.dumps(each.metrics) for each in outcomes],
-        "error": [each.error for each in outcomes],
         "kind": [None if each.value is None else each.value.kind for each in outcomes],
         "sha256": [None if value is None else hashlib.sha256(value).hexdigest() for value in values],
         "size_bytes": [0 if value is None else len(value) for value in values],
-        "log": [each.log for each in outcomes],
         "value": values,
     }
     return pa.table(columns, _schema(key_type))

@@ -40,12 +40,10 @@ _NOTE_EVERY_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
-    """Arguments of `process` that are the same for all workers.
+class Assignment(messages.Work):
+    """Arguments of `process` that are the same for all workers, with the pickled function.
 
     Args:
-        program: Pickled function.
-        work: Everything else that is the same for all partitions.
         key_type: Type of the keys.
         results_folder: Folder of the result files.
         claims_folder: Local folder in which workers claim buckets; None: each worker has buckets of its own.
@@ -53,8 +51,6 @@ class Assignment:
         secrets: Texts that are hidden in errors and logs.
     """
 
-    program: bytes
-    work: messages.Work
     key_type: pa.DataType
     results_folder: str
     claims_folder: str | None
@@ -103,17 +99,16 @@ def process(assignment: Assignment, orders: Sequence[Order]) -> int:
     """
     memory.reset_peak()
     own = memory.peak_rss_bytes()
-    work = replace(assignment.work, function=cloudpickle.loads(assignment.program))
+    work = replace(assignment, function=cloudpickle.loads(assignment.function))
     # Read the footer that the conversion to pandas needs, once for all forks.
     work.source.metadata(work.source.reference().path)
     if isinstance(work.function, messages.PartitionFunction):
-        work.function.prepare(assignment.key_type, work.by)
-    hidden = KnownSecrets(assignment.secrets)
+        work.function.prepare(work.key_type, work.by)
     reporter = _Reporter()
-    with contextlib.closing(_Processes(work, assignment.timeout, hidden)) as processes:
+    with contextlib.closing(_Processes(work)) as processes:
         for order in orders:
-            if assignment.claims_folder is None or _claim(assignment.claims_folder, order.bucket):
-                writer = ResultWriter(assignment.results_folder, order.bucket, assignment.key_type, order.kept)
+            if work.claims_folder is None or _claim(work.claims_folder, order.bucket):
+                writer = ResultWriter(work.results_folder, order.bucket, work.key_type, order.kept)
                 for outcome in processes.outcomes(order.batches, writer):
                     writer.add(outcome)
                     reporter.ended(outcome)
@@ -160,15 +155,12 @@ class _Processes:
     """The processes that call the function, one after the other.
 
     Args:
-        work: What is the same for all partitions.
-        timeout: Maximum seconds of the function for one partition.
-        hidden: The secrets, which are removed from errors and logs.
+        work: What is the same for all partitions, with the loaded function.
     """
 
-    def __init__(self, work: messages.Work, timeout: float | None, hidden: KnownSecrets) -> None:
+    def __init__(self, work: Assignment) -> None:
         self._work = work
-        self._timeout = timeout
-        self._hidden = hidden
+        self._hidden = KnownSecrets(work.secrets)
         self._process: ForkedProcess | None = None
         self.peak_bytes = 0
 
@@ -185,18 +177,18 @@ class _Processes:
             ended: set[str] = set()
             try:
                 self._process = self._process or ForkedProcess(self._work)
-                for message in self._process.messages(bucket, self._timeout, writer.keep):
+                for message in self._process.messages(bucket, self._work.timeout, writer.keep):
                     if isinstance(message, messages.Read):
                         writer.expect(message.partitions)
                         unread = 0
                     elif isinstance(message, messages.Begun):
                         current = message
-                    elif isinstance(message, messages.Ended):
+                    elif isinstance(message, messages.Outcome):
                         assert current is not None
-                        yield self._outcome(current, message, bucket.attempts.get(current.text, 1))
+                        yield self._complete(message)
                         ended.add(current.text)
                         current = None
-                    elif isinstance(message, messages.BucketFailed):
+                    elif message.error:
                         raise TrainingError(f"the rows of a bucket could not be read: {message.error}")
                 if self._process.growth() > _GROWTH_BYTES:
                     self.close()
@@ -214,23 +206,14 @@ class _Processes:
                 if attempt >= MOST_ATTEMPTS or not lost.again:
                     why = f"the process of the function {lost} in {attempt} attempts"
                     why = why if lost.again else f"the function {lost}"
-                    yield self._outcome(current, messages.Ended("failed", 0.0, error=why), attempt)
+                    yield self._complete(messages.Outcome(current.key, "failed", attempt, current.rows, 0.0, error=why))
                     ended.add(current.text)
                 bucket = replace(bucket, skip=bucket.skip | ended, attempts=attempts)
 
-    def _outcome(self, begun: messages.Begun, ended: messages.Ended, attempt: int) -> messages.Outcome:
+    def _complete(self, outcome: messages.Outcome) -> messages.Outcome:
+        """Add the log, and hide the secrets in the error."""
         log = self._last_log if self._process is None else self._process.log(self._hidden)
-        return messages.Outcome(
-            begun.key,
-            ended.status,
-            attempt,
-            begun.rows,
-            ended.seconds,
-            ended.metrics,
-            redact(self._hidden.hide(ended.error)),
-            log,
-            ended.value,
-        )
+        return replace(outcome, error=redact(self._hidden.hide(outcome.error)), log=log)
 
     def close(self) -> None:
         if self._process is not None:

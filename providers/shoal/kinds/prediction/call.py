@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from shoal.jobs.kind import KindCall
@@ -25,16 +26,9 @@ class PredictionCall(KindCall[PredictJobSpec, None, PredictResult]):
         from shoal.jobs.files import storage
 
         assert result.output_path is not None
-        assert result.rows is not None
-        return PredictResult(
-            storage.as_given(result.output_path, self.spec.output_path),
-            result.rows,
-            result.model_uri,
-            result.num_workers,
-            result.restarts,
-            result.seconds,
-            result.peak_memory_per_worker,
-        )
+        found = {field.name: getattr(result, field.name) for field in fields(PredictResult)}
+        found["output_path"] = storage.as_given(result.output_path, self.spec.output_path)
+        return PredictResult(**found)
 
     def run_here(self, env: Mapping[str, str], claim: Claim) -> PredictResult:
         """Predict in the connected Ray cluster."""

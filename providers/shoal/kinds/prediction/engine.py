@@ -67,12 +67,8 @@ def run(
     locations.try_out(spec.output_path.rpartition("/")[0] or "/", "output_path")
     output.prepare()
     try:
-        work = worker.Assignment(
-            uri, connector.source, spec.input_cols, keep, spec.prediction_col, output.staging, spec.category_codes
-        )
-        unknown: Counter[str] = Counter()
-        peaks, names = _predict_all(spec, work, rows, restarts, env or {}, on_progress, unknown)
-        report_unknown(unknown, rows)
+        work = worker.Assignment(spec, uri, connector.source, keep, output.staging)
+        peaks, names = _predict_all(work, rows, restarts, env or {}, on_progress)
         output.publish(names, key=key, model=uri, rows=rows, overwrite=spec.overwrite)
     finally:
         output.discard()
@@ -80,21 +76,16 @@ def run(
 
 
 def _predict_all(
-    spec: PredictJobSpec,
-    work: worker.Assignment,
-    rows: int,
-    restarts: Restarts,
-    env: Mapping[str, str],
-    on_progress: OnProgress | None,
-    unknown: Counter[str],
+    work: worker.Assignment, rows: int, restarts: Restarts, env: Mapping[str, str], on_progress: OnProgress | None
 ) -> tuple[list[int], list[str]]:
-    """Predict all rows, and count those of keys without a model in `unknown`; return each rank's peak memory, and the
-    output files' names."""
-    size = spec.demand().resolved()
+    """Predict all rows, and report those of keys without a model; return each rank's peak memory, and the output files'
+    names."""
+    size = work.spec.demand().resolved()
     # The rows are divided into files only once, and not again at a restart. Otherwise a restart could divide them
     # differently, and the files that are already complete would be useless.
     parts = plan_files(work.source.row_groups(), min(size.num_workers, rows))
     shape = replace(size, num_workers=len(parts))
+    unknown: Counter[str] = Counter()
 
     def attempt() -> list[int]:
         done = 0
@@ -115,6 +106,7 @@ def _predict_all(
         return peaks
 
     peaks = restarts.run(attempt, checkpoint=lambda: "the files that are complete")
+    report_unknown(unknown, rows)
     return peaks, [file.name for files in parts for file in files]
 
 

@@ -10,11 +10,12 @@ from typing import Any
 from shoal.data.output_tables import with_predictions, write_tables
 from shoal.data.parquet.files import is_local, resolve
 from shoal.data.parquet.source import ParquetSource
-from shoal.data.planning import RowGroup, RowRange, cut, range_of
+from shoal.data.planning import RowGroup, RowRange, cut, gathered, range_of
 from shoal.errors import DataError
 from shoal.kinds.partitions.logged_model import PartitionedModel
 from shoal.kinds.prediction import output_files
 from shoal.kinds.prediction.output_files import is_complete
+from shoal.kinds.prediction.spec import PredictJobSpec
 from shoal.lazy_imports import pa
 from shoal.models import loading
 from shoal.models.loading import Predictor
@@ -25,25 +26,21 @@ from shoal.training.reporting import gang_context
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Arguments of a batch prediction that are the same for all workers: model, rows, columns and output folder.
+    """Arguments of a batch prediction that are the same for all workers.
 
     Args:
+        spec: Spec of the prediction.
         model_uri: MLflow URI of the model, with its version.
         source: Rows to predict.
-        input_cols: Input columns of a model that names no columns.
         keep_cols: Columns of the dataset that are copied into the output.
-        prediction_col: Column of the predictions.
         folder: Directory or URI to write to.
-        category_codes: Whether the rows contain the integer codes of categories that the model does not contain.
     """
 
+    spec: PredictJobSpec
     model_uri: str
     source: ParquetSource
-    input_cols: tuple[str, ...]
     keep_cols: tuple[str, ...]
-    prediction_col: str
     folder: str
-    category_codes: bool = False
 
 
 def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
@@ -52,7 +49,8 @@ def predict(assignment: Assignment, files: Sequence[OutputFile]) -> int:
     A complete file that was written before a restart is kept.
     """
     memory.reset_peak()
-    predictor = loading.load(assignment.model_uri, assignment.input_cols, category_codes=assignment.category_codes)
+    spec = assignment.spec
+    predictor = loading.load(assignment.model_uri, spec.input_cols, category_codes=spec.category_codes)
     filesystem, folder = resolve(assignment.folder)
     for file in files:
         path = f"{folder}/{file.name}"
@@ -78,7 +76,7 @@ def _predicted(assignment: Assignment, predictor: Predictor, file: OutputFile) -
                 f"the model returned {len(predicted)} predictions for {table.num_rows} rows, but must return one per "
                 "row: correct the model"
             )
-        yield with_predictions(table.select(list(assignment.keep_cols)), predicted, assignment.prediction_col)
+        yield with_predictions(table.select(list(assignment.keep_cols)), predicted, assignment.spec.prediction_col)
         note: dict[str, Any] = {"rows": table.num_rows}
         if isinstance(predictor, PartitionedModel):
             note["unknown"] = predictor.unknown(table)[1]
@@ -117,12 +115,7 @@ def plan_files(row_groups: Sequence[RowGroup], num_workers: int) -> tuple[tuple[
 
 
 def _files(ranges: Sequence[RowRange], start: int) -> Iterator[OutputFile]:
-    pending: list[RowRange] = []
-    for part in ranges:
-        pending.append(part)
-        if sum(each.rows for each in pending) >= output_files.FILE_ROWS:
-            file = OutputFile(start, tuple(pending))
-            yield file
-            start, pending = start + file.rows, []
-    if pending:
-        yield OutputFile(start, tuple(pending))
+    for together in gathered(ranges, output_files.FILE_ROWS):
+        file = OutputFile(start, tuple(together))
+        yield file
+        start += file.rows

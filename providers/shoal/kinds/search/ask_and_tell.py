@@ -110,8 +110,7 @@ class Search:
     """The trials of one study.
 
     Args:
-        study: The study; its sampler and pruner are those of the search.
-        sampler: Sampler that is copied and seeded for each trial.
+        study: The study; its pruner is that of the search, and its sampler is copied and seeded for each trial.
         suggest: Function that suggests the parameters of a trial.
         check: Function that checks parameters with the library before a worker gets them; an error fails the trial.
         trials: Number of trials.
@@ -123,7 +122,6 @@ class Search:
     """
 
     study: optuna.Study
-    sampler: optuna.samplers.BaseSampler
     suggest: Suggest
     check: Check
     trials: int
@@ -134,6 +132,7 @@ class Search:
     on_end: Callable[[Ended], None] = lambda ended: None
 
     def __post_init__(self) -> None:
+        self._sampler = self.study.sampler
         self._open: dict[int, optuna.Trial] = {}
         self._ready: deque[Trial] = deque()
         self._untold: dict[int, optuna.Trial] = {}
@@ -270,7 +269,7 @@ class Search:
             if not waiting:
                 # The sampler needs the number.
                 self.study.enqueue_trial(dict(self.grid[number]) if self.grid else {}, user_attrs={NUMBER: number})
-            self.study.sampler = seeded(self.sampler, self.seed, number)
+            self.study.sampler = seeded(self._sampler, self.seed, number)
             trial = self.study.ask()
             try:
                 with ending_forks():

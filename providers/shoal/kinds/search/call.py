@@ -74,16 +74,10 @@ class SearchResult:
         from shoal.kinds.search.study_storage import ended_in
 
         rows = [
-            {
-                "number": each.number,
-                "state": each.state,
-                "value": each.value,
-                **{f"config/{name}": value for name, value in each.params.items()},
-                **each.metrics,
-                "rounds": each.rounds,
-                "seconds": each.seconds,
-                "error": each.error,
-            }
+            {name: getattr(each, name) for name in ("number", "state", "value")}
+            | {f"config/{name}": value for name, value in each.params.items()}
+            | each.metrics
+            | {name: getattr(each, name) for name in ("rounds", "seconds", "error")}
             for each in ended_in(self.study)
         ]
         return pd.DataFrame(rows)

@@ -196,18 +196,16 @@ def _search(
     on_end: Callable[[Ended], None],
 ) -> Search:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    sampler = code.sampler or sampler_named(spec.sampler)
     study = optuna.create_study(
         storage=storage,
         study_name=STUDY,
-        sampler=sampler,
+        sampler=code.sampler or sampler_named(spec.sampler),
         pruner=pruner,
         direction=direction,
         load_if_exists=True,
     )
     return Search(
         study,
-        sampler,
         _suggest(spec, code),
         check,
         spec.trials,
@@ -262,12 +260,11 @@ def _boosting_plan(spec: TuneJobSpec, code: SearchCode, user_code: UserCode, kee
         request.model_copy(update={"scaling_config": spec.scaling_config}), library, keep_gpu_choice
     )
     size = scaled.demand().resolved(clamp=spec.run_config.clamp)
-    return TrialPlan(request, size, user_code, spec.metric, spec.direction, _samples(spec, code))
+    return TrialPlan(request, size, user_code, spec.metric, spec.direction, _samples(spec, code, request.framework))
 
 
-def _samples(spec: TuneJobSpec, code: SearchCode) -> list[Mapping[str, Any]]:
+def _samples(spec: TuneJobSpec, code: SearchCode, framework: str) -> list[Mapping[str, Any]]:
     """Return parameters of some trials: the ends of the space, and what may change their metric."""
-    assert spec.train is not None
     if code.space is not None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(sampler=optuna.samplers.RandomSampler(spec.seed))
@@ -278,7 +275,7 @@ def _samples(spec: TuneJobSpec, code: SearchCode) -> list[Mapping[str, Any]]:
     others = [
         {**first, name: choice}
         for name, each in spec.space.items()
-        if each.choices and decides_metric(spec.train.framework, name)
+        if each.choices and decides_metric(framework, name)
         for choice in each.choices
     ]
     return [first, last, *others]

@@ -266,11 +266,9 @@ class TuneJobSpec(AnyJobSpec):
         if self.sampler == "grid":
             for values in self.space.values():
                 values.grid()
-        return self._of_training() if self.train is not None else self._of_function()
+        return self._of_training(self.train) if self.train is not None else self._of_function()
 
-    def _of_training(self) -> Self:
-        train = self.train
-        assert train is not None
+    def _of_training(self, train: TrainRequest) -> Self:
         if self.dataset_map:
             raise ValueError("dataset_map is only for a function: give the datasets of a training in train")
         if train.eval_set:
@@ -311,7 +309,7 @@ class TuneJobSpec(AnyJobSpec):
         assert self.train is not None
         dataset, holdout = self.train.dataset, self.holdout
         if holdout is None:
-            dataset, holdout = self._split(0), self._split(1)
+            dataset, holdout = self._split(dataset, 0), self._split(dataset, 1)
         changed = {
             "dataset": dataset,
             "eval_set": {"holdout": holdout},
@@ -338,9 +336,7 @@ class TuneJobSpec(AnyJobSpec):
         spec = JobSpec(**{**fields, **given}, user_code=self.user_code, register=self.register_as)
         return spec.model_copy(update={"tracking": self.tracking, "fingerprint": self.fingerprint})
 
-    def _split(self, index: int) -> DatasetSpec:
-        assert self.train is not None
-        dataset = self.train.dataset
+    def _split(self, dataset: DatasetSpec, index: int) -> DatasetSpec:
         weights = (1 - self.holdout_fraction, self.holdout_fraction)
         split = SplitSpec(weights=weights, index=index, seed=self.seed)
         return dataset.model_copy(update={"splits": (*dataset.splits, split)}).holding(dataset.staged_copy)

@@ -208,7 +208,7 @@ class TrainRequest(Settings):
                 + ("the bounds of the labels" if self.bound_cols else f"label_col={self.label_col!r}")
             )
         extra = [*self.extra_cols, *([self.group_col] if self.group_col else [])]
-        check_roles(self.input_cols, self.label_col, extra, self.categorical_cols)
+        check_roles(self.input_cols, self.label_col, self.categorical_cols)
         loaded(self.framework).check_request(self)
         self._check_feature_weights()
         roles = [*self.input_cols, self.label_col, *extra]
