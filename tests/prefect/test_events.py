@@ -134,7 +134,9 @@ KINDS = [
 def test_every_kind_of_job_sends_its_outcome_and_stores_its_report_also_of_a_failure(sent, ends, monkeypatch):
     stored = []
     monkeypatch.setattr(
-        reports, "_markdown", lambda text, key, description, **_: stored.append((text, key, description))
+        reports._artifacts,
+        "create_markdown_artifact",
+        lambda text, key, description, **_: stored.append((text, key, description)),
     )
 
     @flow

@@ -94,8 +94,11 @@ class Api:
             warning=lambda text, *args: self.logged.append(text % args),
         )
         monkeypatch.setattr(reports, "get_run_logger", lambda: logger)
-        monkeypatch.setattr(reports, "_create", lambda percent, key, text, _sync: self.write(key, percent) or "id")
-        monkeypatch.setattr(reports, "_update", lambda artifact, percent, text, _sync: self.write(artifact, percent))
+        artifacts = SimpleNamespace(
+            create_progress_artifact=lambda percent, key, text, _sync: self.write(key, percent) or "id",
+            update_progress_artifact=lambda artifact, percent, text, _sync: self.write(artifact, percent),
+        )
+        monkeypatch.setattr(reports, "_artifacts", artifacts)
 
     def write(self, name: str | None, percent: float) -> None:
         if self.fails:

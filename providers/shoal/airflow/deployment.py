@@ -27,15 +27,6 @@ if TYPE_CHECKING:
 
 SECTION = "shoal"
 
-VARIABLES = {
-    "home": "SHOAL_HOME",
-    "state_url": "SHOAL_STATE_URL",
-    "pool": "SHOAL_POOL",
-    "pool_uris": "SHOAL_POOL_URIS",
-    "ui_url": "SHOAL_UI_URL",
-}
-"""Environment variable of each option that shoal also reads outside of Airflow."""
-
 _OPTIONS = {
     "home": (
         "Folder with the state of pools, with jobs and their logs. Default: ~/.shoal. All workers of a host must use "
@@ -71,6 +62,9 @@ _OPTIONS = {
         "production",
     ),
 }
+
+VARIABLES = {name: f"SHOAL_{name.upper()}" for name in _OPTIONS if name != "deployment"}
+"""Environment variable of each option that shoal also reads outside of Airflow."""
 
 
 def config_section() -> dict[str, Any]:

@@ -82,19 +82,11 @@ class NodesSensor(base.PoolOperator, BaseSensorOperator):
 
         :param deadline: Time at which the sensor's timeout ends, in seconds since the epoch.
         """
-        from shoal.airflow.triggers import PoolTrigger
-
         if self.poke(context):
             return
-        pool = self.pool_in(context)
-        trigger = PoolTrigger(
-            pool=pool.name,
-            holder=pool.holder,
-            nodes=base.node_count(self.expected_nodes, "expected_nodes"),
-            poll_interval=self.poll_interval or self.poke_interval,
-            deadline=deadline,
-        )
-        self.defer(trigger=trigger, method_name="execute_complete", kwargs={"deadline": deadline})
+        pool, nodes = self.pool_in(context), base.node_count(self.expected_nodes, "expected_nodes")
+        interval = self.poll_interval or self.poke_interval
+        self._defer_to_pool(pool, deadline, {"deadline": deadline}, nodes=nodes, poll_interval=interval)
 
     @no_retry_of_permanent_errors()
     def poke(self, context: Context) -> bool:

@@ -117,16 +117,13 @@ def _root(
     as_json: output.Json = False,
 ) -> None:
     """Train XGBoost, LightGBM and PyTorch models on elastic compute pools."""
-    if version and as_json:
-        output.print_json({"version": __version__})
-    elif version:
-        output.show(f"shoal {__version__}")
-    elif ctx.invoked_subcommand is None:
+    if version:
+        output.show_result({"version": __version__}, f"shoal {__version__}", as_json=as_json)
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())
     elif as_json:
         raise typer.BadParameter("--json must follow a command, for example `shoal pool list --json`")
-    if version:
-        raise typer.Exit
 
 
 app.add_typer(pools.app, name="pool")
@@ -221,10 +218,8 @@ def init(
         raise InvalidArgumentError(f'there are no samples for "{engine}": use {" or ".join(sorted(known))}')
     samples: Callable[[Path], dict[str, str]] = known[engine].load()
     written = write_samples(folder, samples(folder))
-    if as_json:
-        output.print_json({"written": [str(path) for path in written]})
-    else:
-        output.show(*(f"wrote {path}" for path in written) if written else (f"{folder} already has these files",))
+    lines = [f"wrote {path}" for path in written] or [f"{folder} already has these files"]
+    output.show_result({"written": [str(path) for path in written]}, *lines, as_json=as_json)
 
 
 @app.command()

@@ -21,7 +21,7 @@ from shoal.boosting_libraries import BOOSTING_LIBRARIES
 from shoal.cli.output import describe_counts
 from shoal.errors import ShoalError, StoreError
 from shoal.installation import name, others, pip_install
-from shoal.pool.backends.interface import DISK_NEEDED, DISK_WANTED, Finding
+from shoal.pool.backends.interface import DISK_NEEDED, DISK_WANTED, Finding, Status
 from shoal.pool.backends.local import backend
 from shoal.pool.backends.versions import installed, untested_ray
 from shoal.pool.spec import PoolSpec
@@ -85,10 +85,9 @@ def all_checks() -> Iterator[Finding]:
         else:
             yield Finding(extra, "ok", *found.values())
     yield _bytecode()
-    if Path("/proc/self/stat").exists() and Path("/proc/sys/kernel/random/boot_id").exists():
-        yield Finding("/proc", "ok", "available")
-    else:
-        yield Finding("/proc", "broken", "not available", "local pools need Linux with /proc mounted")
+    has_proc = Path("/proc/self/stat").exists() and Path("/proc/sys/kernel/random/boot_id").exists()
+    state = "available" if has_proc else "not available"
+    yield _judged("/proc", state, "local pools need Linux with /proc mounted", is_broken=not has_proc)
     yield _loopback()
     yield _open_files()
     yield from _home()
@@ -140,9 +139,13 @@ def _open_files() -> Finding:
     limit = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     found = f"{soft}, can be raised to {'any number' if hard == resource.RLIM_INFINITY else hard}"
     advice = f"raise the hard limit: `ulimit -Hn {_FILES_WANTED}` or more, or LimitNOFILE= in a systemd service"
-    if limit < _FILES_NEEDED:
-        return Finding("open files", "broken", found, advice)
-    return Finding("open files", "note", found, advice) if limit < _FILES_WANTED else Finding("open files", "ok", found)
+    return _judged("open files", found, advice, is_broken=limit < _FILES_NEEDED, is_low=limit < _FILES_WANTED)
+
+
+def _judged(name: str, found: str, advice: str, *, is_broken: bool = False, is_low: bool = False) -> Finding:
+    """Return the result of a check, with the advice if there is a problem."""
+    status: Status = "broken" if is_broken else "note" if is_low else "ok"
+    return Finding(name, status, found, None if status == "ok" else advice)
 
 
 def _home() -> Iterator[Finding]:
@@ -171,11 +174,8 @@ def _disk(name: str, folder: Path) -> Finding:
     usage = shutil.disk_usage(folder)
     found = f"{usage.free / _GB:.1f} GB free in {folder}"
     advice = "free some space, or use another disk: set SHOAL_HOME for shoal's files, TMPDIR for those of running nodes"
-    if usage.free < DISK_NEEDED:
-        return Finding(name, "broken", found, advice)
-    if usage.free < DISK_WANTED or usage.used > _RAY_DISK_LIMIT * usage.total:
-        return Finding(name, "note", found, advice)
-    return Finding(name, "ok", found)
+    is_low = usage.free < DISK_WANTED or usage.used > _RAY_DISK_LIMIT * usage.total
+    return _judged(name, found, advice, is_broken=usage.free < DISK_NEEDED, is_low=is_low)
 
 
 def _store() -> Iterator[Finding]:
@@ -190,27 +190,21 @@ def _store() -> Iterator[Finding]:
         yield Finding("state store", "broken", str(error), "fix the problem that this message names")
         return
     found = f"can be opened; pools: {len(pools)}"
-    if before is None:
-        yield Finding("state store", "ok", found)
-    elif before & 0o077:
-        advice = "if other users could enter its folder, they could read the specs and errors of jobs"
-        yield Finding("state store", "note", f"{found}; had mode {before:04o}, now 0600", advice)
-    else:
-        yield Finding("state store", "ok", f"{found}; only you can read it (mode {before:04o})")
+    is_open = before is not None and bool(before & 0o077)
+    if before is not None:
+        found += f"; had mode {before:04o}, now 0600" if is_open else f"; only you can read it (mode {before:04o})"
+    advice = "if other users could enter its folder, they could read the specs and errors of jobs"
+    yield _judged("state store", found, advice, is_low=is_open)
     yield _shared_memory(pools)
     yield from (_pool(pool) for pool in pools)
     chosen = os.environ.get(POOL_VARIABLE)
-    if chosen and chosen not in [pool.name for pool in pools]:
-        advice = f"unset {POOL_VARIABLE}, or run `shoal pool up local://{chosen}`"
-        yield Finding(POOL_VARIABLE, "note", f"{chosen}, which does not exist", advice)
-    else:
-        yield Finding(POOL_VARIABLE, "ok", chosen or "not set")
+    is_missing = bool(chosen) and chosen not in [pool.name for pool in pools]
+    found = f"{chosen}, which does not exist" if is_missing else chosen or "not set"
+    advice = f"unset {POOL_VARIABLE}, or run `shoal pool up local://{chosen}`"
+    yield _judged(POOL_VARIABLE, found, advice, is_low=is_missing)
     yield reconciler(pools)
     left = leftovers(store)
-    if left:
-        yield Finding("left-over nodes", "note", ", ".join(left), "end them with `shoal sweep`")
-    else:
-        yield Finding("left-over nodes", "ok", "none")
+    yield _judged("left-over nodes", ", ".join(left) or "none", "end them with `shoal sweep`", is_low=bool(left))
 
 
 def _store_mode() -> int | None:
@@ -237,11 +231,8 @@ def _shared_memory(pools: list[PoolStatus]) -> Finding:
             name, "note", "does not exist: object stores are on disk, which is slow", "mount a tmpfs at /dev/shm"
         )
     found = f"{free / _MB:.0f} MB free; object stores may use {wanted / _MB:.0f} MB"
-    if free < wanted:
-        return Finding(
-            name, "note", found, "enlarge /dev/shm (Docker: --shm-size), or reduce object_store_mb or max_nodes"
-        )
-    return Finding(name, "ok", found)
+    advice = "enlarge /dev/shm (Docker: --shm-size), or reduce object_store_mb or max_nodes"
+    return _judged(name, found, advice, is_low=free < wanted)
 
 
 def _pool(pool: PoolStatus) -> Finding:
@@ -251,9 +242,8 @@ def _pool(pool: PoolStatus) -> Finding:
     if not pool.is_here:
         return Finding(name, "note", f"{found}; bound to host {pool.host}", f"use the pool on host {pool.host}")
     there = len(pool.active) + len(pool.pending) + len(pool.failed) + len(pool.leaving)
-    if pool.failed or len(pool.active) != there or there != pool.target:
-        return Finding(name, "note", found, f"see `shoal pool describe {pool.name}`; repair with `shoal sweep`")
-    return Finding(name, "ok", found)
+    advice = f"see `shoal pool describe {pool.name}`; repair with `shoal sweep`"
+    return _judged(name, found, advice, is_low=bool(pool.failed) or not len(pool.active) == there == pool.target)
 
 
 def reconciler(pools: list[PoolStatus]) -> Finding:

@@ -108,10 +108,10 @@ def run_spec(fields: dict[str, Any], *, pool_name: str | None, job_id: str | Non
             ]
             output.show(output.table(("TRIAL", "STATE", "VALUE", "PARAMETERS", "TOOK", "ERROR"), rows), "")
         output.show(_result_table(result))
-    elif as_json:
-        output.print_json({"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool})
     else:
-        output.show(f"submitted job {handle.job_id}: follow its log with `shoal jobs logs {handle.job_id} --follow`")
+        document = {"job_id": handle.job_id, "attempt": handle.attempt, "pool": handle.pool}
+        text = f"submitted job {handle.job_id}: follow its log with `shoal jobs logs {handle.job_id} --follow`"
+        output.show_result(document, text, as_json=as_json)
 
 
 @app.command("list")
@@ -148,33 +148,26 @@ def list_(
 def show_(job_id: JobId, as_json: output.Json = False) -> None:
     """Show the status and the result of a job."""
     status = _attach(job_id).status()
-    if as_json:
-        output.print_json(status)
-        return
-    output.show(
-        output.fields(
-            [
-                ("job", status.job_id),
-                ("for", status.label),
-                ("task", status.task),
-                ("attempt", status.attempt),
-                ("state", _state(status)),
-                ("priority", status.priority or None),
-                ("progress", status.progress),
-                ("error", status.error),
-                ("pool", status.pool),
-                ("submitted by", status.holder),
-                ("team", status.team),
-                ("created", output.when(status.created_at)),
-                ("started", output.when(status.started_at)),
-                ("ended", output.when(status.ended_at)),
-                ("node-seconds", None if status.result else status.node_seconds),
-                ("MLflow run", None if status.result else status.mlflow_run_id),
-            ]
-        )
-    )
-    if status.result is not None:
-        output.show("", _result_table(status.result))
+    facts = [
+        ("job", status.job_id),
+        ("for", status.label),
+        ("task", status.task),
+        ("attempt", status.attempt),
+        ("state", _state(status)),
+        ("priority", status.priority or None),
+        ("progress", status.progress),
+        ("error", status.error),
+        ("pool", status.pool),
+        ("submitted by", status.holder),
+        ("team", status.team),
+        ("created", output.when(status.created_at)),
+        ("started", output.when(status.started_at)),
+        ("ended", output.when(status.ended_at)),
+        ("node-seconds", None if status.result else status.node_seconds),
+        ("MLflow run", None if status.result else status.mlflow_run_id),
+    ]
+    result = ["", _result_table(status.result)] if status.result is not None else []
+    output.show_result(status, output.fields(facts), *result, as_json=as_json)
 
 
 @app.command()
@@ -236,13 +229,9 @@ def cancel(job_id: JobId, as_json: output.Json = False) -> None:
     ):
         cancelled = handle.cancel("cancelled with `shoal jobs cancel`")
     state = handle.status().state.value
-    if as_json:
-        done = {"job_id": handle.job_id, "attempt": handle.attempt, "cancelled": cancelled, "state": state}
-        output.print_json({**done, "left": handle.left})
-    else:
-        output.show(f"job {job_id} was cancelled" if cancelled else f"job {job_id} had already ended: {state}")
-        if handle.left:
-            output.show(handle.left)
+    done = {"job_id": handle.job_id, "attempt": handle.attempt, "cancelled": cancelled, "state": state}
+    text = f"job {job_id} was cancelled" if cancelled else f"job {job_id} had already ended: {state}"
+    output.show_result({**done, "left": handle.left}, *filter(None, (text, handle.left)), as_json=as_json)
 
 
 @app.command()
@@ -256,13 +245,10 @@ def prune(
     """Remove jobs that ended long ago, with their logs and models in $SHOAL_HOME. Models in MLflow stay."""
 
     removed = jobs.prune_jobs(older_than=duration(older_than), dry_run=dry_run)
-    if as_json:
-        output.print_json({"dry_run": dry_run, "removed": removed})
-        return
-    if removed:
-        rows = [(each.job_id, each.attempt, each.state.value, output.when(each.ended_at)) for each in removed]
-        output.show(output.table(("JOB", "ATTEMPT", "STATE", "ENDED"), rows))
-    output.show(f"{len(removed)} attempts {'would be removed' if dry_run else 'removed'}")
+    rows = [(each.job_id, each.attempt, each.state.value, output.when(each.ended_at)) for each in removed]
+    parts = [output.table(("JOB", "ATTEMPT", "STATE", "ENDED"), rows)] if removed else []
+    total = f"{len(removed)} attempts {'would be removed' if dry_run else 'removed'}"
+    output.show_result({"dry_run": dry_run, "removed": removed}, *parts, total, as_json=as_json)
 
 
 def _pool_of(job: jobs.AnyJobSpec, detach: bool) -> AbstractContextManager[str]:

@@ -10,9 +10,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.console import RenderableType
 
 from shoal import models
-from shoal.cli.output import ExitCode, Json, Limit, fields, print_json, say, show, show_list, table, when
+from shoal.cli.output import ExitCode, Json, Limit, fields, print_json, say, show, show_list, show_result, table, when
 from shoal.option_validation import duration
 
 app = typer.Typer(
@@ -59,35 +60,30 @@ def show_(name: Name, tracking_uri: TrackingUri = None, as_json: Json = False) -
     """Show a model: its champion, the champion's metric per slice, and the last ten challengers."""
 
     details = models.describe_model(name, tracking_uri)
-    if as_json:
-        print_json(details)
-        return
     status, champion = details.status, details.status.champion
     others = {alias: version for alias, version in status.aliases.items() if alias != status.alias}
-    show(
-        fields(
-            [
-                ("model", status.name),
-                (status.alias, "none" if champion is None else f"version {champion.version}"),
-                ("since", when(status.champion_since)),
-                ("age", _age(status.champion_since)),
-                *((champion.metrics if champion else {}).items()),
-                ("decided by", champion and champion.metric),
-                *((f"data {fact}", value) for fact, value in (champion.data if champion else {}).items()),
-                ("job", champion and champion.job_id),
-                ("MLflow run", champion and champion.mlflow_run_id),
-                ("other aliases", ", ".join(f"{alias}: version {version}" for alias, version in others.items())),
-                ("versions", f"{details.versions} of {status.registered} registered"),
-            ]
-        )
-    )
+    facts = [
+        ("model", status.name),
+        (status.alias, "none" if champion is None else f"version {champion.version}"),
+        ("since", when(status.champion_since)),
+        ("age", _age(status.champion_since)),
+        *((champion.metrics if champion else {}).items()),
+        ("decided by", champion and champion.metric),
+        *((f"data {fact}", value) for fact, value in (champion.data if champion else {}).items()),
+        ("job", champion and champion.job_id),
+        ("MLflow run", champion and champion.mlflow_run_id),
+        ("other aliases", ", ".join(f"{alias}: version {version}" for alias, version in others.items())),
+        ("versions", f"{details.versions} of {status.registered} registered"),
+    ]
+    parts: list[RenderableType] = [fields(facts)]
     if details.slices:
         rows = [(each.name, each.rows, each.value) for each in details.slices]
-        show("", table(("SLICE", "ROWS", (champion and champion.metric) or "VALUE"), rows))
+        parts += ["", table(("SLICE", "ROWS", (champion and champion.metric) or "VALUE"), rows)]
     challengers = [
         (each.version, when(each.created_at), each.value, _outcome(each), each.decision) for each in details.challengers
     ]
-    show("", table(("VERSION", "REGISTERED", "VALUE", "OUTCOME", "DECISION"), challengers))
+    parts += ["", table(("VERSION", "REGISTERED", "VALUE", "OUTCOME", "DECISION"), challengers)]
+    show_result(details, *parts, as_json=as_json)
 
 
 @app.command()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -198,14 +198,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
     return made
 
 
+def show_result(document: Any, *parts: RenderableType, as_json: bool) -> None:
+    """Print the result of a command: parts of a text or, with `as_json`, the JSON document."""
+    if as_json:
+        print_json(document)
+    else:
+        show(*parts)
+
+
 def show_list(
     document: dict[str, Any], columns: Sequence[str], rows: Sequence[Sequence[Any]], empty: str, *, as_json: bool
 ) -> None:
     """Print a list: as a table, with `as_json` as the JSON document, and without rows as the text `empty`."""
-    if as_json:
-        print_json(document)
-    else:
-        show(table(columns, rows) if rows else empty)
+    show_result(document, table(columns, rows) if rows else empty, as_json=as_json)
 
 
 def require_pool_if(is_empty: bool, name: str | None) -> None:
@@ -253,7 +258,6 @@ class PoolProgress:
         self._doing = doing
         self._console = console(stderr=True)
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
         self._said: set[str] = set()
         self._last = ""
         self._most = 0
@@ -269,7 +273,7 @@ class PoolProgress:
                 console=self._console,
                 transient=True,
             )
-            self._task = self._bar.add_task(self._doing, total=None, counts="")
+            self._bar.add_task(self._doing, total=None, counts="")
             self._bar.start()
         else:
             self._console.print(f"{self._doing} …", soft_wrap=True)
@@ -289,12 +293,12 @@ class PoolProgress:
         counts = describe_counts(status)
         there = len(status.active) + len(status.pending) + len(status.failed) + len(status.leaving)
         self._most = max(self._most, there)
-        if self._bar is not None and self._task is not None:
+        if self._bar is not None:
             # While the pool shrinks, the bar shows how many of the nodes that have to end have ended.
             done, total = len(status.active), status.target
             if there > status.target:
                 done, total = self._most - there, self._most - status.target
-            self._bar.update(self._task, completed=done, total=total, counts=counts)
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total, counts=counts)
         elif counts != self._last:
             self._console.print(f"{status.name}: {counts}", soft_wrap=True)
         self._last = counts

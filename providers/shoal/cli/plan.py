@@ -48,13 +48,12 @@ def plan(
     # The check of the parameters imports the library, whose import of scikit-learn takes longer than the whole plan.
     with hidden(NOT_NEEDED):
         found = plan_of(spec, pool_name, memory_per_node=memory_per_node, rows=rows)
-    if as_json:
-        output.print_json(found.to_dict())
-        return
     columns = ("NODES", "WORKERS", "ROWS EACH", "PEAK OF EACH", "CAN HAVE", "VERDICT", "LARGEST TERMS")
-    output.show(output.table(columns, [_row(size) for size in found.sizes]), "", found.reasoning())
+    texts = ["", found.reasoning()]
     if found.node.is_shared and len(found.sizes) > 1:
-        output.show("All nodes of this pool share one machine: more nodes add no memory.")
+        texts.append("All nodes of this pool share one machine: more nodes add no memory.")
+    sizes = output.table(columns, [_row(size) for size in found.sizes])
+    output.show_result(found.to_dict(), sizes, *texts, as_json=as_json)
 
 
 def _row(size: PlannedSize) -> tuple[object, ...]:

@@ -15,6 +15,8 @@ from shoal.pool.spec import AUTO
 from shoal.pool.timeouts import RETIRE_WITHIN, ROLLBACK_AFTER
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from shoal.pool.api import ComputePool
     from shoal.pool.status import PoolStatus
 
@@ -95,22 +97,21 @@ def describe(name: Name = None, as_json: output.Json = False) -> None:
     unfinished = list_jobs(status.name, states=JOB_ACTIVE, limit=_MOST_JOBS)
     waiting = sorted((job for job in unfinished if job.position is not None), key=lambda job: job.position or 0)
     running = len(unfinished) - len(waiting)
-    if as_json:
-        named = ("job_id", "attempt", "holder", "priority", "position")
-        queue = [{name: getattr(job, name) for name in named} for job in waiting]
-        output.print_json({**status.to_dict(), "jobs": {"running": running, "waiting": queue}, "usage": used})
-    else:
-        _show(status, as_json)
-        if unfinished:
-            output.show("", f"jobs: {running} running, {len(waiting)} waiting for room")
-        if used:
-            rows = [
-                (one.holder, one.nodes, round(one.lease_node_seconds), round(one.job_node_seconds))
-                for one in used[:_MOST_HOLDERS]
-            ]
-            title = f"used in the last {USAGE_DAYS:g} days"
-            columns = ("HOLDER", "NODES NOW", "NODE-SECONDS OF LEASES", "OF JOBS")
-            output.show("", output.table(columns, rows, title=title))
+    named = ("job_id", "attempt", "holder", "priority", "position")
+    queue = [{name: getattr(job, name) for name in named} for job in waiting]
+    document = {**status.to_dict(), "jobs": {"running": running, "waiting": queue}, "usage": used}
+    parts = _parts(status)
+    if unfinished:
+        parts += ["", f"jobs: {running} running, {len(waiting)} waiting for room"]
+    if used:
+        rows = [
+            (one.holder, one.nodes, round(one.lease_node_seconds), round(one.job_node_seconds))
+            for one in used[:_MOST_HOLDERS]
+        ]
+        title = f"used in the last {USAGE_DAYS:g} days"
+        columns = ("HOLDER", "NODES NOW", "NODE-SECONDS OF LEASES", "OF JOBS")
+        parts += ["", output.table(columns, rows, title=title)]
+    output.show_result(document, *parts, as_json=as_json)
     if (check := reconciler([status])).status != "ok":
         output.say(f"the reconciler {check.found}: {check.advice}")
 
@@ -247,10 +248,7 @@ def delete(
     """Remove a pool that is down, with its token and logs. The pool's ended jobs stay in the list of jobs."""
     pool = _pool(name)
     pool.delete(abandon=abandon)
-    if as_json:
-        output.print_json({"pool": pool.name, "deleted": True})
-    else:
-        output.show(f"pool {pool.name} was deleted")
+    output.show_result({"pool": pool.name, "deleted": True}, f"pool {pool.name} was deleted", as_json=as_json)
 
 
 def sweep(as_json: output.Json = False) -> None:
@@ -265,12 +263,10 @@ def sweep(as_json: output.Json = False) -> None:
     with acting_as(cli_holder()):
         did = jobs.sweep()
     left = leftovers(Store())
-    if as_json:
-        output.print_json({"did": did, "left": left})
-    else:
-        output.show(*did or ["nothing to sweep"])
-        if left:
-            output.show(f"nodes that could not be ended: {', '.join(left)}")
+    lines = did or ["nothing to sweep"]
+    if left:
+        lines = [*lines, f"nodes that could not be ended: {', '.join(left)}"]
+    output.show_result({"did": did, "left": left}, *lines, as_json=as_json)
     if left:
         raise typer.Exit(output.ExitCode.FAILED)
 
@@ -283,25 +279,23 @@ def _pool(source: str | None) -> ComputePool:
 
 
 def _show(status: PoolStatus, as_json: bool) -> None:
-    if as_json:
-        output.print_json(status.to_dict())
-        return
+    output.show_result(status.to_dict(), *_parts(status), as_json=as_json)
+
+
+def _parts(status: PoolStatus) -> list[RenderableType]:
     last = status.last_operation
     ended = last and f"{last.kind} to {last.size} by {last.holder}, {output.when(last.created_at)}: {last.state}"
-    output.show(
-        output.fields(
-            [
-                ("pool", status.name),
-                ("state", status.state),
-                ("nodes", output.describe_counts(status)),
-                ("limits", f"{status.min_nodes} to {status.max_nodes} nodes"),
-                ("note", _note(status)),
-                ("last operation", ended),
-                ("host", status.host),
-                ("URI", status.uri),
-            ]
-        )
-    )
+    facts = [
+        ("pool", status.name),
+        ("state", status.state),
+        ("nodes", output.describe_counts(status)),
+        ("limits", f"{status.min_nodes} to {status.max_nodes} nodes"),
+        ("note", _note(status)),
+        ("last operation", ended),
+        ("host", status.host),
+        ("URI", status.uri),
+    ]
+    parts: list[RenderableType] = [output.fields(facts)]
     everyone = [*status.active, *status.pending, *status.failed, *status.leaving]
     if everyone:
         rows = [
@@ -316,10 +310,10 @@ def _show(status: PoolStatus, as_json: bool) -> None:
             )
             for node in everyone
         ]
-        output.show("", output.table(("NODE", "ROLE", "STATE", "CPUS", "GPUS", "BUSY", "NOTE"), rows))
+        parts += ["", output.table(("NODE", "ROLE", "STATE", "CPUS", "GPUS", "BUSY", "NOTE"), rows)]
     if status.quotas:
         limits = [(team, of["max_nodes"], of["node_hours"]) for team, of in sorted(status.quotas.items())]
-        output.show("", output.table(("QUOTA OF TEAM", "NODES", "NODE-HOURS IN 30 DAYS"), limits))
+        parts += ["", output.table(("QUOTA OF TEAM", "NODES", "NODE-HOURS IN 30 DAYS"), limits)]
     if status.leases:
         from shoal.pool.holder import job_of
 
@@ -334,7 +328,8 @@ def _show(status: PoolStatus, as_json: bool) -> None:
             )
             for lease in status.leases
         ]
-        output.show("", output.table(("LEASE OF", "TEAM", "NODES", "KIND", "STATE", "UNTIL"), leased))
+        parts += ["", output.table(("LEASE OF", "TEAM", "NODES", "KIND", "STATE", "UNTIL"), leased)]
+    return parts
 
 
 def _note(status: PoolStatus) -> str | None:

@@ -62,13 +62,6 @@ from shoal.training.run_config import RunConfig
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_STATUS = {
-    JobState.PENDING: "PENDING",
-    JobState.RUNNING: "RUNNING",
-    JobState.SUCCEEDED: "DONE",
-    JobState.FAILED: "FAILED",
-    JobState.CANCELLED: "CANCELLED",
-}
 _NOT_HERE = ("external_access_integrations", "query_warehouse", "database", "schema", "session", "stage_name")
 
 
@@ -95,7 +88,8 @@ class MLJob(Generic[T]):
     @property
     def status(self) -> str:
         """Return the present status in Snowflake's words: PENDING, RUNNING, DONE, FAILED or CANCELLED."""
-        return _STATUS[self.call.status().state]
+        state = self.call.status().state
+        return "DONE" if state is JobState.SUCCEEDED else state.name
 
     def wait(self, timeout: float = -1) -> str:
         """Wait until the job has ended, and return its status.

@@ -4,6 +4,7 @@ and a function that ends what ended runs have left."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 from uuid import UUID
 
@@ -163,14 +164,11 @@ class PoolLeaseContext:
             self._block.free_name()
 
     def _leave(self, *, wait: bool) -> None:
-        try:
+        with ExitStack() as at_end:
+            at_end.callback(self._release)
+            at_end.callback(clean_up, self._pool.name, self._block.holder, reason="its pool_lease ended")
             if wait:
                 self._block.submissions.wait()
-        finally:
-            try:
-                clean_up(self._pool.name, self._block.holder, reason="its pool_lease ended")
-            finally:
-                self._release()
 
 
 def clean_up_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:

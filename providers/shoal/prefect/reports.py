@@ -107,10 +107,7 @@ together, and refuses the lines of all runs that are over."""
 # `TrainingProgress` calls these functions in a thread. In an async task, Prefect would use their async versions;
 # `_sync=True` makes Prefect use the sync versions. The type is Any because Prefect's type hints do not contain the
 # argument `_sync`.
-_create: Any = artifacts.create_progress_artifact
-_update: Any = artifacts.update_progress_artifact
-_link: Any = artifacts.create_link_artifact
-_markdown: Any = artifacts.create_markdown_artifact
+_artifacts: Any = artifacts
 
 
 def show_page(job_id: str) -> None:
@@ -119,7 +116,7 @@ def show_page(job_id: str) -> None:
     if address is None:
         return
     try:
-        _link(address, link_text=f"Job {job_id}", key=PAGE_KEY, _sync=True)
+        _artifacts.create_link_artifact(address, link_text=f"Job {job_id}", key=PAGE_KEY, _sync=True)
     except Exception as error:  # The job is already running. A missing link must not make the task fail.
         get_run_logger().warning("the link to the job's page could not be stored: %s", error)
 
@@ -186,9 +183,9 @@ class TrainingProgress:
         percent, text = 100.0 * progress.done / progress.total, str(progress)
         try:
             if self._artifact is None:
-                self._artifact = _create(percent, None, text, _sync=True)
+                self._artifact = _artifacts.create_progress_artifact(percent, None, text, _sync=True)
             else:
-                _update(self._artifact, percent, text, _sync=True)
+                _artifacts.update_progress_artifact(self._artifact, percent, text, _sync=True)
         except Exception as error:  # A problem with the progress display must not make the training fail.
             if not self._has_failed:
                 self._logger.warning("the Prefect artifact with the progress could not be written: %s", error)
@@ -245,7 +242,7 @@ def store_report(
             text = f"# {_text(spec.label)}: failed\n\n{_text(line.sentence)}"
         else:
             text = report(spec, outcome, points, tracking_uri)
-        _markdown(text, report_key(spec), str(line), _sync=True)
+        _artifacts.create_markdown_artifact(text, report_key(spec), str(line), _sync=True)
     except Exception as error:  # The job has ended. A missing report in the UI must not make the task fail.
         get_run_logger().warning("the report on the job could not be stored as an artifact: %s", error)
 

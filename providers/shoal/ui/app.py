@@ -188,21 +188,21 @@ async def events(request: Request) -> StreamingResponse:
     reader: StoreReader = request.state.pages.reader
 
     async def stream() -> AsyncIterator[str]:
-        subscriber = reader.subscribe()
+        changed = reader.subscribe()
         loop = asyncio.get_running_loop()
         end = loop.time() + _STREAM_S
         try:
             yield "retry: 1000\n\n"
             while not reader.is_closed and (left := end - loop.time()) > 0:
                 try:
-                    await asyncio.wait_for(subscriber.changed.wait(), min(left, _KEEP_ALIVE_S))
+                    await asyncio.wait_for(changed.wait(), min(left, _KEEP_ALIVE_S))
                 except TimeoutError:
                     yield ": still here\n\n"
                     continue
-                subscriber.changed.clear()
+                changed.clear()
                 yield "event: changed\ndata: {}\n\n"
         finally:
-            reader.unsubscribe(subscriber)
+            reader.unsubscribe(changed)
 
     return StreamingResponse(stream(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -89,12 +90,6 @@ class _Cache:
     """Version of the heads' answers at the last read."""
 
 
-@dataclass(eq=False)
-class _Subscriber:
-    loop: asyncio.AbstractEventLoop
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-
-
 class StoreReader:
     """Reader of pools and jobs, which all viewers of one server share.
 
@@ -118,7 +113,7 @@ class StoreReader:
         self._heads = HeadAnswers(clock, monotonic)
         self.logs: BackgroundReader[tuple[str, str | None]] = BackgroundReader(monotonic)
         self._metrics: dict[Key, tuple[JobLine, list[MetricPoint]]] = {}
-        self._subscribers: set[_Subscriber] = set()
+        self._subscribers: dict[asyncio.Event, asyncio.AbstractEventLoop] = {}
         self._state = threading.Condition()
         self._thread: threading.Thread | None = None
         self.is_closed = False
@@ -164,20 +159,20 @@ class StoreReader:
                 self._metrics.popitem()
         return points
 
-    def subscribe(self) -> _Subscriber:
-        """Return a subscription for the calling coroutine. Its event `changed` is set whenever the store changes."""
-        subscriber = _Subscriber(asyncio.get_running_loop())
+    def subscribe(self) -> asyncio.Event:
+        """Return an event for the calling coroutine, which is set whenever the store changes."""
+        changed = asyncio.Event()
         with self._state:
-            self._subscribers.add(subscriber)
+            self._subscribers[changed] = asyncio.get_running_loop()
             if self._thread is None:
                 self._thread = BackgroundThread(self._run, name="shoal-ui-reader", stop=self.close)
                 self._thread.start()
-        return subscriber
+        return changed
 
-    def unsubscribe(self, subscriber: _Subscriber) -> None:
+    def unsubscribe(self, changed: asyncio.Event) -> None:
         """End a subscription. When no subscription is left, the thread that reads the store ends."""
         with self._state:
-            self._subscribers.discard(subscriber)
+            self._subscribers.pop(changed, None)
             self._state.notify_all()
 
     def close(self) -> None:
@@ -209,12 +204,12 @@ class StoreReader:
 
     def _tell(self) -> None:
         with self._state:
-            subscribers = list(self._subscribers)
-        for subscriber in subscribers:
+            subscribers = list(self._subscribers.items())
+        for changed, loop in subscribers:
             try:
-                subscriber.loop.call_soon_threadsafe(subscriber.changed.set)
+                loop.call_soon_threadsafe(changed.set)
             except RuntimeError:  # the viewer's event loop has ended
-                self.unsubscribe(subscriber)
+                self.unsubscribe(changed)
 
     def _read(self, cache: _Cache | None, now: float) -> Overview:
         mark = store_mark(self.store)
@@ -278,12 +273,6 @@ _MOST_THREADS = 16
 _MOST_KEPT = 256
 
 
-@dataclass(frozen=True)
-class _Answer(Generic[T]):
-    value: T
-    read_at: float
-
-
 class BackgroundReader(Generic[T]):
     """Cache of values whose reading may take long. Threads read the values; the callers get the last ones at once.
 
@@ -295,7 +284,7 @@ class BackgroundReader(Generic[T]):
         self.version = 0
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._answers: OrderedDict[str, _Answer[T]] = OrderedDict()
+        self._answers: OrderedDict[str, tuple[T, float]] = OrderedDict()  # the values, and when they were read
         self._pending: set[str] = set()
 
     def last(self, key: str, read: Callable[[], T]) -> T | None:
@@ -303,8 +292,8 @@ class BackgroundReader(Generic[T]):
         reads it again.
         """
         with self._lock:
-            answer = self._answers.get(key)
-            is_fresh = answer is not None and self._monotonic() - answer.read_at < _FRESH_S
+            value, read_at = self._answers.get(key, (None, -math.inf))
+            is_fresh = self._monotonic() - read_at < _FRESH_S
             if not is_fresh and key not in self._pending and len(self._pending) < _MOST_THREADS:
                 self._pending.add(key)
                 try:
@@ -312,7 +301,7 @@ class BackgroundReader(Generic[T]):
                     threading.Thread(target=read_in_store, name="shoal-ui-head", daemon=True).start()
                 except RuntimeError:  # no thread is left
                     self._pending.discard(key)
-        return None if answer is None else answer.value
+        return value
 
     def _read(self, key: str, read: Callable[[], T]) -> None:
         try:
@@ -324,11 +313,11 @@ class BackgroundReader(Generic[T]):
             return
         with self._lock:
             old = self._answers.pop(key, None)
-            self._answers[key] = _Answer(value, self._monotonic())
+            self._answers[key] = value, self._monotonic()
             while len(self._answers) > _MOST_KEPT:
                 self._answers.popitem(last=False)
             self._pending.discard(key)
-            self.version += old is None or old.value != value
+            self.version += old is None or old[0] != value
 
 
 class HeadAnswers:

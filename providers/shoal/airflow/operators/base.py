@@ -61,16 +61,7 @@ _SEVERAL_PATHS = ("paths", "code")
 
 
 class Arguments(dict[str, Any]):
-    """Arguments of an operator by name. For a missing argument, ``arguments[name]`` returns `UNKNOWN`.
-
-    :param given: The arguments.
-    :param in_task: Whether this code runs in an Airflow task, which can read the store. False while Airflow loads the
-        DAG.
-    """
-
-    def __init__(self, given: Mapping[str, Any], *, in_task: bool) -> None:
-        super().__init__(given)
-        self.in_task = in_task
+    """Arguments of an operator by name. For a missing argument, ``arguments[name]`` returns `UNKNOWN`."""
 
     def __missing__(self, name: str) -> object:
         return UNKNOWN
@@ -192,7 +183,7 @@ def check_nodes(
     if pool is not None:
         # While Airflow loads the DAG, MAX_NODES in the pool's URI is the limit, because the store is not read then. In
         # a task, MAX_NODES in the store is the limit if the pool is up, because `shoal pool alter` may have changed it.
-        up = pool_that_is_up(pool.name) if arguments.in_task and count > pool.max_nodes else None
+        up = pool_that_is_up(pool.name) if is_in_task() and count > pool.max_nodes else None
         (up or pool).check_size(count, name, is_up=up is not None)
     if is_known(options):
         options_type.for_size(options, count)
@@ -215,7 +206,7 @@ def job_pool(arguments: Arguments) -> PoolSpec | None:
     count.
     """
     name, connection = arguments["pool_name"], arguments["compute_pool_conn_id"]
-    if not arguments.in_task or not (name or connection) or not is_known(name) or not is_known(connection):
+    if not is_in_task() or not (name or connection) or not is_known(name) or not is_known(connection):
         return check_pool(arguments)
     hook = ComputePoolHook(connection, name)
     name = hook.spec.name if hook.spec else hook.pool_name
@@ -432,12 +423,11 @@ class CheckedOperator(BaseOperator):
         :raises AirflowFailException: An argument is wrong, and this code runs in a task, where Airflow creates the
             instances of a mapped task.
         """
-        in_task = is_in_task()
         try:
-            cls.check_arguments(Arguments(arguments, in_task=in_task))
+            cls.check_arguments(Arguments(arguments))
         except InvalidArgumentError as error:
             message = f"task {task_id}: {error}"
-            if in_task:
+            if is_in_task():
                 raise AirflowFailException(message) from error
             raise InvalidArgumentError(message) from None
 
@@ -540,7 +530,7 @@ def _check_instance(task: MappedOperator, source: str, arguments: Mapping[str, A
 
 
 def is_in_task() -> bool:
-    """Return whether this code runs in an Airflow task."""
+    """Return whether this code runs in an Airflow task, which can read the store, and not while Airflow loads a DAG."""
     try:
         get_current_context()
     except RuntimeError:
@@ -635,6 +625,17 @@ class PoolOperator(CheckedOperator):
         """
         hook = hook or self.hook
         return hook.pool(self.holder_in(context), team=team_of(context, hook.team, self.owner))
+
+    def _defer_to_pool(self, pool: ComputePool, deadline: float, kwargs: dict[str, Any], **awaited: Any) -> None:
+        """Defer the task until nodes of a pool are ready or a request has ended; `execute_complete` then gets `kwargs`.
+
+        :param deadline: Time at which the wait ends in any case, in seconds since the epoch.
+        :param awaited: The other fields of the `PoolTrigger`.
+        """
+        from shoal.airflow.triggers import PoolTrigger
+
+        trigger = PoolTrigger(pool=pool.name, holder=pool.holder, deadline=deadline, **awaited)
+        self.defer(trigger=trigger, method_name="execute_complete", kwargs=kwargs)
 
     def setup_advice(self, context: Context) -> str:
         """Return advice for an error about a pool on which the DAG run has no nodes any more: which task leases them.

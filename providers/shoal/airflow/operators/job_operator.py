@@ -104,12 +104,9 @@ def links_of(spec: jobs.AnyJobSpec, result: jobs.JobResult, pool: PoolSpec) -> d
     """Return the addresses of a job's links by name."""
     uri = spec.tracking.uri if spec.tracking else None
     register, version = spec.register_as, result.model_version
-    found = {
-        MlflowRunLink.name: mlflow_run_link(uri, result.mlflow_run_id),
-        ModelVersionLink.name: model_link(uri, register.model, version) if register and version else None,
-        RayDashboardLink.name: dashboard_link(pool.address),
-    }
-    return page_links(result.job_id) | {name: link.address for name, link in found.items() if link is not None}
+    model = model_link(uri, register.model, version) if register and version else None
+    found = (mlflow_run_link(uri, result.mlflow_run_id), model, dashboard_link(pool.address))
+    return page_links(result.job_id) | {link.label: link.address for link in found if link is not None}
 
 
 _JOB_ID = "shoal_job_id"

@@ -189,7 +189,7 @@ class _NodesOperator(base.WaitingOperator):
 
                 base.check_paths(plan_for)
                 check_spec(plan_for, base.is_known, pool=base.job_pool(arguments))
-            arguments = base.Arguments({**arguments, cls.size_argument: base.UNKNOWN}, in_task=arguments.in_task)
+            arguments = base.Arguments({**arguments, cls.size_argument: base.UNKNOWN})
         base.check_nodes(arguments, cls.size_argument, base.check_pool(arguments), cls.options_type)
 
     def _size(self, pool: ComputePool, context: Context) -> dict[str, Any]:
@@ -210,8 +210,6 @@ class _NodesOperator(base.WaitingOperator):
 
         :raises TaskKilledError: Airflow has ended the task. The request is rolled back.
         """
-        from shoal.airflow.triggers import PoolTrigger
-
         assert pool.operation_id is not None
         # A killed task cannot be deferred. So the request for nodes is rolled back here.
         if self.is_killed:
@@ -221,16 +219,10 @@ class _NodesOperator(base.WaitingOperator):
         deadline, limit = time.time() + checked.rollback_after_seconds + _OPERATION_GRACE_S, self.execution_timeout
         if limit is not None:
             deadline = min(deadline, time.time() + limit.total_seconds())
-        trigger = PoolTrigger(
-            pool=pool.name,
-            holder=pool.holder,
-            nodes=checked.block_until_min_cluster_size,
-            operation_id=pool.operation_id,
-            poll_interval=self.poll_interval,
-            deadline=deadline,
-        )
-        self.defer(
-            trigger=trigger, method_name="execute_complete", kwargs={"request": {"operation_id": pool.operation_id}}
+        request = {"operation_id": pool.operation_id}
+        nodes = checked.block_until_min_cluster_size
+        self._defer_to_pool(
+            pool, deadline, {"request": request}, nodes=nodes, poll_interval=self.poll_interval, **request
         )
 
     def _finish_request(

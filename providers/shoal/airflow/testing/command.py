@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from shoal.airflow.testing.check import IMPORT_BUDGET_S, Rule, check_dags
+from shoal.airflow.testing.check import IMPORT_BUDGET_S, DagReport, Rule, check_dags
 
-
-class _Format(StrEnum):
-    TEXT = "text"
-    JSON = "json"
-    GITHUB = "github"
-
+_FORMATS: dict[str, Callable[[DagReport], str]] = {
+    "text": str,
+    "json": DagReport.to_json,
+    "github": DagReport.annotations,
+}
 
 app = typer.Typer(add_completion=False)
 
@@ -24,8 +23,9 @@ app = typer.Typer(add_completion=False)
 def command(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="DAG files, or folders with DAG files.")],
     form: Annotated[
-        _Format, typer.Option("--format", help="How to print the problems; github: as annotations of GitHub Actions.")
-    ] = _Format.TEXT,
+        Literal["text", "json", "github"],
+        typer.Option("--format", help="How to print the problems; github: as annotations of GitHub Actions."),
+    ] = "text",
     import_budget: Annotated[
         float, typer.Option(metavar="SECONDS", min=0, help="Seconds that loading a file may take.")
     ] = IMPORT_BUDGET_S,
@@ -48,12 +48,7 @@ def command(
         connections=connection or (),
         ignore=ignore or (),
     )
-    match form:
-        case _Format.TEXT:
-            typer.echo(str(report))
-        case _Format.JSON:
-            typer.echo(report.to_json())
-        case _Format.GITHUB if report.findings:
-            typer.echo(report.annotations())
+    if text := _FORMATS[form](report):  # without problems, there are no annotations
+        typer.echo(text)
     if report.findings:
         raise typer.Exit(1)

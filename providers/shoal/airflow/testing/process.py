@@ -15,8 +15,9 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ def check(request: Mapping[str, Any]) -> _Facts:
         sys.path.append(path if os.path.isdir(path) else os.path.dirname(path))
     findings: list[_Facts] = []
     first_file: dict[str, str] = {}
-    wrong: dict[tuple[str, bool], str | None] = {}
+    wrong = cache(wrong_connection)
     pools: dict[str | None, tuple[str | None, str]] = {}
     files_with_pools = []
     for file in files:
@@ -104,10 +105,7 @@ def check(request: Mapping[str, Any]) -> _Facts:
             conn_id = use["conn_id"]
             if conn_id in request["connections"]:
                 continue
-            key = conn_id, use["of_pool"]
-            if key not in wrong:
-                wrong[key] = wrong_connection(conn_id, of_pool=use["of_pool"])
-            if (problem := wrong[key]) is not None:
+            if (problem := wrong(conn_id, of_pool=use["of_pool"])) is not None:
                 rule = Rule.UNKNOWN_CONNECTION if problem.startswith("uses") else Rule.WRONG_ARGUMENT
                 findings.append(_finding(file, use["line"], rule, f"task {use['task_id']} {problem}", use["dag_id"]))
     # Where the libraries are imported, they check the parameters of each training that is loaded. The files were loaded
@@ -191,7 +189,7 @@ def _facts(file: str, import_budget_s: float, always_up: Collection[str]) -> _Fa
             for conn_id, of_pool in connections(task):
                 uses.append({"conn_id": conn_id, "of_pool": of_pool, **place})
             if is_a(task, PoolOperator):
-                spec = check_pool(Arguments(arguments_of(task), in_task=False))
+                spec = check_pool(Arguments(arguments_of(task)))
                 name, uri = (spec.name, spec.uri) if spec else (None, None)
                 pools.setdefault(uri, {"name": name, "uri": uri, **place})
     dags = {one: lines.of_name(one) for one in bag.dags}
@@ -225,34 +223,30 @@ class LineNumbers:
     """Line numbers in a Python file, which are looked up by the names of DAGs, tasks and modules."""
 
     def __init__(self, file: str) -> None:
-        self._nodes: list[ast.AST] = []
+        self._names: dict[str, int] = {}
+        self._imports: dict[str, int] = {}
+        nodes: Iterable[ast.AST] = ()
         with suppress(SyntaxError, UnicodeDecodeError, OSError):
-            self._nodes = list(ast.walk(ast.parse(Path(file).read_bytes())))
+            nodes = ast.walk(ast.parse(Path(file).read_bytes()))
+        for node in nodes:
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.Constant(value=str(name)):
+                    self._names.setdefault(name, node.lineno)
+                case ast.ImportFrom(module=str(module)):
+                    self._imports.setdefault(module.partition(".")[0], node.lineno)
+                case ast.Import(names=modules):
+                    for each in modules:
+                        self._imports.setdefault(each.name.partition(".")[0], node.lineno)
 
     def of_name(self, name: str) -> int | None:
         """Return the number of the first line that contains the name of a DAG or task, as a string or as the name of a
         function. If the name begins with task groups, as in ``group.task``, only ``task`` is looked up."""
-        plain = name.rpartition(".")[2]
-        for node in self._nodes:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == plain:
-                return node.lineno
-            if isinstance(node, ast.Constant) and node.value == plain:
-                return node.lineno
-        return None
+        return self._names.get(name.rpartition(".")[2])
 
     def of_import(self, module: str) -> int | None:
         """Return the line of the first import of a module or of its submodules; None if the file itself has no such
         import."""
-        for node in self._nodes:
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            else:
-                continue
-            if any(name.partition(".")[0] == module for name in names):
-                return node.lineno
-        return None
+        return self._imports.get(module)
 
 
 def wrong_connection(conn_id: str, *, of_pool: bool) -> str | None:
