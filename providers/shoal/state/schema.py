@@ -9,19 +9,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Connection,
-    Dialect,
-    Enum,
-    ForeignKey,
-    Index,
-    Integer,
-    LargeBinary,
-    String,
-    Text,
-)
+from sqlalchemy import JSON, BigInteger, Dialect, Enum, ForeignKey, Index, Integer, LargeBinary, String, Text
+from sqlalchemy.engine import Connection
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.schema import ForeignKeyConstraint
 from sqlalchemy.types import TypeDecorator
