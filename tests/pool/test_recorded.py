@@ -159,6 +159,10 @@ def test_a_pool_that_all_hosts_may_use_is_recorded_by_its_name_or_settings(plant
     assert active(Store()) == ["given"]
     ComputePool("ray://named?address=http://127.0.0.1:2")
     assert active(Store()) == ["given", "named"]
+    bound_host._file("named").write_text("")  # as a loss of power may leave it
+    assert active(Store()) == ["given"]
+    ComputePool("named")
+    assert active(Store()) == ["given", "named"]
 
 
 def test_the_token_is_sent_to_the_address_of_the_settings_and_not_of_a_row(planted, requests, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.schema import CreateIndex, CreateTable
 
 from shoal.errors import StoreError
 from shoal.state import Store, databases
@@ -22,6 +25,11 @@ from shoal.state.schema import Base, create_tables
 
 OLDEST = "0013"
 """Schema of shoal 0.1.0."""
+
+DIALECTS = (sqlite.dialect, postgresql.dialect)
+
+TABLES = {OLDEST: "99219adb03e59db9"}
+"""By schema: the beginning of the SHA-256 of the statements that create its tables."""
 
 
 def revisions() -> list[str]:
@@ -223,12 +231,38 @@ def test_all_rows_survive_an_upgrade(engine, later_schema):
             assert len(session.scalars(sa.select(mapper.class_)).all()) == (mapper.local_table.name in written)
 
 
-def test_the_schema_is_what_the_migrations_make(engine):
+def test_tables_that_change_get_a_migration():
     """A column that was added to `schema` alone would be missing in every database there is."""
+    tables = Base.metadata.sorted_tables
+    created = [CreateTable(table) for table in tables] + [
+        CreateIndex(index) for table in tables for index in sorted(table.indexes, key=lambda index: str(index.name))
+    ]
+    text = "".join(str(each.compile(dialect=dialect())) for dialect in DIALECTS for each in created)
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == TABLES[SCHEMA_VERSION], "write a migration: RELEASING.md"
+
+
+def test_the_schema_is_what_the_migrations_make(engine):
     create_oldest(engine)
     upgrade(engine, "head")
     with engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), Base.metadata) == []
+
+
+def test_an_upgrade_that_fails_changes_nothing(engine, later_schema, monkeypatch):
+    create_oldest(engine)
+    upgrade_all = databases.upgrade
+
+    def fail(connection: sa.Connection) -> None:
+        upgrade_all(connection)
+        raise sa.exc.OperationalError("DDL", {}, Exception("cut off"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(databases, "upgrade", fail)
+        with pytest.raises(StoreError, match="cut off"):
+            Store()
+    with engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalars().all() == [OLDEST]
+        assert "added_later" not in described(connection)["jobs"].columns
 
 
 def test_the_newest_migration_is_the_schemas_version():

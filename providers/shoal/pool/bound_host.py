@@ -67,7 +67,7 @@ def refusal(pool: Pool, *, is_new: bool = False) -> str | None:
         )
     try:
         kept = json.loads(_file(name).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # the host may have lost its power while the record was written
         return None if is_new else (
             f'pool "{name}" is not recorded in {home()}, so shoal does nothing with it by itself here: if the pool is '
             f"yours, give its URI or name it, as in `shoal pool up {name}`; use a local:// pool with the SHOAL_HOME "

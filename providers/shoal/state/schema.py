@@ -664,5 +664,7 @@ class Action(Base):
 def create_tables(connection: Connection) -> None:
     """Create all tables in an empty database, and note the version of the schema as Alembic does."""
     Base.metadata.create_all(connection, checkfirst=False)
-    connection.exec_driver_sql("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+    connection.exec_driver_sql(
+        "CREATE TABLE IF NOT EXISTS alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)"
+    )
     connection.exec_driver_sql(f"INSERT INTO alembic_version VALUES ('{databases.SCHEMA_VERSION}')")

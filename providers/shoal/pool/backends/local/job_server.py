@@ -65,15 +65,20 @@ class _ChildProcess:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
-        # After `waitpid`, the kernel may give the process id to another process, but not this descriptor.
-        self._descriptor = os.pidfd_open(pid)
+        self._lock = threading.Lock()
+        self._has_ended = False
 
     def kill(self) -> None:
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+        # After `waitpid`, the kernel may give the process id to another process.
+        with self._lock:
+            if not self._has_ended:
+                os.kill(self._pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            self._has_ended = True
+            return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
 def _start_fork_server(requests: int, answers: int) -> subprocess.Popen[bytes] | _ChildProcess:
