@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from shoal import history
 from shoal.errors import FencedError, InvalidArgumentError, PoolDownError, ScaleError
 from shoal.os_processes import ProcessId
 from shoal.pool import api
@@ -19,7 +18,7 @@ from shoal.pool.journal.advance import withdraw
 from shoal.pool.reconciling import reconcile
 from shoal.pool.spec import LeaseOptions
 from shoal.state import Store
-from shoal.state.schema import Job, JobState, Lease, Pool
+from shoal.state.schema import Job, JobState, Lease
 from tests.support.pool_processes import node_rows
 from tests.support.tiny_node import FAIL_FILE
 from tests.support.waiting import wait_until
@@ -145,17 +144,6 @@ def test_the_jobs_of_a_user_are_one_definer(tiny):
         assert ComputePool("tiny").describe().max_nodes == 3
     with pytest.raises(InvalidArgumentError, match=r"as python:.* has defined it"):
         ComputePool("local://tiny", holder="cli:anna@host").lease(1, bring_up=True)
-
-
-@pytest.mark.parametrize("options", ["?token_file=a/b", "?token_file=a&max_nodes=2", "?max_nodes=2&token_file=a/b"])
-def test_a_line_of_an_older_version_with_the_file_of_a_token_is_the_same_definition(tiny, options):
-    uri = "local://tiny?max_nodes=2" if "max_nodes" in options else "local://tiny"
-    ComputePool(uri, holder="airflow:production:first/monday").up().down()
-    with Store().transaction() as session:
-        history.creation(session, "tiny").detail = f"local://tiny{options}"
-        pool = session.get_one(Pool, "tiny")
-        pool.spec = {**pool.spec, "max_nodes": 3}  # as after `shoal pool alter`
-    ComputePool(uri, holder="airflow:production:second/monday").lease(1, bring_up=True).release()
 
 
 def test_a_pool_that_a_lease_brought_up_goes_down_with_the_last(tiny):
