@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread (default 2)")
     parser.add_argument("--steps", type=int, default=300, help="steps that are timed (default 300)")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows that are read; 0: none (default 1,000,000)")
-    parser.add_argument("--repeat", type=int, default=9, help="turns, of which the median counts (default 9)")
+    parser.add_argument("--repeat", type=int, default=5, help="turns, of which the median counts (default 5)")
     args = parser.parse_args(argv)
     if args.sides:
         taken = measure(args.sides, args.workers, args.steps, args.repeat)
