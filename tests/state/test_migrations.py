@@ -54,6 +54,7 @@ def create_oldest(engine: sa.Engine) -> None:
     assert OLDEST == SCHEMA_VERSION, "the schema has changed: let the wheel of shoal 0.1.0 create these tables"
     with engine.begin() as connection:
         create_tables(connection)
+        # The fixture `later_schema` replaces the version that `create_tables` has written.
         connection.exec_driver_sql(f"UPDATE alembic_version SET version_num = '{OLDEST}'")
 
 
