@@ -74,7 +74,7 @@ def load(session: Session, name: str, *, lock: bool = True) -> Snapshot:
     Raises:
         PoolNotFoundError: No pool has this name.
     """
-    session.flush()  # `get` does not, and would read the pool's old values
+    session.flush()  # the rows that are read must have the changes of this transaction
     pool = session.get(Pool, name, with_for_update=lock, populate_existing=True)
     if pool is None:
         raise PoolNotFoundError(name, pool_names(session))
